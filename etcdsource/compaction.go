@@ -175,11 +175,11 @@ func (c *Compactor) takeTurns(ctx context.Context) {
 		if err := c.turn(ctx, &l); err != nil && ctx.Err() == nil {
 			c.failures.Add(1)
 			if errors.Is(err, rpctypes.ErrNoSpace) {
-				c.opts.Logger.Error("etcd database space exceeded, skipping compaction; "+
+				c.opts.Logger.Error("Etcd database space exceeded, skipping compaction; "+
 					"compact and defragment etcd manually, then disarm its alarm", "err", err)
 				continue
 			}
-			c.opts.Logger.Error("failed to compact etcd; retrying after the interval", "interval", c.opts.Interval, "err", err)
+			c.opts.Logger.Error("Failed to compact etcd; retrying after the interval", "interval", c.opts.Interval, "err", err)
 		}
 	}
 }
@@ -192,7 +192,7 @@ func (c *Compactor) turn(ctx context.Context, l *turnState) error {
 	}
 	header, key := now.Header, only(now.Kvs)
 	if l.cluster != 0 && (header.ClusterId != l.cluster || header.Revision < l.rev) {
-		c.opts.Logger.Warn("etcd was restored or replaced; restarting the compaction schedule",
+		c.opts.Logger.Warn("Etcd was restored or replaced; restarting the compaction schedule",
 			"revision", header.Revision, "previousRevision", l.rev)
 		*l = turnState{}
 	}
@@ -281,7 +281,7 @@ func (c *Compactor) follow(ctx context.Context) {
 			pause = followFirst
 			if lost {
 				lost = false
-				c.opts.Logger.Info("watch on the compaction key resumed", "key", CompactionKey)
+				c.opts.Logger.Info("Watch on the compaction key resumed", "key", CompactionKey)
 			}
 		})
 		was := c.following.Swap(false)
@@ -293,7 +293,7 @@ func (c *Compactor) follow(ctx context.Context) {
 		}
 		if !lost && !was { // a loss that is repaired at once is not logged
 			lost = true
-			c.opts.Logger.Warn("failed to watch the compaction key; retrying", "key", CompactionKey, "err", err)
+			c.opts.Logger.Warn("Failed to watch the compaction key; retrying", "key", CompactionKey, "err", err)
 		}
 		if !sleep(ctx, pause) {
 			return
@@ -356,7 +356,7 @@ func compactionStream(ctx context.Context) context.Context {
 func (c *Compactor) keepChecking(ctx context.Context) {
 	for sleep(ctx, c.opts.CheckInterval) {
 		if err := c.check(ctx); err != nil && ctx.Err() == nil {
-			c.opts.Logger.Debug("failed to read the compact revision of etcd", "err", err)
+			c.opts.Logger.Debug("Failed to read the compact revision of etcd", "err", err)
 		}
 	}
 }
@@ -387,7 +387,7 @@ func (c *Compactor) check(ctx context.Context) error {
 	}
 	if floor > c.CompactRevision() {
 		c.unannounced.Add(1)
-		c.opts.Logger.Info("detected a compaction that was not recorded in the compaction key", "key", CompactionKey, "revision", floor)
+		c.opts.Logger.Info("Detected a compaction that was not recorded in the compaction key", "key", CompactionKey, "revision", floor)
 		c.noteCompacted(floor)
 	}
 	return nil
@@ -449,7 +449,7 @@ func (c *Compactor) applyAnnouncement(kv *mvccpb.KeyValue) {
 	c.mu.Unlock()
 	if !known {
 		c.invalidAnnouncements.Add(1)
-		c.opts.Logger.Warn("ignoring invalid compaction key: value is not a revision below its own mod revision",
+		c.opts.Logger.Warn("Ignoring invalid compaction key: value is not a revision below its own mod revision",
 			"key", CompactionKey, "value", fmt.Sprintf("%.40q", kv.Value), "modRevision", kv.ModRevision)
 	}
 }

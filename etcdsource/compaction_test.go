@@ -231,7 +231,7 @@ func TestCompactor_InvalidKey_IsIgnoredAndOverwritten(t *testing.T) {
 				time.Sleep(testInterval / 2) // checks read it again
 				e.cut()                      // and a new watch
 				time.Sleep(testInterval / 4)
-				if n := log.count("ignoring invalid compaction key"); n != 1 || c.Stats().InvalidAnnouncements != 1 {
+				if n := log.count("Ignoring invalid compaction key"); n != 1 || c.Stats().InvalidAnnouncements != 1 {
 					t.Errorf("%d log lines, %d invalid announcements; want 1 and 1", n, c.Stats().InvalidAnnouncements)
 				}
 				if len(f.calls()) != 0 || c.CompactRevision() != 0 {
@@ -438,7 +438,7 @@ func TestCompactor_WatchLost_IsRestarted(t *testing.T) {
 		time.Sleep(followLast)
 		synctest.Wait()
 		equal(t, "after an outage", f.calls(), []mirror.Revision{100, 200})
-		if log.count("failed to watch the compaction key") != 1 || log.count("compaction key resumed") != 1 {
+		if log.count("Failed to watch the compaction key") != 1 || log.count("compaction key resumed") != 1 {
 			t.Errorf("want one line each:\n%s", &log.b)
 		}
 		if s := c.Stats(); s.Losses != 2 || !s.Following {

@@ -42,7 +42,7 @@ func (t *table) check(now Revision) error {
 func (h *history) check(now Revision) error {
 	for i, m := range h.marks {
 		if m.rev > now || i > 0 && m.rev < h.marks[i-1].rev {
-			return broken("I7", "mark %d is at %d, published revision %d, marks %v", i, m.rev, now, h.marks)
+			return broken("I7", "history mark %d is at revision %d, published revision %d, marks %v", i, m.rev, now, h.marks)
 		}
 	}
 	return nil

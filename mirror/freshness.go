@@ -18,7 +18,7 @@ func (s *shared) requestProgress(ctx context.Context) {
 	defer cancel()
 	s.stats.ProgressRequests.Add(1)
 	if err := s.opts.Source.RequestProgress(ctx); err != nil && s.ctx.Err() == nil {
-		s.opts.Logger.Debug("progress request failed", "err", err)
+		s.opts.Logger.Debug("Progress request failed", "err", err)
 	}
 }
 

@@ -179,7 +179,7 @@ func (o *loader) loadAll(ctx context.Context, why error) *load {
 	l.hasGap = errors.Is(why, ErrCompacted)
 	l.mayBeWrong = !l.hasGap && !errors.Is(why, errStart)
 	if l.err == nil {
-		o.opts.Logger.Info("mirror listed", "prefix", o.opts.Prefix, "keys", len(l.entries), "revision", l.header.Revision,
+		o.opts.Logger.Info("Listed the prefix", "prefix", o.opts.Prefix, "keys", len(l.entries), "revision", l.header.Revision,
 			"through", l.through, "took", time.Since(began).Round(time.Millisecond))
 	}
 	return l
@@ -220,7 +220,7 @@ func (o *loader) loadHistory(ctx context.Context, prefix string, now driver.Head
 		if err == nil {
 			if oldest < now.Revision {
 				o.count.countReplay(l)
-				o.opts.Logger.Info("history restored", "prefix", prefix, "after", oldest, "through", l.through,
+				o.opts.Logger.Info("Restored history", "prefix", prefix, "after", oldest, "through", l.through,
 					"events", len(l.changes), "took", time.Since(began).Round(time.Millisecond), "replay", l.took.Round(time.Millisecond))
 			}
 			return l
@@ -228,7 +228,7 @@ func (o *loader) loadHistory(ctx context.Context, prefix string, now driver.Head
 		if !errors.Is(err, ErrCompacted) {
 			break
 		}
-		o.opts.Logger.Info("history was compacted while it was read; retrying", "prefix", prefix, "revision", now.Revision)
+		o.opts.Logger.Info("Compaction overtook the history; restarting the read", "prefix", prefix, "revision", now.Revision)
 		if again == nil {
 			continue
 		}
@@ -239,7 +239,7 @@ func (o *loader) loadHistory(ctx context.Context, prefix string, now driver.Head
 			break
 		}
 	}
-	o.opts.Logger.Warn("history could not be restored; rejecting watches from earlier revisions",
+	o.opts.Logger.Warn("History could not be restored; rejecting watches from earlier revisions",
 		"prefix", prefix, "revision", now.Revision, "err", err)
 	return nil
 }

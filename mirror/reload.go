@@ -23,7 +23,7 @@ func (w *writer) installAll(l *load) {
 	now := driver.Header{ClusterID: l.header.ClusterID, Revision: l.through}
 	restored := w.mirroredState().ReplacedBy(now)
 	if restored {
-		w.opts.Logger.Warn("etcd was restored or replaced; discarding all cached state", "prefix", w.opts.Prefix,
+		w.opts.Logger.Warn("Etcd was restored or replaced; discarding all cached state", "prefix", w.opts.Prefix,
 			"revision", l.through, "previousRevision", w.published.Revision())
 		w.stats.EtcdRestores.Add(1)
 		w.compacted.Store(0)
@@ -145,7 +145,7 @@ func (t *table) buildLineage(l *load) (*lineage, error) {
 // first time, with growing delays if the contradictions continue.
 func (w *writer) onDivergence(t *table, err error) {
 	delay := t.divergenceBackoff.next(time.Now())
-	w.opts.Logger.Error("event does not match the cached state (lost or duplicated event); relisting resource", "prefix", t.prefix, "delay", delay, "err", err)
+	w.opts.Logger.Error("Event does not match the cached state (lost or duplicated event); relisting resource", "prefix", t.prefix, "delay", delay, "err", err)
 	w.stats.Divergences.Add(1)
 	// A restored history must not reach back to events that clients have received differently.
 	w.trustedSince.Store(max(w.published.Revision(), w.trustedSince.Load()))
@@ -238,7 +238,7 @@ func (r *reload) loop(ctx context.Context, delay time.Duration) {
 			return
 		}
 		r.resource.counts.loadFailures.Add(1)
-		r.opts.Logger.Warn("failed to list resource; retrying", "prefix", r.resource.prefix, "err", l.err)
+		r.opts.Logger.Warn("Failed to list resource; retrying", "prefix", r.resource.prefix, "err", l.err)
 		delay = next
 	}
 }

@@ -60,7 +60,7 @@ func (w *writer) loop(ctx context.Context) {
 			why = err // it was loaded, and err is the reason to load it again
 		}
 		w.stats.Relists.Add(1)
-		w.opts.Logger.Warn("relisting all resources", "prefix", w.opts.Prefix, "err", err)
+		w.opts.Logger.Warn("Relisting all resources", "prefix", w.opts.Prefix, "err", err)
 		if time.Since(began) > retryLast {
 			backoff = retryFirst
 		}
@@ -122,7 +122,7 @@ func (w *writer) session(ctx context.Context, why error) error {
 			return err
 		}
 		w.stats.Reconnects.Add(1)
-		w.opts.Logger.Warn("watch on etcd ended; resuming", "prefix", w.opts.Prefix, "revision", w.published.Revision(), "err", err)
+		w.opts.Logger.Warn("Watch on etcd ended; resuming", "prefix", w.opts.Prefix, "revision", w.published.Revision(), "err", err)
 		if w.published.Revision() > before {
 			backoff = retryFirst
 		}

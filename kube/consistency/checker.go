@@ -248,11 +248,11 @@ func (k *Checker) report(r *Result) {
 	log := k.opts.Logger.With("group", r.Group, "resource", r.Resource, "revision", r.Revision, "objects", r.Keys)
 	switch r.Status {
 	case Success:
-		log.Debug("memory matches etcd", "hash", r.Hash)
+		log.Debug("Memory matches etcd", "hash", r.Hash)
 	case Error:
-		log.Warn("failed to compare memory with etcd", "err", r.Error)
+		log.Warn("Failed to compare memory with etcd", "err", r.Error)
 	case Failure:
-		log.Error("memory differs from etcd; ending the resource's watches, and reading lists at old revisions from etcd until a check finds no difference",
+		log.Error("Memory differs from etcd; ending the resource's watches, and reading lists at old revisions from etcd until a check finds no difference",
 			"differences", r.Differences, "missing", r.Missing, "extra", r.Extra, "differing", r.Differing,
 			"repaired", r.Repaired, "hash", r.Hash, "etcdHash", r.EtcdHash, "err", r.Error)
 		if k.opts.OnFailure != nil {

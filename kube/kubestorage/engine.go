@@ -284,7 +284,7 @@ func (c *cluster) catchUp(ctx context.Context, atMost time.Duration) {
 		err = c.mirror.Wait(ctx, rev)
 	}
 	if err != nil {
-		c.opts.Logger.Warn("ending watches at a revision that may be behind etcd", "prefix", c.prefix,
+		c.opts.Logger.Warn("Etcd did not answer at shutdown; watches end at the published revision", "prefix", c.prefix,
 			"revision", c.mirror.PublishedRevision(), "err", err)
 	}
 }

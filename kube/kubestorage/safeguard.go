@@ -45,14 +45,14 @@ func detectSource(client *kubernetes.Client, prefix string, opts Options) (detec
 	}
 	freshness, err := etcdsource.Probe(ctx, client.Client, probe)
 	if err != nil {
-		log.Warn("etcd capability probe failed; assuming that progress notifications work", "endpoints", endpoints, "reason", err.Error())
+		log.Warn("Etcd capability probe failed; assuming that progress notifications work", "endpoints", endpoints, "reason", err.Error())
 	}
 	var versions error
 	switch freshness {
 	case etcdsource.ByProgress:
 		versions = etcdsource.CheckVersions(ctx, client.Client)
 	case etcdsource.ByEvents:
-		log.Info("server is not etcd or does not answer progress requests; the feed watches all keys", "endpoints", endpoints)
+		log.Info("Server is not etcd or does not answer progress requests; the feed watches all keys", "endpoints", endpoints)
 	case etcdsource.NoProgress:
 		versions = fmt.Errorf("%w: server does not answer progress requests and rejects a watch on all keys", etcdsource.ErrProgressBug)
 	}
@@ -97,7 +97,7 @@ func (o *Options) safeguard(versions error, endpoints []string) (p latestReads, 
 	case versions == nil:
 		return p, false, nil
 	case !errors.Is(versions, etcdsource.ErrProgressBug):
-		o.Logger.Warn("etcd version check failed; assuming that progress notifications are reliable", "endpoints", endpoints, "reason", versions.Error())
+		o.Logger.Warn("Etcd version check failed; assuming that progress notifications are reliable", "endpoints", endpoints, "reason", versions.Error())
 		return p, false, nil
 	}
 	for _, gate := range relying {
@@ -105,7 +105,7 @@ func (o *Options) safeguard(versions error, endpoints []string) (p latestReads, 
 			return p, true, fmt.Errorf("feature gate %s cannot be enabled: %w", gate, versions)
 		}
 	}
-	o.Logger.Warn("consistent reads are served from etcd: its progress notifications are unreliable",
+	o.Logger.Warn("Consistent reads are served from etcd: its progress notifications are unreliable",
 		"endpoints", endpoints, "disabled", relying, "reason", versions.Error())
 	return latestReads{}, true, nil
 }

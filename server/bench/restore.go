@@ -61,7 +61,7 @@ const (
 	writeInterval = 5 * time.Millisecond
 
 	// restoredText is in the line that Strata logs when history is restored. The first of them is the whole registry's.
-	restoredText = "history restored"
+	restoredText = "Restored history"
 
 	// restoreLimit bounds the wait for that line, from the time at which the engine is ready. An engine without restore writes none.
 	restoreLimit = time.Minute

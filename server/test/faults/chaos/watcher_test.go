@@ -237,8 +237,8 @@ type refusal struct {
 var (
 	// unrestored is the server's log message for a prefix without history before a revision, or before the revision of its next
 	// list.
-	unrestored = regexp.MustCompile(`history could not be restored.* prefix="?([^" ]+)"? revision=(\d+)`)
-	listed     = regexp.MustCompile(`mirror listed"?.* prefix="?([^" ]+)"? .*revision=(\d+)`)
+	unrestored = regexp.MustCompile(`History could not be restored.* prefix="?([^" ]+)"? revision=(\d+)`)
+	listed     = regexp.MustCompile(`Listed the prefix"?.* prefix="?([^" ]+)"? .*revision=(\d+)`)
 )
 
 // historyLost reports whether the server has logged a reason for 410 to watches of the resource after a revision that etcd has:
@@ -247,7 +247,7 @@ func (r *replica) historyLost(res resource, after int64) bool {
 	return slices.ContainsFunc(r.server.Outputs(), func(output string) bool {
 		without := false // the next list comes without history
 		for line := range strings.Lines(output) {
-			if strings.Contains(line, "event does not match the cached state") {
+			if strings.Contains(line, "Event does not match the cached state") {
 				return true
 			}
 			m := unrestored.FindStringSubmatch(line)

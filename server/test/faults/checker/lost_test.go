@@ -161,7 +161,7 @@ func TestConsistencyCheck_LostEvents_AreDetectedAndRepaired(t *testing.T) {
 			log := lossy.Output()[logged:]
 			line := ""
 			for l := range strings.Lines(log) {
-				if strings.Contains(l, "memory differs from etcd") {
+				if strings.Contains(l, "Memory differs from etcd") {
 					line = l
 				}
 			}

@@ -446,8 +446,9 @@ func TestHistory_CompactedDuringRestore_RestartsRead(t *testing.T) {
 // logHistory logs the server's own log messages about its history.
 func logHistory(t *testing.T, s *harness.Server) {
 	t.Helper()
+	messages := []string{"Listed the prefix", "Restored history", "Compaction overtook the history", "History could not be restored"}
 	for line := range strings.Lines(s.Output()) {
-		if strings.Contains(line, `"history `) || strings.Contains(line, "mirror listed") {
+		if slices.ContainsFunc(messages, func(m string) bool { return strings.Contains(line, m) }) {
 			t.Log(strings.TrimSpace(line))
 		}
 	}

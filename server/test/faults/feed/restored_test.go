@@ -218,7 +218,7 @@ func testRestored(t *testing.T, backUp func(t *testing.T, ctx context.Context, s
 	if n, err := s.api.Metric(ctx, "strata_mirror_etcd_restores_total{"); err != nil || n < 1 {
 		t.Errorf("strata_mirror_etcd_restores_total is %v, %v", n, err)
 	}
-	if !strings.Contains(s.server.Output(), "etcd was restored or replaced") {
+	if !strings.Contains(s.server.Output(), "Etcd was restored or replaced") {
 		t.Error("the log has no line on a restore")
 	}
 }
