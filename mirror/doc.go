@@ -17,6 +17,29 @@
 // is the history of a resource since its last list; a relist ends it, and its cursors get
 // ErrCompacted, except where a compaction of etcd was the reason and the cursor is not behind (D5).
 //
+// # Recipes
+//
+// The examples of the package run each of them. [New] returns a [Mirror] of a source, such as package etcdsource's;
+// [Mirror.Claim] and [Resource.WaitReady] return when a resource can be read.
+//
+//   - Read now: [Resource.Latest], then [Snapshot.Get], All, Count or Last. For a linearizable read, pass the result of
+//     [Mirror.ReadRevision] to [Mirror.Wait] first.
+//   - Read at a revision: [Resource.At]. ErrCompacted means that the revision is below [Resource.Oldest], and
+//     ErrFutureRevision that [Mirror.Wait] has to come first.
+//   - Follow: [Snapshot.Cursor] after a list, or [Resource.CursorAfter] to resume at a revision. In a loop, take
+//     [Cursor.Changed], call [Cursor.Next], and wait for the channel if there are no events. ErrCompacted means: list again.
+//
+// # For caches built on a mirror
+//
+// A cache of decoded or encoded objects, such as kube/kubestorage, also uses the names below. Other users do not need them.
+//
+//   - Derived values: [Entry] and [Event] with Memo, SwapMemo and DropClosed, [Entry.Detached], [Run], [Snapshot.Runs],
+//     [Snapshot.DetachedRun], [Snapshot.Measure], [Snapshot.IsLatest].
+//   - Watches by a derived value: [WatchIndex], [NewWatchIndex], [Cursor.FollowIndex], [Cursor.Await].
+//   - Comparison with etcd: [Resource.Check] with [CheckResult] and [Difference], [Resource.Inconsistent],
+//     [Resource.ListFromEtcd].
+//   - Load and memory: [Resource.TrackReader], [Resource.NearestRetained].
+//
 // # Invariants
 //
 // Code that relies on an invariant cites its number, I1 to I9; D1 to D12 are the decisions in

@@ -3,7 +3,6 @@ package mirror_test
 import (
 	"context"
 	"fmt"
-	"io"
 	"log"
 	"log/slog"
 
@@ -11,32 +10,27 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// newExample mirrors a store, which takes the place of an etcd here: package etcdsource has the source that reads one.
-func newExample(store *memory.Store) (*mirror.Mirror, *mirror.Resource) {
+// List a resource, then follow it: the cursor of a snapshot delivers every later event once, in revision order. The store takes the
+// place of an etcd here; etcdsource.New returns the source that reads one.
+func Example() {
+	store := memory.New()
+	store.Put("/registry/pods/a", "created")
 	m, err := mirror.New(mirror.Options{
 		Source: store,
 		Prefix: "/registry/",
-		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		log.Fatal(err)
 	}
-	pods, err := m.Claim("/registry/pods/")
+	defer m.Close()
+	pods, err := m.Claim("/registry/pods/") // the part of the prefix that is read together
 	if err != nil {
 		log.Fatal(err)
 	}
 	if err := pods.WaitReady(context.Background()); err != nil {
 		log.Fatal(err)
 	}
-	return m, pods
-}
-
-// List a resource, then follow it: the cursor of a snapshot delivers every later event once, in revision order.
-func ExampleSnapshot_Cursor() {
-	store := memory.New()
-	store.Put("/registry/pods/a", "created")
-	m, pods := newExample(store)
-	defer m.Close()
 
 	snapshot, err := pods.Latest()
 	if err != nil {
@@ -46,7 +40,6 @@ func ExampleSnapshot_Cursor() {
 		fmt.Printf("listed %s %s\n", entry.Key(), entry.Value())
 	}
 	cursor := snapshot.Cursor("/registry/pods/", "")
-	defer cursor.Unfollow()
 
 	store.Put("/registry/pods/a", "changed")
 	store.Delete("/registry/pods/a")
@@ -71,6 +64,22 @@ func ExampleSnapshot_Cursor() {
 	// listed /registry/pods/a created
 	// put /registry/pods/a changed
 	// deleted /registry/pods/a
+}
+
+// newExample mirrors the store and returns when the pods can be read; Example shows these steps.
+func newExample(store *memory.Store) (*mirror.Mirror, *mirror.Resource) {
+	m, err := mirror.New(mirror.Options{Source: store, Prefix: "/registry/", Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		log.Fatal(err)
+	}
+	pods, err := m.Claim("/registry/pods/")
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := pods.WaitReady(context.Background()); err != nil {
+		log.Fatal(err)
+	}
+	return m, pods
 }
 
 // Read the state at an old revision, as long as history is retained.
