@@ -1,4 +1,32 @@
 // Command strata is a Kubernetes control plane whose reads are served from memory.
+//
+//	strata up           a control plane with an embedded etcd, data in this directory
+//	strata kubectl      kubectl, connected to it
+//	strata apiserver    replaces kube-apiserver, on an existing etcd
+//	strata version      the versions of all parts
+//
+// # In place of kube-apiserver
+//
+// In the manifest of a control plane (with kubeadm: /etc/kubernetes/manifests/kube-apiserver.yaml) the image and the
+// command change, and every flag stays:
+//
+//	spec:
+//	  containers:
+//	  - name: kube-apiserver
+//	    image: strata                         # an image that contains the strata binary
+//	    command:
+//	    - strata                              # replaces kube-apiserver
+//	    - apiserver
+//	    - --etcd-servers=https://127.0.0.1:2379
+//	    - --authorization-mode=Node,RBAC      # and all other flags of kube-apiserver
+//
+// Clients and the data in etcd need no change. There are two ways back: the old manifest, or --engine=upstream as one
+// more flag in the new one. With that flag the same binary serves reads from the cache that Kubernetes ships.
+//
+// Strata's own flags are optional. `strata apiserver --help` lists them first, and docs/reference.md with their
+// defaults. Besides --engine, the first ones to know are --strata-history-age, --strata-history-bytes (how far back
+// watches resume and lists read) and --strata-feature-gates. docs/operations.md describes installation, sizes and
+// failures.
 package main
 
 import (

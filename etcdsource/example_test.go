@@ -1,0 +1,77 @@
+package etcdsource_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log"
+	"os"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/mirror"
+)
+
+// Mirror a key range of an etcd, list it from memory, and print every later change. A test in kube/enginetest runs follow on an
+// etcd.
+func Example() {
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"http://127.0.0.1:2379"}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
+	if err := follow(context.Background(), client, os.Stdout); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// follow lists the keys below /registry/pods/ and prints their later changes to out until ctx is cancelled.
+func follow(ctx context.Context, client *clientv3.Client, out io.Writer) error {
+	// "example" names the watch stream of this source: two sources on one client need two names. "/registry/probe" is a key whose
+	// linearizable read returns etcd's current revision. It need not exist and is never written, but the client must be allowed to
+	// read it; a key below the mirrored prefix is. (CheckVersions detects an etcd before 3.4.31 or 3.5.13, which needs WithoutProgress.)
+	source := etcdsource.New(client, "example", "/registry/probe")
+	m, err := mirror.New(mirror.Options{Source: source, Prefix: "/registry/"})
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	pods, err := m.Claim("/registry/pods/")
+	if err != nil {
+		return err
+	}
+	defer pods.Release()
+	if err := pods.WaitReady(ctx); err != nil {
+		return err
+	}
+
+	snapshot, err := pods.Latest()
+	if err != nil {
+		return err
+	}
+	for entry := range snapshot.All("/registry/pods/", "") {
+		fmt.Fprintf(out, "listed %s %s\n", entry.Key(), entry.Value())
+	}
+	for cursor := snapshot.Cursor("/registry/pods/", ""); ; {
+		changed := cursor.Changed() // before Next, so that no event is missed
+		events, err := cursor.Next(nil, 100)
+		if err != nil {
+			return err // ErrCompacted: the cursor is behind the retained history; list again
+		}
+		for _, event := range events {
+			if event.Entry == nil {
+				fmt.Fprintf(out, "deleted %s\n", event.Key())
+			} else {
+				fmt.Fprintf(out, "put %s %s\n", event.Key(), event.Entry.Value())
+			}
+		}
+		if len(events) == 0 {
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	}
+}
