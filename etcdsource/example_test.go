@@ -13,7 +13,7 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Mirror a key range of an etcd, list it from memory, and print every later change. A test in kube/enginetest runs follow on an
+// Mirror a key range of an etcd, list it from memory, and print every later change. A test in kube/enginetest runs listAndFollow on an
 // etcd.
 func Example() {
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"http://127.0.0.1:2379"}})
@@ -21,13 +21,13 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer client.Close()
-	if err := follow(context.Background(), client, os.Stdout); err != nil {
+	if err := listAndFollow(context.Background(), client, os.Stdout); err != nil {
 		log.Fatal(err)
 	}
 }
 
-// follow lists the keys below /registry/pods/ and prints their later changes to out until ctx is cancelled.
-func follow(ctx context.Context, client *clientv3.Client, out io.Writer) error {
+// listAndFollow lists the keys below /registry/pods/ and prints their later changes to out until ctx is cancelled.
+func listAndFollow(ctx context.Context, client *clientv3.Client, out io.Writer) error {
 	// "example" names the watch stream of this source: two sources on one client need two names. "/registry/probe" is a key whose
 	// linearizable read returns etcd's current revision. It need not exist and is never written, but the client must be allowed to
 	// read it; a key below the mirrored prefix is. (CheckVersions detects an etcd before 3.4.31 or 3.5.13, which needs WithoutProgress.)

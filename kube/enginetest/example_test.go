@@ -16,8 +16,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// follow lists the keys below /registry/pods/ and prints their later changes to out until ctx is cancelled.
-func follow(ctx context.Context, client *clientv3.Client, out io.Writer) error {
+// listAndFollow lists the keys below /registry/pods/ and prints their later changes to out until ctx is cancelled.
+func listAndFollow(ctx context.Context, client *clientv3.Client, out io.Writer) error {
 	// "example" names the watch stream of this source: two sources on one client need two names. "/registry/probe" is a key whose
 	// linearizable read returns etcd's current revision. It need not exist and is never written, but the client must be allowed to
 	// read it; a key below the mirrored prefix is. (CheckVersions detects an etcd before 3.4.31 or 3.5.13, which needs WithoutProgress.)
@@ -78,7 +78,7 @@ func TestExample_RealEtcd_ListsThenFollows(t *testing.T) {
 	lines, out := io.Pipe()
 	ended := make(chan error, 1)
 	go func() {
-		err := follow(ctx, client, out)
+		err := listAndFollow(ctx, client, out)
 		_ = out.Close() // the reader gets EOF
 		ended <- err
 	}()
@@ -98,25 +98,25 @@ func TestExample_RealEtcd_ListsThenFollows(t *testing.T) {
 	requireLine("deleted /registry/pods/a")
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Errorf("follow returned %v, want %v", err, context.Canceled)
+		t.Errorf("listAndFollow returned %v, want %v", err, context.Canceled)
 	}
 }
 
-// TestExample_Source_EqualsEtcdsource: follow is the function that the documentation of package etcdsource shows.
+// TestExample_Source_EqualsEtcdsource: listAndFollow is the function that the documentation of package etcdsource shows.
 func TestExample_Source_EqualsEtcdsource(t *testing.T) {
 	source := func(path string) string {
 		file, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, function, _ := strings.Cut(string(file), "\nfunc follow(")
+		_, function, _ := strings.Cut(string(file), "\nfunc listAndFollow(")
 		function, _, found := strings.Cut(function, "\n}\n")
 		if !found {
-			t.Fatalf("%s has no function follow", path)
+			t.Fatalf("%s has no function listAndFollow", path)
 		}
 		return function
 	}
 	if here, shown := source("example_test.go"), source("../../etcdsource/example_test.go"); here != shown {
-		t.Errorf("follow here:\n%s\nin package etcdsource:\n%s", here, shown)
+		t.Errorf("listAndFollow here:\n%s\nin package etcdsource:\n%s", here, shown)
 	}
 }
