@@ -1,14 +1,16 @@
 // Command prose counts indefinite pronouns in the comments and documents of a repository. A package or document with more of them
 // than the limit is listed, and the command then exits with 1: such words usually stand for a noun that a reader has to guess.
 //
-// Counted are the words of indefinite, in comments of Go files (a package's tests are counted apart from it) and in Markdown outside of
-// code blocks, code spans and quotations. Usage: prose [-limit N] [directory].
+// Counted are the words of indefinite, in comments and in messages of Go files (string literals of several words; a package's tests are
+// counted apart from it) and in Markdown outside of code blocks, code spans and quotations. Packages and documents of few words are
+// counted together. Usage: prose [-limit N] [directory].
 package main
 
 import (
 	"cmp"
 	"flag"
 	"fmt"
+	"go/ast"
 	"go/parser"
 	"go/token"
 	"os"
@@ -27,8 +29,14 @@ var (
 	quotation  = regexp.MustCompile(`(?m)^>.*$`)
 )
 
-// minWords is the size below which a text is not judged: one word more or less would decide.
-const minWords = 300
+const (
+	// minWords is the size below which a text is not judged alone: one word more or less would decide.
+	minWords = 300
+	// small is the name under which such texts are counted together.
+	small = "packages and documents of few words"
+	// messageWords is the number of words from which on a string literal counts as a message.
+	messageWords = 4
+)
 
 type count struct{ hits, words int }
 
@@ -50,8 +58,15 @@ func main() {
 // report lists the texts above the limit, those with the most first, and returns their number.
 func report(counts map[string]count, limit float64) (above int) {
 	var names []string
+	few := counts[small]
 	for name, c := range counts {
-		if c.words >= minWords && c.perThousand() > limit {
+		if c.words < minWords && name != small {
+			few.hits, few.words = few.hits+c.hits, few.words+c.words
+		}
+	}
+	counts[small] = few
+	for name, c := range counts {
+		if (c.words >= minWords || name == small) && c.words > 0 && c.perThousand() > limit {
 			names = append(names, name)
 		}
 	}
@@ -76,7 +91,7 @@ func countAll(dir string) (map[string]count, error) {
 	counts := map[string]count{}
 	for file := range strings.Lines(string(out)) {
 		file = strings.TrimSpace(file)
-		if strings.Contains(file, "testdata/") {
+		if strings.Contains(file, "testdata/") || strings.HasPrefix(file, "tools/prose/") { // which has the words themselves
 			continue
 		}
 		src, err := os.ReadFile(filepath.Join(dir, file))
@@ -109,9 +124,17 @@ func prose(file string, src []byte) (name, text string, err error) {
 	if err != nil {
 		return "", "", err
 	}
+	var all strings.Builder
 	for _, group := range parsed.Comments {
-		text += group.Text() + "\n"
+		all.WriteString(group.Text() + "\n")
 	}
+	ast.Inspect(parsed, func(n ast.Node) bool {
+		if literal, ok := n.(*ast.BasicLit); ok && literal.Kind == token.STRING && len(word.FindAllString(literal.Value, messageWords)) == messageWords {
+			all.WriteString(literal.Value + "\n")
+		}
+		return true
+	})
+	text = all.String()
 	name = filepath.Dir(file)
 	if strings.HasSuffix(file, "_test.go") {
 		name += " (tests)"
