@@ -72,8 +72,14 @@ func (e *Etcd) Stop() { e.env.check(e.p.Stop()) }
 // Kill ends the etcd as a crash would (SIGKILL). It can be started again.
 func (e *Etcd) Kill() { e.p.Kill() }
 
-// Pause suspends the etcd's process (SIGSTOP) until Continue: its connections stay open, without answers.
-func (e *Etcd) Pause() { e.env.check(e.p.Signal(syscall.SIGSTOP)) }
+// Pause suspends the etcd's process (SIGSTOP) until Continue: its connections stay open, without answers. It returns when all threads
+// are stopped; where there is no /proc, without waiting for them.
+func (e *Etcd) Pause() {
+	ctx, cancel := ready()
+	defer cancel()
+	e.env.check(e.p.Signal(syscall.SIGSTOP))
+	e.env.check(Poll(ctx, func(context.Context) (bool, error) { return e.p.stopped() }))
+}
 
 // Continue ends Pause.
 func (e *Etcd) Continue() { e.env.check(e.p.Signal(syscall.SIGCONT)) }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -50,6 +51,23 @@ func (p *Process) Stop() error {
 func (p *Process) Kill() {
 	p.Child.Kill()
 	p.anyEnd.Store(true)
+}
+
+// stopped returns whether every thread of the process is stopped by a signal. The signal takes effect on each when it is scheduled, so
+// on a busy machine some still run after it was sent.
+func (p *Process) stopped() (bool, error) {
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.PID()))
+	for _, file := range threads {
+		data, readErr := os.ReadFile(file)
+		if readErr != nil {
+			return false, readErr
+		}
+		// The state follows the name in parentheses, which may itself contain parentheses.
+		if i := bytes.LastIndexByte(data, ')'); !bytes.HasPrefix(data[i+1:], []byte(" T")) {
+			return false, fmt.Errorf("thread not stopped: %s", data)
+		}
+	}
+	return err == nil, err
 }
 
 // isEtcd is 1 for an etcd, otherwise 0.
