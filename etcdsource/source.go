@@ -174,15 +174,6 @@ func (s *Source) Keys(ctx context.Context, prefix string, at mirror.Revision, ma
 	return header, nil
 }
 
-// Get implements driver.Source.
-func (s *Source) Get(ctx context.Context, key string, at mirror.Revision) (driver.KV, bool, error) {
-	page, err := NewPager(s.client, key, key+"\x00", at).Next(ctx, 1)
-	if err != nil || len(page.KVs) == 0 {
-		return driver.KV{}, false, err
-	}
-	return page.KVs[0], true, nil
-}
-
 // verify returns ErrRestored if etcd is not the cluster of the header, or is an older state of it:
 // a member that was restored from a backup may have the same cluster ID.
 func (s *Source) verify(ctx context.Context, after driver.Header) error {

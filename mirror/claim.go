@@ -167,6 +167,7 @@ func (w *writer) splitOut(parent, t *table) {
 	}
 	ownLin := own.build(between(newest.tree, start, end), true) // published when no value is missing
 	restLin := rest.build(without(newest.tree, start, end), !parent.owned)
+	ownLin.restore, restLin.restore = from.restore, from.restore
 	ownLin.inconsistent.Store(from.inconsistent.Load())
 	restLin.inconsistent.Store(from.inconsistent.Load())
 	for e := range ownLin.head.Load().tree.All("", "") {
@@ -203,8 +204,8 @@ type logBuilder struct {
 // setBase sets the keys at the oldest revision, and the floor of the log: there are no events at or
 // below it.
 func (p *logBuilder) setBase(floor, oldest Revision, base tree) {
-	p.base = &version{rev: oldest, tree: base}
 	p.log = eventlog.New[Event](floor)
+	p.base = &version{rev: oldest, tree: base, seq: p.log.First()}
 }
 
 func (p *logBuilder) add(e *Event) {

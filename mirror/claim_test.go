@@ -40,10 +40,10 @@ func claim(t *testing.T, m *mirror.Mirror, prefix string) *mirror.Resource {
 	return r
 }
 
-// reach waits until the published revision is at rev and the resources can be read.
+// reach waits until the published revision is at rev, and the resources can be read with their restored history.
 func reach(t *testing.T, m *mirror.Mirror, rev mirror.Revision, resources ...*mirror.Resource) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute) // longer than a restore of history may take
 	defer cancel()
 	if err := m.Wait(ctx, rev); err != nil {
 		t.Fatalf("published revision is %d, want %d: %v", m.PublishedRevision(), rev, err)
@@ -52,6 +52,18 @@ func reach(t *testing.T, m *mirror.Mirror, rev mirror.Revision, resources ...*mi
 		if err := r.WaitReady(ctx); err != nil {
 			t.Fatalf("%s does not become ready: %v", r.Prefix(), err)
 		}
+		waitHistory(ctx, t, r)
+	}
+}
+
+// waitHistory waits until no restore of history can add events to the resource.
+func waitHistory(ctx context.Context, t interface{ Fatalf(string, ...any) }, r *mirror.Resource) {
+	_, floor, err := r.Oldest()
+	if err != nil {
+		return // it was lost again
+	}
+	if err := r.WaitHistory(ctx, floor-1); err != nil {
+		t.Fatalf("history of %s is not restored: %v", r.Prefix(), err)
 	}
 }
 

@@ -224,8 +224,12 @@ func (c *comparison) fetch(ctx context.Context, d Difference, at Revision) (repa
 	if d.Etcd == 0 {
 		return repairedKey{key: d.Key}, nil
 	}
-	kv, ok, err := c.r.m.opts.Source.Get(ctx, d.Key, at)
-	if err == nil && (!ok || kv.ModRevision != d.Etcd) {
+	var kv driver.KV
+	err := c.r.m.opts.Source.GetAll(ctx, []string{d.Key}, at, func(found driver.KV) error {
+		kv = found
+		return nil
+	})
+	if err == nil && kv.ModRevision != d.Etcd {
 		err = fmt.Errorf("%w: key %q has mod revision %d at revision %d, was listed with mod revision %d", ErrDiverged, d.Key, kv.ModRevision, at, d.Etcd)
 	}
 	if err != nil {

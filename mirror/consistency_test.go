@@ -231,9 +231,11 @@ func (c *counted) Keys(ctx context.Context, prefix string, at mirror.Revision, m
 	})
 }
 
-func (c *counted) Get(ctx context.Context, key string, at mirror.Revision) (driver.KV, bool, error) {
-	c.values[key]++
-	return c.Source.Get(ctx, key, at)
+func (c *counted) GetAll(ctx context.Context, keys []string, at mirror.Revision, found func(driver.KV) error) error {
+	for _, key := range keys {
+		c.values[key]++
+	}
+	return c.Source.GetAll(ctx, keys, at, found)
 }
 
 // TestCheck_CallsEachForEveryKey: each is called for all of etcd's keys, except for those of resources
@@ -407,8 +409,8 @@ func again(t *testing.T, m *mirror.Mirror, store *memory.Store) *mirror.Resource
 // unreadable is a source that does not return the value of a single key.
 type unreadable struct{ script }
 
-func (u *unreadable) Get(ctx context.Context, key string, at mirror.Revision) (driver.KV, bool, error) {
-	return driver.KV{}, false, errors.New("no")
+func (u *unreadable) GetAll(context.Context, []string, mirror.Revision, func(driver.KV) error) error {
+	return errors.New("no")
 }
 
 // TestRepair_KeyChangesMeanwhile_EqualsEtcd: an event of the key arrives between the comparison and the repair. In
@@ -443,11 +445,11 @@ type during struct {
 	get func()
 }
 
-func (d *during) Get(ctx context.Context, key string, at mirror.Revision) (driver.KV, bool, error) {
+func (d *during) GetAll(ctx context.Context, keys []string, at mirror.Revision, found func(driver.KV) error) error {
 	if d.get != nil {
 		d.get()
 	}
-	return d.Source.Get(ctx, key, at)
+	return d.Source.GetAll(ctx, keys, at, found)
 }
 
 // TestCheck_TwoResourcesDiffer_RelistsAll: one lost event concerns one resource. Two resources

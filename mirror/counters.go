@@ -24,6 +24,7 @@ type counters struct {
 	Repairs          atomic.Int64
 	ProgressRequests atomic.Int64
 	EtcdRestores     atomic.Int64
+	Restoring        atomic.Int64
 	Replays          atomic.Int64
 	ReplayedEvents   atomic.Int64
 	ReplayFloor      atomic.Int64

@@ -1,6 +1,9 @@
 package mirror
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // Cursor is a position in a resource's log: its owner has read all events up to there. A cursor
 // keeps no events alive. When its position leaves the window, Next returns ErrCompacted; the writer
@@ -30,7 +33,8 @@ func (s Snapshot) Cursor(start, end string) *Cursor {
 
 // CursorAfter returns a cursor over the events after rev of the keys start <= key < end; an empty
 // end means no upper bound. A revision above the published revision is not an error: the cursor returns events
-// once there are some after rev. Errors: ErrCompacted if rev is below the floor, ErrNotReady.
+// once there are some after rev. Errors: ErrCompacted if rev is below the floor, ErrNotReady if the
+// resource, or its history since rev, is being loaded; see WaitHistory.
 func (r *Resource) CursorAfter(rev Revision, start, end string) (*Cursor, error) {
 	lin := r.lineage.readable()
 	if lin == nil {
@@ -44,10 +48,16 @@ func (r *Resource) CursorAfter(rev Revision, start, end string) (*Cursor, error)
 }
 
 // bind places the cursor in a lineage, after its last returned event, and subscribes it there to
-// the topic that it has followed. Errors: ErrCompacted if its position is below the floor.
+// the topic that it has followed. Errors: ErrCompacted if its position is below the floor, unless the
+// history since then is being restored: ErrNotReady.
 func (c *Cursor) bind(lin *lineage) error {
+	// In this order: history may be joined, or dropped, meanwhile.
+	restoring, before := lin.restoring(c.pos), lin.log.Floor()
 	seq := lin.log.After(c.pos)
-	if floor := lin.log.Floor(); c.pos < floor {
+	if floor := max(before, lin.log.Floor()); c.pos < floor {
+		if restoring {
+			return fmt.Errorf("%w: history of %s since revision %d is being restored", ErrNotReady, c.res.prefix, c.pos)
+		}
 		return fmt.Errorf("%w: requested %d, oldest available %d", ErrCompacted, c.pos, floor)
 	}
 	t, by := c.topic, c.by
@@ -66,7 +76,7 @@ func (c *Cursor) bind(lin *lineage) error {
 }
 
 // moveToSuccessor moves the cursor of an ended lineage to the lineage that succeeded it, if that one has
-// all events after the cursor's position. Error: ErrCompacted.
+// all events after the cursor's position. Errors: those of bind.
 //
 // In a lineage that has not ended, it subscribes the cursor again, because its topic's poster has
 // ended.
@@ -133,7 +143,7 @@ func (c *Cursor) Position() Revision { return c.pos }
 // Changed returns a channel that is closed at the next change of the resource, or of the followed
 // topic. Call it before Next, or a change in between is missed.
 func (c *Cursor) Changed() <-chan struct{} {
-	if c.topic != nil {
+	if c.topic != nil && !c.lin.log.Dead() { // otherwise it waits for a successor
 		return c.topic.changed.next()
 	}
 	return c.res.changed.next()
@@ -159,7 +169,9 @@ func (c *Cursor) Next(buf []*Event, limit int) ([]*Event, error) {
 		// Load the published revision before the log's end: all events up to the published revision are in the log.
 		now := c.res.m.published.Revision()
 		if c.lin.log.Dead() || c.topic != nil && c.topic.owner.ended.Load() {
-			if err := c.moveToSuccessor(); err != nil {
+			if err := c.moveToSuccessor(); errors.Is(err, ErrNotReady) {
+				return buf, nil // the history in between is being restored; Changed reports its end
+			} else if err != nil {
 				return buf, err
 			}
 		}

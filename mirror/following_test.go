@@ -439,7 +439,13 @@ func TestCursor_AfterRelistGap_Continues(t *testing.T) {
 		rev := store.Put("/registry/a/d/k", "v")
 		for name, c := range cursors {
 			<-changed[name]
-			if evs, err := c.Next(nil, 10); err != nil || len(evs) != 1 || evs[0].Rev != rev {
+			ch := c.Changed()
+			evs, err := c.Next(nil, 10)
+			for ; err == nil && len(evs) == 0; evs, err = c.Next(nil, 10) { // woken without an event
+				<-ch
+				ch = c.Changed()
+			}
+			if err != nil || len(evs) != 1 || evs[0].Rev != rev {
 				t.Errorf("%s: %s, %v, want %d", name, story(evs), err, rev)
 			}
 		}

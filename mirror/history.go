@@ -23,12 +23,12 @@ const (
 	markBytes    = 1 << 20
 )
 
-// historyOf returns the history of a new lineage. Its age counts from now: the times of its events
-// are known only to the clocks of other machines, and no answer may depend on the time of day.
-func historyOf(log *eventLog) (h history) {
+// historyOf returns the history of events that were not received from the feed. Its age counts from
+// now: the times of the events are known only to the clocks of other machines, and no answer may
+// depend on the time of day.
+func historyOf(events []*Event) (h history) {
 	now := time.Now()
-	for seq := log.First(); seq < log.End(); seq++ {
-		e := log.At(seq)
+	for _, e := range events {
 		n := e.historyBytes()
 		h.bytes += n
 		h.fresh += n

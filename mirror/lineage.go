@@ -46,6 +46,7 @@ type lineage struct {
 	// hasNoClaim: the resource has no claim. Values may be missing, and readers do not see the
 	// lineage; see current.readable.
 	hasNoClaim bool
+	restore    *restore // of the history before the list with which the lineage began; nil if there is none
 	log        *eventLog
 	head       atomic.Pointer[version] // newest; above the published revision between two steps of the writer; nil when the lineage has ended
 	// inconsistent: a check found an earlier state of the resource to differ from etcd, and no later
@@ -70,6 +71,7 @@ func newLineage(oldest, newest *version, log *eventLog, hasNoClaim bool) *lineag
 	}
 	if log == nil {
 		log = eventlog.New[Event](oldest.rev)
+		oldest.seq = log.First()
 	}
 	lin := &lineage{log: log, hasNoClaim: hasNoClaim}
 	lin.head.Store(newest)
@@ -90,6 +92,9 @@ func (l *lineage) oldest() Revision { return l.oldestReadable.Load() }
 // events get the same tree while it is cached. It reports false if the window has moved past rev,
 // or the lineage has ended. The published revision has reached rev.
 func (l *lineage) at(rev Revision) (*version, bool) {
+	if rev < l.oldest() { // before After: the log is then complete, even if history is joined meanwhile
+		return nil, false
+	}
 	seq := l.log.After(rev)
 	if rev < l.oldest() { // seq may lack events that the log has dropped
 		return nil, false

@@ -3,6 +3,7 @@ package mirror
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 
@@ -15,6 +16,7 @@ type scriptedSource struct {
 	now     Revision
 	listed  [][]driver.KV
 	history []driver.Batch
+	before  []driver.KV // the history
 }
 
 func (s *scriptedSource) ReadRevision(context.Context) (driver.Header, error) {
@@ -39,6 +41,17 @@ func (s *scriptedSource) Replay(_ context.Context, _ string, _ driver.Header, _ 
 	return nil
 }
 
+func (s *scriptedSource) GetAll(_ context.Context, keys []string, _ Revision, found func(driver.KV) error) error {
+	for _, kv := range s.before {
+		if slices.Contains(keys, string(kv.Key)) {
+			if err := found(kv); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 func (s *scriptedSource) loader(excluded ...string) *loader {
 	return &loader{
 		opts:          &Options{Source: s},
@@ -47,9 +60,11 @@ func (s *scriptedSource) loader(excluded ...string) *loader {
 		excluded:      func() []string { return excluded },
 		oldestTrusted: func() Revision { return 0 },
 		wait:          func(context.Context, Revision) error { return nil },
-		replaying:     make(chan struct{}, 1),
+		restoring:     make(chan struct{}, 1),
 	}
 }
+
+func unlisted(string) (*Entry, bool) { return nil, false }
 
 func kvAt(key string, rev Revision) driver.KV {
 	return driver.KV{Key: []byte(key), Value: []byte("v"), CreateRevision: rev, ModRevision: rev, Version: 1}
@@ -63,8 +78,8 @@ func TestLoader_ListsWithoutExcludedPrefixes(t *testing.T) {
 	for _, e := range l.entries {
 		keys = append(keys, e.Key())
 	}
-	if l.err != nil || !slices.Equal(keys, []string{"/a/1", "/c/1"}) || l.through != 9 {
-		t.Errorf("got %q through %d, %v; want /a/1 and /c/1 through 9", keys, l.through, l.err)
+	if l.err != nil || !slices.Equal(keys, []string{"/a/1", "/c/1"}) || l.header.Revision != 9 {
+		t.Errorf("got %q at %d, %v; want /a/1 and /c/1 at 9", keys, l.header.Revision, l.err)
 	}
 	if !l.omits("/b/") || l.omits("/a/") {
 		t.Errorf("prefixes left out: %q, want /b/ alone", l.omitted)
@@ -90,7 +105,8 @@ func TestLoader_ListThatIsNotOneRevision_IsRefused(t *testing.T) {
 }
 
 func TestLoader_HistoryOutOfOrder_IsRefused(t *testing.T) {
-	change := func(rev Revision) driver.Change { return driver.Change{KV: kvAt("/a", rev)} }
+	n := 0
+	change := func(rev Revision) driver.Change { n++; return driver.Change{KV: kvAt(fmt.Sprint("/a", n), rev)} }
 	for name, batches := range map[string][]driver.Batch{
 		"a revision twice":               {{Changes: []driver.Change{change(5)}, Through: 5}, {Changes: []driver.Change{change(5)}, Through: 6}},
 		"at or before its start":         {{Changes: []driver.Change{change(4)}, Through: 5}},
@@ -102,14 +118,39 @@ func TestLoader_HistoryOutOfOrder_IsRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &scriptedSource{now: 9, history: batches}
-			if err := s.loader().replay(t.Context(), &load{}, "/", driver.Header{ClusterID: 1, Revision: 4}, 7); !errors.Is(err, ErrDiverged) {
+			if _, err := s.loader().replay(t.Context(), "/", driver.Header{ClusterID: 1, Revision: 4}, 7, unlisted); !errors.Is(err, ErrDiverged) {
 				t.Errorf("got %v, want ErrDiverged", err)
 			}
 		})
 	}
-	s := &scriptedSource{now: 9, history: []driver.Batch{{Changes: []driver.Change{change(5), {KV: driver.KV{Key: []byte("/b"), ModRevision: 5}, Deleted: true}}, Through: 5}, {Through: 7}}}
-	l := &load{}
-	if err := s.loader().replay(t.Context(), l, "/", driver.Header{ClusterID: 1, Revision: 4}, 7); err != nil || len(l.changes) != 2 {
-		t.Errorf("history in order: %d changes, %v; want 2", len(l.changes), err)
+	b := kvAt("/b", 3)
+	s := &scriptedSource{now: 9, history: []driver.Batch{{Changes: []driver.Change{change(5), {KV: driver.KV{Key: b.Key, ModRevision: 5}, Deleted: true}}, Through: 5}, {Through: 7}}, before: []driver.KV{b}}
+	if p, err := s.loader().replay(t.Context(), "/", driver.Header{ClusterID: 1, Revision: 4}, 7, unlisted); err != nil || len(p.events) != 2 {
+		t.Errorf("history in order: %+v, %v; want 2 events", p, err)
+	}
+}
+
+func TestLoader_HistoryWithGap_NamesKey(t *testing.T) {
+	first, second := kvAt("/a", 5), kvAt("/a", 5)
+	second.ModRevision, second.Version = 6, 2
+	third := second
+	third.ModRevision, third.Version = 7, 3
+	other := kvAt("/a", 7)
+	before := map[string][]driver.KV{"a lost write at the start": {first}}
+	gone := driver.Change{KV: driver.KV{Key: first.Key, ModRevision: 7}, Deleted: true}
+	for name, changes := range map[string][]driver.Change{
+		"a lost write":                     {{KV: first}, {KV: third}},
+		"a lost write at the start":        {{KV: third}},
+		"a lost deletion":                  {{KV: first}, {KV: other}},
+		"a lost creation":                  {{KV: second}},
+		"a deletion of a key that is gone": {gone},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &scriptedSource{now: 9, history: []driver.Batch{{Changes: changes, Through: 7}}, before: before[name]}
+			p, err := s.loader().replay(t.Context(), "/", driver.Header{ClusterID: 1, Revision: 4}, 7, unlisted)
+			if err != nil || !errors.Is(p.gaps["/a"], ErrDiverged) {
+				t.Errorf("got %v, %v, want ErrDiverged for key /a", p.gaps, err)
+			}
+		})
 	}
 }

@@ -73,8 +73,8 @@ func (m *Mirror) Claim(prefix string) (*Resource, error) { return m.claim(prefix
 // without decoding, until the last Release and a later claim. The resource never becomes ready.
 func (m *Mirror) Exclude(prefix string) (*Resource, error) { return m.claim(prefix, true) }
 
-// Loading reports whether the whole prefix is being listed and its history restored. A read that
-// fails during this time can probably be served soon.
+// Loading reports whether the whole prefix is being listed. A read that fails during this time can
+// probably be served soon.
 func (m *Mirror) Loading() bool { return m.loading.Load() }
 
 // LoadProgress returns the number of keys and changes read so far, over all lists and replays, and

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stratakube/strata/btree"
 	"github.com/stratakube/strata/mirror/driver"
+	"github.com/stratakube/strata/mirror/internal/eventlog"
 )
 
 // lineageOf returns a lineage of n keys after the given number of events, one per revision after
@@ -56,7 +57,7 @@ func TestLineage_RollForwardOrBack_ReachesEveryRevision(t *testing.T) {
 	all := map[uint64]*version{}
 	for rev := Revision(1); rev <= events+1; rev++ {
 		v, ok := l.at(rev)
-		if !ok || !slices.Equal(entriesOf(v), want[rev]) || v.seq != uint64(rev-1) {
+		if !ok || !slices.Equal(entriesOf(v), want[rev]) || v.seq != eventlog.Start+uint64(rev-1) {
 			t.Fatalf("revision %d differs", rev)
 		}
 		all[v.seq] = v
@@ -77,7 +78,7 @@ func TestLineage_RollForwardOrBack_ReachesEveryRevision(t *testing.T) {
 		"an older Prev": func(e *Event) { e.Prev = want[1][e.Rev%10] },
 		"no Prev":       func(e *Event) { e.Prev = nil },
 	} {
-		seq := uint64(50)
+		seq := uint64(eventlog.Start + 50)
 		for l.log.At(seq).Prev == nil || l.log.At(seq).Entry == nil {
 			seq++
 		}
@@ -85,7 +86,7 @@ func TestLineage_RollForwardOrBack_ReachesEveryRevision(t *testing.T) {
 		right := e.Prev
 		plant(e)
 		got, _ := l.replayLog(head, seq)
-		if slices.Equal(slices.Collect(got.All("", "")), want[Revision(seq+1)]) {
+		if slices.Equal(slices.Collect(got.All("", "")), want[Revision(seq-eventlog.Start+1)]) {
 			t.Errorf("%s is not detected", name)
 		}
 		e.Prev = right
@@ -163,16 +164,16 @@ func TestCheckpoints_OfUnclaimedHistory_HaveUsualDistances(t *testing.T) {
 	const events, total = 4, 5000
 	l, want := lineageOf(t, 100, total)
 	l.addCheckpoints(events)
-	cps := *l.checkpoints.Load()
+	cps, end := *l.checkpoints.Load(), l.log.End()
 	for i, v := range cps {
 		if !slices.Equal(entriesOf(v), want[v.rev]) {
 			t.Fatalf("the version at %d differs", v.rev)
 		}
-		if i > 0 && int(v.seq-cps[i-1].seq) > distance(total-v.seq, events) {
+		if i > 0 && int(v.seq-cps[i-1].seq) > distance(end-v.seq, events) {
 			t.Errorf("%d events between %d and %d", v.seq-cps[i-1].seq, cps[i-1].seq, v.seq)
 		}
 	}
-	if last := cps[len(cps)-1]; total-last.seq > 2*events || len(cps) > total/(events<<thinLimit)+2*thinLimit {
+	if last := cps[len(cps)-1]; end-last.seq > 2*events || len(cps) > total/(events<<thinLimit)+2*thinLimit {
 		t.Errorf("%d versions, the last at %d", len(cps), last.seq)
 	}
 }

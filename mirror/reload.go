@@ -10,21 +10,14 @@ import (
 	"github.com/stratakube/strata/mirror/driver"
 )
 
-// draft is an unpublished lineage with its history.
-type draft struct {
-	lin     *lineage
-	history history
-}
-
 // installAll divides a load of the whole prefix among the resources, gives each a new lineage, and
 // sets the published revision.
 func (w *writer) installAll(l *load) {
 	w.divergedTable, w.contradiction = nil, nil
-	now := driver.Header{ClusterID: l.header.ClusterID, Revision: l.through}
-	restored := w.mirroredState().ReplacedBy(now)
+	restored := w.mirroredState().ReplacedBy(l.header)
 	if restored {
 		w.opts.Logger.Warn("Etcd was restored or replaced; discarding all cached state", "prefix", w.opts.Prefix,
-			"revision", l.through, "previousRevision", w.published.Revision())
+			"revision", l.header.Revision, "previousRevision", w.published.Revision())
 		w.stats.EtcdRestores.Add(1)
 		w.compacted.Store(0)
 		w.stats.Compacted.Store(0)
@@ -34,25 +27,25 @@ func (w *writer) installAll(l *load) {
 	parts := w.divide(l)
 	drafts, again := w.buildLineages(l, parts)
 	w.cluster.Store(l.header.ClusterID)
-	if l.through < w.published.Revision() {
+	if l.header.Revision < w.published.Revision() {
 		// The revision decreases only if etcd was restored. Its revisions are unrelated to the
 		// cached ones, so nothing is readable while the published revision is set back.
 		for t := range drafts {
 			t.endLineage()
 		}
-		w.publisher.Publish(l.through, false)
+		w.publisher.Publish(l.header.Revision, false)
 	}
-	for t, d := range drafts {
+	for t, lin := range drafts {
 		if old := t.lineage.Load(); old != nil && l.hasGap && !restored {
-			old.successor.Store(d.lin)
+			old.successor.Store(lin)
 		}
-		t.setLineage(d.lin, d.history)
+		t.setLineage(lin, history{})
 	}
-	w.publisher.Publish(l.through, false)
-	w.stats.EtcdRevision.Store(l.through)
+	w.publisher.Publish(l.header.Revision, false)
+	w.stats.EtcdRevision.Store(l.header.Revision)
 	w.stats.HistoryFloor.Store(l.header.Revision)
 	if restored || l.mayBeWrong {
-		w.trustedSince.Store(l.through)
+		w.trustedSince.Store(l.header.Revision)
 	}
 	w.installedLists.Add(1)
 	for t := range drafts {
@@ -61,11 +54,6 @@ func (w *writer) installAll(l *load) {
 	}
 	w.bound()
 	w.age(time.Now())
-	for t, p := range parts {
-		if p.err != nil {
-			w.onDivergence(t, p.err)
-		}
-	}
 	for _, t := range again {
 		w.reload(t, 0, false)
 	}
@@ -76,23 +64,19 @@ func (w *writer) installAll(l *load) {
 func (w *writer) divide(l *load) map[*table]*load {
 	parts := make(map[*table]*load, len(w.tables))
 	for _, t := range w.tables {
-		parts[t] = &load{header: l.header, through: l.through}
+		parts[t] = &load{header: l.header, restore: l.restore}
 	}
 	for _, e := range l.entries {
 		p := parts[w.route(e.Key())]
 		p.entries = append(p.entries, e)
 	}
-	for i := range l.changes {
-		p := parts[w.route(l.changes[i].key)]
-		p.changes = append(p.changes, l.changes[i])
-	}
 	return parts
 }
 
 // buildLineages builds the lineages of all tables from their parts of the load. A table without one is
-// emptied: its part has an error, or the load lacks its keys and the table is returned in again.
-func (w *writer) buildLineages(l *load, parts map[*table]*load) (drafts map[*table]draft, again []*table) {
-	drafts = make(map[*table]draft, len(parts))
+// emptied: it is excluded, or the load lacks its keys and the table is returned in again.
+func (w *writer) buildLineages(l *load, parts map[*table]*load) (drafts map[*table]*lineage, again []*table) {
+	drafts = make(map[*table]*lineage, len(parts))
 	for t, p := range parts {
 		t.inconsistent = false
 		switch {
@@ -102,43 +86,18 @@ func (w *writer) buildLineages(l *load, parts map[*table]*load) (drafts map[*tab
 			t.drop()
 			again = append(again, t)
 		default:
-			lin, err := t.buildLineage(p)
-			if err != nil {
-				p.err = err
-				t.drop()
-				continue
-			}
-			drafts[t] = draft{lin, historyOf(lin.log)}
+			drafts[t] = t.buildLineage(p)
 		}
 	}
 	return drafts, again
 }
 
-// buildLineage returns a new lineage of the resource from the listed entries and the changes after them. It
-// returns an error if a change does not follow the list.
-func (t *table) buildLineage(l *load) (*lineage, error) {
-	v := t.firstVersion(l.entries, l.header.Revision)
-	lin := newLineage(v, nil, nil, !t.owned)
+// buildLineage returns a new lineage of the resource that begins with the listed entries.
+func (t *table) buildLineage(l *load) *lineage {
+	lin := newLineage(t.firstVersion(l.entries, l.header.Revision), nil, nil, !t.owned)
+	lin.restore = l.restore
 	t.sinceCheckpoint, t.absorbed = 0, 0
-	x := &tableUpdate{t: t, lin: lin, edit: v.tree.Edit()}
-	for i := range l.changes {
-		c := &l.changes[i]
-		if n := len(x.events); n >= distance(uint64(len(l.changes)-i), t.w.opts.CheckpointEvents) && c.rev != x.events[n-1].Rev {
-			x.commitUnpublished()
-			x = &tableUpdate{t: t, lin: lin, edit: lin.head.Load().tree.Edit()}
-		}
-		e := c.entry
-		if e != nil && !t.keeps(int64(len(e.data))) {
-			e = e.withoutValue()
-		}
-		if err := x.add(c.key, c.rev, e); err != nil {
-			return lin, err
-		}
-	}
-	if len(x.events) > 0 {
-		x.commitUnpublished()
-	}
-	return lin, nil
+	return lin
 }
 
 // onDivergence drops a resource whose feed contradicts the cached state, and relists it: at once the
@@ -184,7 +143,7 @@ func (w *writer) invalidateAll() {
 
 // reload relists one resource, after a delay, without blocking the others. The list is at the
 // published revision, so that only changes that arrive meanwhile have to be applied on top of it.
-// With history, the load is one of loadHistory. Cursors on the resource are woken.
+// With history, the history before the list is restored. Cursors on the resource are woken.
 func (w *writer) reload(t *table, delay time.Duration, history bool) {
 	t.drop()
 	t.startLoadTimer()
@@ -234,7 +193,11 @@ func (r *reload) loop(ctx context.Context, delay time.Duration) {
 		case ctx.Err() != nil:
 			return
 		case l.err == nil:
+			history := newRestorer(r.shared, r.loader, l, r.resource.prefix)
 			command(func(w *writer) { r.install(w, l) })
+			if history != nil {
+				history.run(r.shared.ctx)
+			}
 			return
 		}
 		r.resource.counts.loadFailures.Add(1)
@@ -246,19 +209,17 @@ func (r *reload) loop(ctx context.Context, delay time.Duration) {
 // install begins a lineage with a load and applies the changes that arrived since.
 func (w *writer) install(t *table, l *load) {
 	l.entries = slices.DeleteFunc(l.entries, func(e *Entry) bool { return w.route(e.Key()) != t })
-	l.changes = slices.DeleteFunc(l.changes, func(c replayedChange) bool { return w.route(c.key) != t })
 	// Resources that were claimed during the load load their own keys.
 	pending := slices.DeleteFunc(t.pending, func(c driver.Change) bool { return w.route(string(c.Key)) != t })
-	lin, err := t.buildLineage(l)
+	lin := t.buildLineage(l)
 	x := &tableUpdate{t: t, lin: lin, edit: lin.head.Load().tree.Edit()}
 	for i := range pending {
-		if c := &pending[i]; err == nil && c.ModRevision > l.through {
-			err = x.change(c)
+		if c := &pending[i]; c.ModRevision > l.header.Revision {
+			if err := x.change(c); err != nil {
+				w.onDivergence(t, err)
+				return
+			}
 		}
-	}
-	if err != nil {
-		w.onDivergence(t, err)
-		return
 	}
 	if len(x.events) > 0 {
 		x.commitUnpublished()
@@ -268,7 +229,7 @@ func (w *writer) install(t *table, l *load) {
 	t.inconsistent = false
 	// Publish after the pending changes: a reader assumes that a lineage is complete up to the
 	// published revision (I8).
-	t.setLineage(lin, historyOf(lin.log))
+	t.setLineage(lin, historyOf(x.events))
 	t.loaded(time.Time{})
 	w.bound()
 	w.age(time.Now())

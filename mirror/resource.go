@@ -35,6 +35,24 @@ func (r *Resource) WaitReady(ctx context.Context) error {
 	}
 }
 
+// WaitHistory returns when no restore of history is running that may add the events after rev, or
+// with ctx's error. CursorAfter then returns a cursor or ErrCompacted, At a snapshot or ErrCompacted.
+func (r *Resource) WaitHistory(ctx context.Context, rev Revision) error {
+	for {
+		ch := r.changed.next()
+		if lin := r.lineage.readable(); lin == nil || !lin.restoring(rev) {
+			return nil
+		}
+		select {
+		case <-ch:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-r.m.ctx.Done():
+			return ErrClosed
+		}
+	}
+}
+
 // Latest returns a snapshot of the resource at the published revision. Cost is O(1), no lock. Errors:
 // ErrNotReady.
 func (r *Resource) Latest() (Snapshot, error) {

@@ -39,7 +39,8 @@ type Stats struct {
 	RevisionReadWaiters int64    // calls of ReadRevision that shared those reads
 	ProgressRequests    int64    // progress requests sent
 	EtcdRestores        int64    // times etcd was another cluster, or an older state of the same
-	// History read from etcd when the whole prefix or a resource was listed.
+	// History read from etcd after the whole prefix or a resource was listed.
+	Restoring      int64         // restores in progress or waiting
 	Replays        int64         // times
 	ReplayedEvents int64         // events, all times together
 	ReplayFloor    Revision      // the revision after which the last one began

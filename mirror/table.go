@@ -91,6 +91,7 @@ func (t *table) publishUnclaimed() {
 	shown := newLineage(lin.versionAt(lin.oldest()), lin.head.Load(), lin.log, false)
 	shown.addCheckpoints(t.w.opts.CheckpointEvents)
 	shown.inconsistent.Store(lin.inconsistent.Load())
+	shown.restore = lin.restore
 	t.lineage.Store(shown)
 	t.loaded(time.Time{})
 	t.changed.wake()
@@ -224,12 +225,15 @@ func (t *table) countVersionBytes(lin *lineage) {
 
 // route returns the table with the longest prefix of key. The root's prefix
 // is a prefix of every key of the feed.
-func (w *writer) route(key string) *table {
-	for end := len(key); end > len(w.opts.Prefix); {
+func (w *writer) route(key string) *table { return longestPrefix(w.tables, w.opts.Prefix, key) }
+
+// longestPrefix returns the element of byPrefix with the longest prefix of key; root is the shortest.
+func longestPrefix[T any](byPrefix map[string]T, root, key string) T {
+	for end := len(key); end > len(root); {
 		end = strings.LastIndexByte(key[:end], '/')
-		if t := w.tables[key[:end+1]]; t != nil {
+		if t, ok := byPrefix[key[:end+1]]; ok {
 			return t
 		}
 	}
-	return w.tables[w.opts.Prefix]
+	return byPrefix[root]
 }

@@ -26,7 +26,7 @@ func (x *tableUpdate) add(key string, rev Revision, e *Entry) error {
 		return fmt.Errorf("%w: delete event for key %q at revision %d, but the key is not cached", ErrDiverged, key, rev)
 	case e == nil:
 		x.edit.Delete(key)
-	case e.writes != 0 && (exists && (e.writes != prev.writes+1 || e.create != prev.create) || !exists && e.writes != 1):
+	case !follows(prev, e):
 		return fmt.Errorf("%w: put event for key %q at revision %d has version %d, which does not follow the cached version", ErrDiverged, key, rev, e.writes)
 	default:
 		if e.writes == 0 {
@@ -43,6 +43,20 @@ func (x *tableUpdate) add(key string, rev Revision, e *Entry) error {
 	}
 	x.events = append(x.events, &Event{Rev: rev, Entry: e, Prev: prev, Arrived: x.arrived})
 	return nil
+}
+
+// follows reports whether etcd can have replaced the entry prev by e; nil means no key. See
+// tableUpdate.add.
+func follows(prev, e *Entry) bool {
+	switch {
+	case e == nil:
+		return prev != nil
+	case e.writes == 0:
+		return true
+	case prev == nil:
+		return e.writes == 1
+	}
+	return e.writes == prev.writes+1 && e.create == prev.create
 }
 
 // commit publishes the log and the version; the caller advances the published revision afterwards.

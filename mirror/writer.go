@@ -27,7 +27,7 @@ func newLoader(s *shared) *loader {
 		excluded:      func() []string { return *s.excluded.Load() },
 		oldestTrusted: s.trustedSince.Load,
 		wait:          s.published.Wait,
-		replaying:     make(chan struct{}, 1),
+		restoring:     make(chan struct{}, 1),
 	}
 }
 
@@ -87,6 +87,8 @@ func (w *writer) pause(ctx context.Context, d time.Duration) {
 // session loads the whole prefix and follows it until it has to be loaded again, and returns the
 // reason for that. why is the reason for this session.
 func (w *writer) session(ctx context.Context, why error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	loads := make(chan *load, 1)
 	w.wg.Go(func() { loads <- w.loader.loadAll(ctx, why) })
 	var l *load
@@ -105,9 +107,13 @@ func (w *writer) session(ctx context.Context, why error) error {
 		}
 		return l.err
 	}
+	history := newRestorer(w.shared, w.loader, l, w.opts.Prefix)
 	w.installAll(l)
 	w.verify()
 	w.loading.Store(false)
+	if history != nil {
+		w.wg.Go(func() { history.run(ctx) })
+	}
 	l = nil
 	for backoff := retryFirst; ; backoff = min(2*backoff, retryLast) {
 		before := w.published.Revision()

@@ -247,17 +247,25 @@ func (s *Store) Keys(ctx context.Context, prefix string, at mirror.Revision, mos
 	return header, err
 }
 
-// Get implements driver.Source.
-func (s *Store) Get(ctx context.Context, key string, at mirror.Revision) (found driver.KV, ok bool, err error) {
-	_, err = s.List(ctx, key, at, func(kvs []driver.KV) error {
+// GetAll implements driver.Source.
+func (s *Store) GetAll(ctx context.Context, keys []string, at mirror.Revision, found func(driver.KV) error) error {
+	all := map[string]driver.KV{}
+	if _, err := s.List(ctx, "", at, func(kvs []driver.KV) error {
 		for _, kv := range kvs {
-			if string(kv.Key) == key {
-				found, ok = kv, true
-			}
+			all[string(kv.Key)] = kv
 		}
 		return nil
-	})
-	return found, ok, err
+	}); err != nil {
+		return err
+	}
+	for _, key := range keys {
+		if kv, exists := all[key]; exists {
+			if err := found(kv); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // Oldest implements driver.Source.

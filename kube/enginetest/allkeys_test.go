@@ -101,6 +101,9 @@ func TestMirror_BehindGRPCProxy_ServesLatestRevision(t *testing.T) {
 	s := etcdsource.New(client, "feed", prefix+"probe").OfAllKeys()
 	m := newMirror(t, client, prefix, func(o *mirror.Options) { o.Source, o.EveryRevision = s, true })
 	a := claim(t, m, prefix+"a/")
+	if err := a.WaitHistory(contextFor(t), before); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := a.At(before); err != nil {
 		t.Errorf("the history of before the start: %v", err)
 	}

@@ -52,6 +52,18 @@ func (s *revisionWaiter) ready(ctx context.Context) error {
 	return nil
 }
 
+// waitHistory returns when the history since rev is restored, for at most freshWait: a watch from
+// before a restart then resumes (KEP-1904). Error: 429 with Retry-After; clients retry a watch after
+// that without a relist.
+func (s *revisionWaiter) waitHistory(ctx context.Context, rev mirror.Revision) error {
+	waitCtx, cancel := waitContext(ctx, freshWait)
+	defer cancel()
+	if s.resource.WaitHistory(waitCtx, rev) == nil {
+		return nil
+	}
+	return apierrors.NewTooManyRequests(fmt.Sprintf("history since resource version %d is being restored", rev), tooHighRetrySeconds)
+}
+
 // outage is a period in which reads are refused. The zero value has not begun.
 type outage struct {
 	mu            sync.Mutex // leaf

@@ -134,6 +134,7 @@ func (st *Stream) ending(err error) error {
 	select {
 	case <-st.store.mirror.Done():
 	case <-st.store.ctx.Done():
+	case <-st.ctx.Done():
 	default:
 		if errors.Is(err, mirror.ErrNotReady) { // it was ready, and is being relisted
 			err = fmt.Errorf("%w: %w", mirror.ErrCompacted, err)

@@ -149,6 +149,10 @@ func (st *Stream) nextInitial() delivery {
 // calls, so versions that leave the window are freed. A client that reads in time nearly always
 // finds the version still cached, without another materialization.
 func (st *Stream) snapshot() (*mirror.Snapshot, error) {
+	// After a relist, the history that includes the version may still be being restored.
+	if err := st.store.resource.WaitHistory(st.ctx, st.at); err != nil {
+		return nil, err
+	}
 	oldest, _, err := st.store.resource.Oldest()
 	if err == nil && oldest > st.at {
 		err = fmt.Errorf("%w: initial events are at %d, oldest available %d", mirror.ErrCompacted, st.at, oldest)

@@ -128,6 +128,9 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 		list = true
 	}
 	if rev > 0 && !list {
+		if err := s.waitHistory(ctx, rev); err != nil {
+			return err
+		}
 		st.cursor, err = s.resource.CursorAfter(rev, st.start, st.end)
 		if errors.Is(err, mirror.ErrCompacted) {
 			if _, floor, _ := s.resource.Oldest(); floor > 0 { // upstream's error text

@@ -84,12 +84,12 @@ type Source interface {
 	// etcd has not reached the revision.
 	Keys(ctx context.Context, prefix string, at Revision, maxKeys func(start string) int, page func([]KV) error) (Header, error)
 
-	// Get returns one key at a revision that exists, false if the key does not exist. Errors: those
-	// of Keys.
-	Get(ctx context.Context, key string, at Revision) (KV, bool, error)
+	// GetAll calls found for each of the keys that exists at a revision that exists, in their order.
+	// found's error ends the read and is returned. Errors: those of Keys.
+	GetAll(ctx context.Context, keys []string, at Revision, found func(KV) error) error
 
 	// Oldest returns the oldest revision from which Replay can deliver the history of the prefix up
-	// to now, within the bounds. etcd has not compacted it, so List works at it. It is now's own
+	// to now, within the bounds. etcd has not compacted it, so GetAll works at it. It is now's own
 	// revision if no history is available. Errors: ErrCompacted if now was compacted, ErrRestored
 	// if the cluster is not now's.
 	Oldest(ctx context.Context, prefix string, now Header, bounds ReplayBounds) (Revision, error)

@@ -155,12 +155,23 @@ func (s *Sample) resume(ctx context.Context, engine *target.Engine, seen []int64
 // errGone: the server refused a watch because its revision is too old for it.
 var errGone = errors.New("too old a resource version")
 
-// firstEvent opens a watch and returns the revision of its first event that is no bookmark. The error is errGone if the server answers 410,
-// in the status or, once it has begun to answer, in the stream.
+// retryPause is the Retry-After of a server that restores history.
+const retryPause = time.Second
+
+// firstEvent opens a watch and returns the revision of its first event that is no bookmark. It retries after 429, as clients do. The error
+// is errGone if the server answers 410, in the status or, once it has begun to answer, in the stream.
 func firstEvent(ctx context.Context, conn *target.Conn, path string) (revision int64, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	response, err := conn.Do(ctx, target.Request{Path: path})
+	for errors.Is(err, target.ErrStatus) && strings.Contains(err.Error(), fmt.Sprint(http.StatusTooManyRequests)) {
+		select {
+		case <-time.After(retryPause):
+		case <-ctx.Done():
+			return 0, context.Cause(ctx)
+		}
+		response, err = conn.Do(ctx, target.Request{Path: path})
+	}
 	if err != nil {
 		if errors.Is(err, target.ErrStatus) && strings.Contains(err.Error(), fmt.Sprint(http.StatusGone)) {
 			return 0, errGone

@@ -1,5 +1,6 @@
-// Package eventlog is an append-only log of events in revision order, written by one goroutine and
-// read by any number of cursors without a lock.
+// Package eventlog is a log of events in revision order, written by one goroutine and read by any
+// number of cursors without a lock. Events are appended, and older ones may be added once below the
+// first.
 //
 // A position in the log is a sequence number. The log finds an event by its number through an
 // atomically published table of chunks. A reader has a number, not a reference, so however far it
@@ -17,6 +18,10 @@ import (
 // KB).
 const chunkSize = 128
 
+// Start is the sequence number of a log's first appended event. Older events, which are prepended,
+// have lower numbers.
+const Start = 1 << 40
+
 // Event is an element of a log. Revision must not decrease from one appended event to the next.
 type Event interface {
 	Revision() int64
@@ -31,7 +36,7 @@ type table[T any] struct {
 	chunks []*chunk[T]
 }
 
-// Log contains the events that were appended and not dropped yet. Append and Drop belong to one
+// Log contains the events that were added and not dropped yet. Append, Prepend and Drop belong to one
 // writer; all other methods may be called concurrently.
 type Log[T any, E interface {
 	*T
@@ -50,7 +55,9 @@ func New[T any, E interface {
 	Event
 }](floor int64) *Log[T, E] {
 	l := &Log[T, E]{}
-	l.table.Store(&table[T]{})
+	l.table.Store(&table[T]{base: Start / chunkSize})
+	l.first.Store(Start)
+	l.end.Store(Start)
 	l.floor.Store(floor)
 	return l
 }
@@ -78,7 +85,27 @@ func (l *Log[T, E]) Abandon() { l.dead.Store(true) }
 // Release releases all events of an abandoned log; its writer calls it. Afterwards At returns nil,
 // and the result of After is meaningless. A reader that finds the log dead after a read discards
 // the result.
-func (l *Log[T, E]) Release() { l.table.Store(&table[T]{}) }
+func (l *Log[T, E]) Release() { l.table.Store(&table[T]{base: Start / chunkSize}) }
+
+// Prepend adds events below the first one, and lowers the floor: the log then has every event above
+// floor. It must be called before the first Drop.
+func (l *Log[T, E]) Prepend(floor int64, events []E) {
+	first, tab := l.first.Load(), l.table.Load()
+	start := first - uint64(len(events))
+	next := &table[T]{base: start / chunkSize}
+	for range tab.base - next.base {
+		next.chunks = append(next.chunks, new(chunk[T]))
+	}
+	next.chunks = append(next.chunks, tab.chunks...)
+	for i, e := range events {
+		s := start + uint64(i)
+		next.chunks[s/chunkSize-next.base][s%chunkSize].Store((*T)(e))
+	}
+	// In this order, so that a reader that finds the lower floor also finds the events.
+	l.table.Store(next)
+	l.first.Store(start)
+	l.floor.Store(floor)
+}
 
 // Append adds events, which become visible together.
 func (l *Log[T, E]) Append(events ...E) {

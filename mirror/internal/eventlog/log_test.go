@@ -16,7 +16,8 @@ func TestLog_RandomSteps_EqualsSliceWithFloor(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := New[ev](10)
 		var model []*ev // all events ever, dropped ones nil
-		rev, floor := int64(10), int64(10)
+		rev, floor, start := int64(10), int64(10), uint64(Start)
+		dropped := false
 		t.Repeat(map[string]func(*rapid.T){
 			"append": func(t *rapid.T) {
 				var batch []*ev
@@ -34,6 +35,7 @@ func TestLog_RandomSteps_EqualsSliceWithFloor(t *testing.T) {
 				to := rapid.Int64Range(floor-2, max(floor, rev-1)).Draw(t, "to")
 				l.Drop(to, nil)
 				if to > floor {
+					dropped = true
 					floor = to
 					for i, e := range model {
 						if e != nil && e.rev <= to {
@@ -42,27 +44,40 @@ func TestLog_RandomSteps_EqualsSliceWithFloor(t *testing.T) {
 					}
 				}
 			},
+			"prepend": func(t *rapid.T) {
+				if dropped || floor < 5 {
+					t.Skip("too late")
+				}
+				older := make([]*ev, rapid.IntRange(0, 300).Draw(t, "n"))
+				for i := range older {
+					older[i] = &ev{floor - int64(2*(len(older)-1-i)/max(1, len(older))), int64(-i)}
+				}
+				floor -= 2
+				l.Prepend(floor, older)
+				model = append(older, model...)
+				start -= uint64(len(older))
+			},
 			"": func(t *rapid.T) {
-				if l.Floor() != floor || l.End() != uint64(len(model)) {
-					t.Fatalf("floor %d end %d, want %d %d", l.Floor(), l.End(), floor, len(model))
+				if l.Floor() != floor || l.End() != start+uint64(len(model)) {
+					t.Fatalf("floor %d end %d, want %d %d", l.Floor(), l.End(), floor, start+uint64(len(model)))
 				}
 				held := 0
 				for i, e := range model {
-					if got := l.At(uint64(i)); got != e {
+					if got := l.At(start + uint64(i)); got != e {
 						t.Fatalf("At(%d) = %v, want %v", i, got, e)
 					}
 					if e != nil {
 						held++
 					}
 				}
-				if l.At(uint64(len(model))) != nil || l.Len() != held {
+				if l.At(start+uint64(len(model))) != nil || l.At(start-1) != nil || l.Len() != held {
 					t.Fatalf("holds %d events, want %d", l.Len(), held)
 				}
 				after := rapid.Int64Range(floor, max(floor, rev)+1).Draw(t, "after")
-				want := uint64(len(model))
+				want := start + uint64(len(model))
 				for i, e := range model {
 					if e != nil && e.rev > after {
-						want = uint64(i)
+						want = start + uint64(i)
 						break
 					}
 				}
@@ -81,8 +96,8 @@ func TestLog_ConcurrentReaders_SeeEachEventOnceOrGap(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
-			seq, gaps := uint64(0), 0
-			for seq < total {
+			seq, gaps := uint64(Start), 0
+			for seq < Start+total {
 				if seq >= l.End() {
 					continue
 				}
@@ -96,7 +111,7 @@ func TestLog_ConcurrentReaders_SeeEachEventOnceOrGap(t *testing.T) {
 					seq = l.First()
 					continue
 				}
-				if e.id != int64(seq) {
+				if e.id != int64(seq-Start) {
 					t.Errorf("event %d at %d", e.id, seq)
 					return
 				}
@@ -111,4 +126,38 @@ func TestLog_ConcurrentReaders_SeeEachEventOnceOrGap(t *testing.T) {
 		}
 	}
 	wg.Wait()
+}
+
+// TestLog_Prepend_ReadersSeeAllOrOldFloor runs readers against a writer that prepends: a reader that finds the lower floor finds
+// every event above it.
+func TestLog_Prepend_ReadersSeeAllOrOldFloor(t *testing.T) {
+	const older = 1000
+	for range 200 {
+		l := New[ev](older)
+		l.Append(&ev{older + 1, older})
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() {
+				for {
+					floor := l.Floor()
+					seq := l.After(floor)
+					for id := floor; id <= older; id++ {
+						if e := l.At(seq + uint64(id-floor)); e == nil || e.id != id {
+							t.Errorf("floor %d: event %d is %v", floor, id, e)
+							return
+						}
+					}
+					if floor == 0 {
+						return
+					}
+				}
+			})
+		}
+		events := make([]*ev, older)
+		for i := range events {
+			events[i] = &ev{int64(i) + 1, int64(i)}
+		}
+		l.Prepend(0, events)
+		wg.Wait()
+	}
 }
