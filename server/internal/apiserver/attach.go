@@ -67,6 +67,9 @@ func (a *Attachment) Options(etcd *genericoptions.EtcdOptions) {
 
 // Chain attaches the engine to the server chain of kube-apiserver.
 func (a *Attachment) Chain(config *app.Config) error {
+	if a.settings.engine == engineStrata {
+		skipPriorityClassWait(config)
+	}
 	getters := []*generic.RESTOptionsGetter{
 		&config.KubeAPIs.ControlPlane.Generic.RESTOptionsGetter,
 		&config.Aggregator.GenericConfig.RESTOptionsGetter,
