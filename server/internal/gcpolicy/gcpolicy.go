@@ -4,9 +4,9 @@
 // Go's default lets the heap grow to twice the live heap: for 400 MB of objects at rest, 400 MB
 // more for garbage. Most of the live heap of this process consists of stored values and encoded
 // objects, which contain no pointers and cost the collector no scanning. At rest, the room for garbage is
-// therefore computed from the part that has to be scanned. Under load, the room grows while collections are frequent, up to a share
-// of the memory that is free, so that requests do not pay for a small heap. It shrinks again when collections become
-// rare, and an idle process returns free memory to the system.
+// therefore computed from the part that has to be scanned. Under load, the room grows while collections take more than a small
+// share of the process's CPU time, up to a share of the memory that is free, so that requests do not pay for a small heap. It
+// shrinks again when collections become rare, and an idle process returns free memory to the system.
 package gcpolicy
 
 import (
@@ -26,11 +26,12 @@ const (
 	scannedShare = 0.4
 	interval     = time.Second
 
-	// busyCycles collections within busyFor mean that the room is too small for the load: it doubles, up to busyRoom times the
-	// room at rest. It halves after quietFor without a collection.
+	// busyCycles collections within busyFor that took more than busyShare of the process's CPU time mean that the room is too
+	// small for the load: it doubles, up to busyRoom times the room at rest. It halves after quietFor without a collection.
 	busyCycles = 2
-	busyFor    = 3 * time.Second
-	quietFor   = 5 * time.Second
+	busyFor    = 30 * time.Second
+	busyShare  = 0.08
+	quietFor   = 30 * time.Second
 	busyRoom   = 32
 	// restPercent and busyPercent bound the room in proportion to the live heap: Go's default at rest, and three times the
 	// live heap in all under load.
@@ -71,6 +72,7 @@ func Start(ctx context.Context, free func() int64) {
 			{Name: "/gc/heap/live:bytes"}, {Name: "/gc/scan/heap:bytes"},
 			{Name: "/gc/cycles/total:gc-cycles"}, {Name: "/memory/classes/heap/free:bytes"},
 			{Name: "/gc/heap/allocs:bytes"},
+			{Name: "/cpu/classes/gc/total:cpu-seconds"}, {Name: "/cpu/classes/user:cpu-seconds"}, // as of the last collection
 		}
 		var idle idleness
 		var load load
@@ -86,7 +88,7 @@ func Start(ctx context.Context, free func() int64) {
 			metrics.Read(sample)
 			now, cycles := time.Now(), sample[2].Value.Uint64()
 			available := int64(0)
-			room := load.room(now, cycles)
+			room := load.room(now, cycles, cpuTime{collector: sample[5].Value.Float64(), program: sample[6].Value.Float64()})
 			if room > 1 {
 				available = free()
 			}
@@ -102,30 +104,39 @@ func Start(ctx context.Context, free func() int64) {
 	}()
 }
 
+// cpuTime is the CPU time of the process so far, in seconds, as of the last collection.
+type cpuTime struct{ collector, program float64 }
+
 // load estimates the room for garbage that the server needs. The zero value has no samples.
 type load struct {
-	cycles uint64      // collections so far
-	times  int         // multiple of the room at rest
-	last   time.Time   // of the last collection, or of the last change
-	recent []time.Time // of the collections within busyFor, since the last change
+	cycles uint64    // collections so far
+	times  int       // multiple of the room at rest
+	last   time.Time // of the last collection, or of the last change
+	cpu    cpuTime
+	recent []collection // within busyFor, since the last change; each with the CPU time before it
 }
 
-// room takes the number of collections so far, and returns the factor for the room at rest.
-func (l *load) room(now time.Time, cycles uint64) int {
-	since := cycles - l.cycles
-	l.cycles = cycles
+type collection struct {
+	at     time.Time
+	before cpuTime
+}
+
+// room takes the number of collections so far, and the CPU time, and returns the factor for the room at rest.
+func (l *load) room(now time.Time, cycles uint64, cpu cpuTime) int {
+	since, before := cycles-l.cycles, l.cpu
+	l.cycles, l.cpu = cycles, cpu
 	if l.times == 0 { // the first sample
 		l.times, l.last = 1, now
 		return 1
 	}
-	for len(l.recent) > 0 && now.Sub(l.recent[0]) >= busyFor {
+	for len(l.recent) > 0 && now.Sub(l.recent[0].at) >= busyFor {
 		l.recent = l.recent[1:]
 	}
 	for range min(since, busyCycles) {
-		l.recent = append(l.recent, now)
+		l.recent = append(l.recent, collection{now, before})
 	}
 	switch {
-	case len(l.recent) >= busyCycles:
+	case since > 0 && len(l.recent) >= busyCycles && cpu.shareSince(l.recent[0].before) > busyShare:
 		l.times, l.last, l.recent = min(2*l.times, busyRoom), now, nil
 	case since > 0:
 		l.last = now
@@ -133,6 +144,12 @@ func (l *load) room(now time.Time, cycles uint64) int {
 		l.times, l.last = max(l.times/2, 1), now
 	}
 	return l.times
+}
+
+// shareSince returns the collector's share of the CPU time since before.
+func (c cpuTime) shareSince(before cpuTime) float64 {
+	collector := c.collector - before.collector
+	return collector / max(collector+c.program-before.program, 1e-9)
 }
 
 // idleness decides when to return free memory to the system. The zero value has no samples.

@@ -67,23 +67,31 @@ func TestPercent_Busy_FollowsFreeMemory(t *testing.T) {
 	}
 }
 
-func TestLoad_FrequentCollections_IncreaseHeapRoom(t *testing.T) {
+// TestLoad_ExpensiveCollections_IncreaseHeapRoom: the room grows while collections are frequent and expensive, and shrinks without.
+func TestLoad_ExpensiveCollections_IncreaseHeapRoom(t *testing.T) {
 	var l load
 	start := time.Now()
-	for i, c := range []struct {
-		second int
-		cycles uint64
-		want   int
-	}{
-		{0, 10, 1},                         // earlier collections do not count
-		{1, 11, 1}, {5, 12, 1}, {9, 13, 1}, // one at a time
-		{10, 14, 2}, {11, 15, 2}, {12, 16, 4}, {13, 20, 8}, // busy
-		{14, 30, 16}, {15, 40, 32}, {16, 50, busyRoom},
-		{17, 50, 32}, {20, 50, 32}, {21, 50, 16}, {22, 50, 16}, // quiet
-		{26, 50, 8}, {31, 50, 4}, {36, 50, 2}, {41, 50, 1}, {46, 50, 1},
-	} {
-		if got := l.room(start.Add(time.Duration(c.second)*time.Second), c.cycles); got != c.want {
-			t.Errorf("sample %d: %d times the room, want %d", i, got, c.want)
+	at := func(second int, cycles uint64, collector, program float64, want int) {
+		t.Helper()
+		if got := l.room(start.Add(time.Duration(second)*time.Second), cycles, cpuTime{collector, program}); got != want {
+			t.Errorf("second %d: %d times the room, want %d", second, got, want)
 		}
 	}
+	at(0, 1, 0, 0, 1)
+	for n := 1; n <= 10; n++ { // frequent and cheap: 5 % of the time
+		at(n, uint64(1+n), 0.05*float64(n), 0.95*float64(n), 1)
+	}
+	at(41, 12, 2, 11, 1)
+	at(48, 13, 4, 18, 2) // two within 7 s, 22 %
+	at(55, 14, 6, 25, 2)
+	at(62, 15, 8, 32, 4)
+	at(63, 17, 10, 33, 8)
+	at(64, 27, 20, 34, 16)
+	at(65, 37, 30, 35, 32)
+	at(66, 47, 40, 36, busyRoom)
+	at(95, 47, 40, 36, 32) // quiet
+	at(96, 47, 40, 36, 16)
+	at(126, 47, 40, 36, 8)
+	at(156, 48, 41, 37, 8)
+	at(186, 48, 41, 37, 4)
 }
