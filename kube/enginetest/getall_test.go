@@ -47,9 +47,9 @@ func TestGetAll_AtRevision_ReturnsExistingKeys(t *testing.T) {
 	for _, key := range keys {
 		put(t, client, key, "new")
 	}
-	single := *client
+	single := clientv3.NewCtxClient(contextFor(t))
 	single.KV = singleKeys{client.KV}
-	for name, client := range map[string]*clientv3.Client{"transactions": client, "single keys": &single} {
+	for name, client := range map[string]*clientv3.Client{"transactions": client, "single keys": single} {
 		s := etcdsource.New(client, "feed", prefix+"probe")
 		var got []string
 		err := s.GetAll(contextFor(t), keys, rev, func(kv driver.KV) error {

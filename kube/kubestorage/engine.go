@@ -32,9 +32,12 @@ import (
 	"github.com/stratakube/strata/kube/internal/blockcache"
 )
 
-// newBlocks returns a block cache of so many bytes, a quarter of which may be decoded objects: they are several times as
-// large as their bytes, and the collector has to follow their pointers.
-func newBlocks(bytes int64) *blockcache.Cache { return blockcache.New(bytes, bytes/4) }
+// newBlocks returns a block cache of at most so many bytes. A quarter of its size at rest may be decoded objects: they are several
+// times as large as their bytes, and the collector has to follow their pointers.
+func newBlocks(bytes int64) *blockcache.Cache {
+	rest := min(bytes, DefaultRepresentationBytes)
+	return blockcache.New(bytes, rest, rest/4)
+}
 
 // Engine owns the state shared by all storages of a process: one etcd client, one mirror and one
 // compactor per etcd cluster. All methods may be called concurrently.

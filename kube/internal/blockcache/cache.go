@@ -15,10 +15,13 @@ import (
 //
 // When the cache is full, a block that was not read for idleTime is evicted to make room. If there is none, the new block is
 // refused: a scan over more data than fits evicts neither the data that its next scan reads first, nor data in use by other readers.
+// Blocks beyond the size at rest are dropped a minute after their last read, so a burst of reads does not occupy memory for longer.
 // Methods may be called concurrently.
 type Cache struct {
 	limit       atomic.Int64
+	rest        int64
 	objectLimit int64
+	trimming    atomic.Bool // trim is scheduled
 	used        atomic.Int64
 	// objects is the part of used that decoded objects take; live is the number of blocks with a payload.
 	objects, live atomic.Int64
@@ -39,6 +42,9 @@ const (
 	// idleTime is how long a block must not have been read before it may be evicted: longer than writing a large list
 	// takes, short compared to the time between two of them.
 	idleTime = 3 * time.Second
+	// restTime is the same for blocks beyond the size at rest; trimInterval is the time between two searches for them.
+	restTime     = time.Minute
+	trimInterval = 15 * time.Second
 	// searchSteps bounds how many blocks one addition inspects, plus one for each stepBytes, since a large block may need the room
 	// of many small ones. searchPause is how many additions skip the search after an unsuccessful one.
 	searchSteps = 64
@@ -48,9 +54,9 @@ const (
 	Overhead = 128
 )
 
-// New returns a cache of at most limit bytes, objectLimit of which may be decoded objects.
-func New(limit, objectLimit int64) *Cache {
-	c := &Cache{objectLimit: objectLimit, start: time.Now()}
+// New returns a cache of at most limit bytes, of which rest bytes stay when they are not read, and objectLimit may be decoded objects.
+func New(limit, rest, objectLimit int64) *Cache {
+	c := &Cache{rest: rest, objectLimit: objectLimit, start: time.Now()}
 	c.limit.Store(limit)
 	return c
 }
@@ -186,7 +192,31 @@ func (c *Cache) take(size int64) bool {
 		c.refusals.Add(1)
 		return false
 	}
+	c.trimLater()
 	return true
+}
+
+// trimLater schedules trim while the cache is above its size at rest.
+func (c *Cache) trimLater() {
+	if c.used.Load() > c.rest && c.trimming.CompareAndSwap(false, true) {
+		time.AfterFunc(trimInterval, func() {
+			c.trim()
+			c.trimming.Store(false)
+			c.trimLater()
+		})
+	}
+}
+
+// trim releases blocks that were not read for restTime until the cache has its size at rest. Cost is O(blocks).
+func (c *Cache) trim() {
+	now := c.Now()
+	c.releaseIf(func(b *Block) bool {
+		if c.used.Load() <= c.rest || b.payload.Load() == nil || int32(now-b.read.Load()) < int32(restTime/time.Second) {
+			return false
+		}
+		c.evictions.Add(1)
+		return true
+	})
 }
 
 func (c *Cache) add(p Payload, size int64, memoKey *memo.Key, object bool) *Block {

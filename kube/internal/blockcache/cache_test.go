@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -58,7 +60,7 @@ func (c *Cache) requireCheck(t interface{ Fatal(...any) }, outside int64) {
 func TestCache_RandomCalls_CountersEqualBlocks(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const limit, objectLimit = 50_000, 20_000
-		c := New(limit, objectLimit)
+		c := New(limit, limit, objectLimit)
 		memoKeys := []*memo.Key{{}, {}}
 		var refs []*Block // one element for each reference
 		var charged int64
@@ -120,7 +122,7 @@ func TestCache_RandomCalls_CountersEqualBlocks(t *testing.T) {
 // TestCache_ConcurrentUse_CountersEqualBlocks adds, reads and releases blocks on some
 // goroutines while others flush.
 func TestCache_ConcurrentUse_CountersEqualBlocks(t *testing.T) {
-	c := New(100_000, 40_000)
+	c := New(100_000, 100_000, 40_000)
 	memoKey := &memo.Key{}
 	var wg sync.WaitGroup
 	for i := range 4 {
@@ -168,7 +170,7 @@ func fill(t *testing.T, n int, add func() *Block) {
 }
 
 func TestCache_IdleBlocksMakeRoom(t *testing.T) {
-	c := New(10*(1000+Overhead), 0)
+	c := New(10*(1000+Overhead), 10*(1000+Overhead), 0)
 	memoKey := &memo.Key{}
 	add := func() *Block { return c.Add(Payload{}, 1000, memoKey) }
 	first := add()
@@ -194,7 +196,7 @@ func TestCache_IdleBlocksMakeRoom(t *testing.T) {
 
 func TestCache_IdleObjectsMakeRoomWithinTheirLimit(t *testing.T) {
 	const limit = 10 * (1000 + Overhead)
-	c := New(4*limit, limit)
+	c := New(4*limit, 4*limit, limit)
 	memoKey := &memo.Key{}
 	other := c.Add(Payload{}, 1000, memoKey)
 	add := func() *Block { return c.AddObject(c, 1000, memoKey) }
@@ -212,7 +214,7 @@ func TestCache_IdleObjectsMakeRoomWithinTheirLimit(t *testing.T) {
 
 func TestCache_LargeBlock_EvictsManySmallOnes(t *testing.T) {
 	const large = 1 << 20
-	c := New(large+Overhead, 0)
+	c := New(large+Overhead, large+Overhead, 0)
 	memoKey := &memo.Key{}
 	for c.Add(Payload{}, 1000, memoKey) != nil {
 	}
@@ -224,7 +226,7 @@ func TestCache_LargeBlock_EvictsManySmallOnes(t *testing.T) {
 }
 
 func TestCache_ReleaseClosed_ReleasesBlocksOfClosedKeys(t *testing.T) {
-	c := New(1<<20, 1<<20)
+	c := New(1<<20, 1<<20, 1<<20)
 	open, closed := &memo.Key{}, &memo.Key{}
 	kept := c.Add(Payload{}, 1000, open)
 	c.Add(Payload{}, 1000, closed)
@@ -241,4 +243,43 @@ func TestCache_ReleaseClosed_ReleasesBlocksOfClosedKeys(t *testing.T) {
 		t.Errorf("%+v after the release of the last reference", s)
 	}
 	c.requireCheck(t, 0)
+}
+
+// TestCache_BeyondRest_DropsBlocksAfterMinute: blocks beyond the size at rest are dropped a minute after their last read, those within it
+// stay, and so do blocks that are read.
+func TestCache_BeyondRest_DropsBlocksAfterMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const size = 1000 - Overhead
+		key := &memo.Key{}
+		c := New(100_000, 20_000, 0)
+		var blocks []*Block
+		for range 100 {
+			blocks = append(blocks, c.Add(Payload{Data: []byte("x")}, size, key))
+		}
+		time.Sleep(50 * time.Second)
+		if used := c.Stats().Used; used != 100_000 {
+			t.Errorf("after 50 seconds %d bytes are used, want all", used)
+		}
+		for range 10 { // half of them are read every 10 seconds
+			for _, b := range blocks[50:] {
+				b.Load(c.Now())
+			}
+			time.Sleep(10 * time.Second)
+		}
+		if used := c.Stats().Used; used != 50_000 {
+			t.Errorf("%d bytes are used, want those of the blocks that were read", used)
+		}
+		for _, b := range blocks[50:] {
+			if b.Load(Unread) == nil {
+				t.Fatal("a block that was read was dropped")
+			}
+		}
+		time.Sleep(2 * time.Minute)
+		if used := c.Stats().Used; used != 20_000 {
+			t.Errorf("at rest %d bytes are used, want 20,000", used)
+		}
+		if c.trimming.Load() {
+			t.Error("a search is scheduled at rest")
+		}
+	})
 }

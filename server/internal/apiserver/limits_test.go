@@ -98,6 +98,13 @@ func TestLimits_FitMemoryUnlessSet(t *testing.T) {
 				t.Fatal(err)
 			}
 			l.fit(fs, memory)
+			if name == "defaults" {
+				large := defaultEngineLimits()
+				large.fit(fs, 24<<30)
+				if got := large.keptBytes.Value(); got != 3<<30 {
+					t.Errorf("representations with 24 GiB: %d, want 3 GiB", got)
+				}
+			}
 			got := [4]int64{l.historyBytes.Value(), l.replayBytes.Value(), l.keptBytes.Value(), l.listBytes.Value()}
 			if want := [4]int64{test.history, test.replay, test.representations, test.list}; got != want {
 				t.Errorf("history, replay, representations, lists: %d, want %d", got, want)

@@ -103,10 +103,11 @@ func (l *engineLimits) fit(flags *pflag.FlagSet, memory int64) {
 	if l.listBytes.Value() == 0 {
 		l.listBytes.Quantity = *resource.NewQuantity(share, resource.BinarySI)
 	}
-	for name, bound := range map[string]*resource.QuantityValue{flagHistoryBytes: &l.historyBytes, flagRepresentationBytes: &l.keptBytes} {
-		if !flags.Changed(name) && share < bound.Value() {
-			bound.Quantity = *resource.NewQuantity(share, resource.BinarySI)
-		}
+	if !flags.Changed(flagHistoryBytes) && share < l.historyBytes.Value() {
+		l.historyBytes.Quantity = *resource.NewQuantity(share, resource.BinarySI)
+	}
+	if !flags.Changed(flagRepresentationBytes) && memory < math.MaxInt64 { // otherwise the memory is unknown
+		l.keptBytes.Quantity = *resource.NewQuantity(share, resource.BinarySI)
 	}
 	if !flags.Changed(flagReplayBytes) {
 		l.replayBytes = l.historyBytes // history that was restored beyond the bound would be dropped at once
