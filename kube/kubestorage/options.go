@@ -33,8 +33,8 @@ type Options struct {
 	// cluster; 0 means mirror.DefaultUnclaimedBytes.
 	UnclaimedBytes int64
 	// RepresentationBytes bounds the cached representations of objects, for all resources together;
-	// 0 means DefaultRepresentationBytes. Beyond that default, they are dropped a minute after their
-	// last read.
+	// 0 means DefaultRepresentationBytes. Beyond that default, they are dropped within a minute after
+	// their last read.
 	RepresentationBytes int64
 	// ProgressInterval is the interval of progress requests to etcd while no events arrive and
 	// there are watches with bookmarks; 0 means mirror.DefaultIdleProgress, a negative one disables

@@ -15,7 +15,7 @@ import (
 //
 // When the cache is full, a block that was not read for idleTime is evicted to make room. If there is none, the new block is
 // refused: a scan over more data than fits evicts neither the data that its next scan reads first, nor data in use by other readers.
-// Blocks beyond the size at rest are dropped a minute after their last read, so a burst of reads does not occupy memory for longer.
+// Blocks beyond the size at rest are dropped within a minute after their last read, so a burst of reads does not occupy memory for longer.
 // Methods may be called concurrently.
 type Cache struct {
 	limit       atomic.Int64
@@ -43,8 +43,8 @@ const (
 	// takes, short compared to the time between two of them.
 	idleTime = 3 * time.Second
 	// restTime is the same for blocks beyond the size at rest; trimInterval is the time between two searches for them.
-	restTime     = time.Minute
-	trimInterval = 15 * time.Second
+	restTime     = 45 * time.Second
+	trimInterval = 10 * time.Second
 	// searchSteps bounds how many blocks one addition inspects, plus one for each stepBytes, since a large block may need the room
 	// of many small ones. searchPause is how many additions skip the search after an unsuccessful one.
 	searchSteps = 64

@@ -61,7 +61,7 @@ func (l *engineLimits) addFlags(fs *pflag.FlagSet) {
 		"see --strata-list-bytes-in-flight.")
 	fs.Var(&l.keptBytes, flagRepresentationBytes, "Maximum size of cached encodings of objects (JSON, protobuf, metadata only, compressed, decoded), in bytes, "+
 		"of all resources together (metric strata_representation_bytes). Objects that do not fit are encoded at each use. Must be positive. "+
-		"If the flag is not set, the maximum is an eighth of the available memory; see --strata-list-bytes-in-flight. Beyond the default, encodings are dropped a minute after their last use.")
+		"If the flag is not set, the maximum is an eighth of the available memory; see --strata-list-bytes-in-flight. Beyond the default, encodings are dropped within a minute after their last use.")
 	fs.Var(&l.listBytes, flagListBytes, "Maximum size of all lists in flight, in bytes (metric strata_lists_in_flight_bytes): encoded bytes of lists that are sent from memory, "+
 		"and estimated memory of lists that are made from decoded objects (tables, YAML, indented JSON). Further lists wait within their priority level "+
 		"for half of their remaining time, at most 30s, then get 429. 0 means an eighth of the available memory, which is GOMEMLIMIT, the limit of the control group, "+

@@ -48,6 +48,9 @@ const (
 	idleFree   = 48 << 20
 	idleAllocs = 4 << 20 // a second
 	freeAgain  = 15 * time.Second
+	// settleFor is how long after the last load one more collection takes place: caches have dropped by then what was used for
+	// the load only.
+	settleFor = 58 * time.Second
 )
 
 // percent returns the value for debug.SetGCPercent for a live heap of live bytes, of which scanned
@@ -158,6 +161,7 @@ type idleness struct {
 	allocs uint64    // bytes allocated so far
 	since  time.Time // start of the idle period
 	freed  time.Time // time of the last return
+	loaded time.Time // the last time with many allocations, zero after the collection that follows it
 }
 
 // free takes the numbers of collections and of allocated bytes so far and the free bytes, one
@@ -165,9 +169,16 @@ type idleness struct {
 func (i *idleness) free(now time.Time, cycles, free, allocs uint64) bool {
 	allocated := allocs - i.allocs
 	i.allocs = allocs
+	if allocated > idleAllocs {
+		i.loaded = now
+	}
 	if cycles != i.cycles || allocated > idleAllocs {
 		i.cycles, i.since = cycles, now
 		return false
+	}
+	if !i.loaded.IsZero() && now.Sub(i.loaded) >= settleFor {
+		i.loaded, i.freed = time.Time{}, now
+		return true
 	}
 	if free < idleFree || now.Sub(i.since) < idleFor || now.Sub(i.freed) < freeAgain {
 		return false

@@ -40,6 +40,10 @@ func TestIdleness_IdleServer_ReturnsFreeMemory(t *testing.T) {
 		{4 * idleFor, 3, idleFree, 0, false},                        // too soon after the last return
 		{2*idleFor + freeAgain, 3, idleFree, idleAllocs + 1, false}, // too many allocations
 		{3*idleFor + freeAgain, 3, idleFree, 2 * idleAllocs, true},  // few allocations since
+		// One more, however few bytes are free, when caches have dropped what the load used; then none.
+		{2*idleFor + freeAgain + settleFor - time.Second, 4, 0, 2 * idleAllocs, false},
+		{2*idleFor + freeAgain + settleFor, 4, 0, 2 * idleAllocs, true},
+		{2*idleFor + freeAgain + 3*settleFor, 4, 0, 2 * idleAllocs, false},
 	} {
 		if got := i.free(start.Add(c.after), c.cycles, c.free, c.allocs); got != c.want {
 			t.Errorf("after %v with %d collections and %d bytes: %v, want %v", c.after, c.cycles, c.free, got, c.want)
