@@ -10,12 +10,13 @@ import (
 
 const (
 	residentAtRest = "resident at rest"
-	residentAfter  = "resident after all"
+	residentAfter  = "resident a minute after all"
 	peakOfAll      = "peak memory of all"
 )
 
-// memoryWanted are the bounds of a process that answers all workloads, with the sizes as documented.
-var memoryWanted = []Bound{absolute(residentAtRest, 1.3e9), absolute(residentAfter, 1.3e9), absolute(peakOfAll, 1.3e9)}
+// memoryWanted are the bounds of a process that answers all workloads, with the sizes as documented. Under load it may take a share of
+// the free memory.
+var memoryWanted = []Bound{absolute(residentAtRest, 0.8e9), absolute(residentAfter, 1.3e9), toUpstream(peakOfAll, 1)}
 
 // memoryUse is the memory of the processes that answer all workloads together.
 type memoryUse struct {
@@ -25,21 +26,30 @@ type memoryUse struct {
 
 // memoryAtRest waits until the running engines are at rest, and starts with their memory at that time.
 func (b *bench) memoryAtRest(ctx context.Context) (*memoryUse, error) {
-	b.progress.step("rest")
-	if err := process.WaitQuiet(ctx, b.config.Sizes.Quieten, b.children()...); err != nil {
+	// The Go runtime gives memory back in the background.
+	if err := b.rest(ctx, b.config.Sizes.Rest); err != nil {
 		return nil, err
 	}
-	select {
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	case <-time.After(b.config.Sizes.Rest): // the Go runtime gives memory back in the background
-	}
-	b.progress.done("done")
 	m := &memoryUse{pids: map[string]int{}}
 	for _, e := range b.engines {
 		m.pids[e.Label] = e.PID()
 	}
 	return m, m.note(b, residentAtRest)
+}
+
+// rest waits until the running engines are quiet, and then for some time.
+func (b *bench) rest(ctx context.Context, pause time.Duration) error {
+	b.progress.step("rest")
+	if err := process.WaitQuiet(ctx, b.config.Sizes.Quieten, b.children()...); err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(pause):
+	}
+	b.progress.done("done")
+	return nil
 }
 
 // note adds the current memory of the engines. The limit has only recorded answers, so its memory is not meaningful.

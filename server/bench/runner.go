@@ -168,6 +168,9 @@ func (b *bench) runTogether(ctx context.Context, workloads []Workload) error {
 			return err
 		}
 	}
+	if err := b.rest(ctx, b.config.Sizes.Settle); err != nil {
+		return err
+	}
 	if err := memory.note(b, residentAfter); err != nil {
 		return err
 	}

@@ -168,6 +168,7 @@ type Sizes struct {
 
 	Quieten       time.Duration // bound of the wait for quiet: a process that is never quiet is measured too
 	Rest          time.Duration // time without requests after which the memory of a started engine counts as "at rest"
+	Settle        time.Duration // the same after the last workload
 	Writes        int           // writes of one kind per sample
 	Loop          time.Duration // how long short reads are repeated per sample
 	WatchDuration time.Duration // how long events are made per sample
@@ -192,6 +193,7 @@ func fullSizes() Sizes {
 	s := Sizes{
 		Quieten:       10 * time.Second,
 		Rest:          10 * time.Second,
+		Settle:        time.Minute,
 		Writes:        1_000,
 		Loop:          2 * time.Second,
 		WatchDuration: 5 * time.Second,
@@ -252,7 +254,7 @@ const podsPerNode = 20
 func quickSizes() Sizes {
 	s := fullSizes()
 	s.setObjects(s.Objects / 10)
-	s.Rest = time.Second
+	s.Rest, s.Settle = time.Second, time.Second
 	s.Writes /= 4 // a tenth would be fewer than the p99 of a run needs
 	s.Loop = time.Second
 	s.WatchDuration = 3 * time.Second
