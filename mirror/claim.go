@@ -167,7 +167,8 @@ func (w *writer) splitOut(parent, t *table) {
 	}
 	ownLin := own.build(between(newest.tree, start, end), true) // published when no value is missing
 	restLin := rest.build(without(newest.tree, start, end), !parent.owned)
-	ownLin.restore, restLin.restore = from.restore, from.restore
+	ownLin.restore.Store(from.restore.Load())
+	restLin.restore.Store(from.restore.Load())
 	ownLin.inconsistent.Store(from.inconsistent.Load())
 	restLin.inconsistent.Store(from.inconsistent.Load())
 	for e := range ownLin.head.Load().tree.All("", "") {

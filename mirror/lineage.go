@@ -46,9 +46,11 @@ type lineage struct {
 	// hasNoClaim: the resource has no claim. Values may be missing, and readers do not see the
 	// lineage; see current.readable.
 	hasNoClaim bool
-	restore    *restore // of the history before the list with which the lineage began; nil if there is none
-	log        *eventLog
-	head       atomic.Pointer[version] // newest; above the published revision between two steps of the writer; nil when the lineage has ended
+	// restore is the restore of the history before the list with which the lineage began; nil if there is
+	// none, or its events were joined. They may have been dropped since.
+	restore atomic.Pointer[restore]
+	log     *eventLog
+	head    atomic.Pointer[version] // newest; above the published revision between two steps of the writer; nil when the lineage has ended
 	// inconsistent: a check found an earlier state of the resource to differ from etcd, and no later
 	// check has found this lineage equal to etcd.
 	inconsistent atomic.Bool

@@ -95,7 +95,7 @@ func (w *writer) buildLineages(l *load, parts map[*table]*load) (drafts map[*tab
 // buildLineage returns a new lineage of the resource that begins with the listed entries.
 func (t *table) buildLineage(l *load) *lineage {
 	lin := newLineage(t.firstVersion(l.entries, l.header.Revision), nil, nil, !t.owned)
-	lin.restore = l.restore
+	lin.restore.Store(l.restore)
 	t.sinceCheckpoint, t.absorbed = 0, 0
 	return lin
 }

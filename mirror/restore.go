@@ -36,7 +36,7 @@ func (o *loader) newRestore(l *load) *restore {
 // restoring reports whether the events after rev are not in the log yet, and may still be joined to
 // it.
 func (l *lineage) restoring(rev Revision) bool {
-	r := l.restore
+	r := l.restore.Load()
 	if r == nil || r.ended.Load() { // before the floor: history may be joined meanwhile
 		return false
 	}
@@ -45,7 +45,9 @@ func (l *lineage) restoring(rev Revision) bool {
 
 // awaitsHistory reports whether the restore has not been joined to the lineage, and still can be:
 // the log has every event after the list.
-func (l *lineage) awaitsHistory(r *restore) bool { return l.restore == r && l.log.Floor() == r.through }
+func (l *lineage) awaitsHistory(r *restore) bool {
+	return l.restore.Load() == r && l.log.Floor() == r.through
+}
 
 // past is a part of a prefix's history, as read from etcd.
 type past struct {
@@ -176,8 +178,8 @@ type part struct {
 	err      error      // the events do not lead to the base
 }
 
-// divide returns the part of the history for each table that awaits it. Events whose key has no such
-// table are left out. parts has an element for every table, nil for those.
+// divide adds to each part the events of its table. parts has an element for every table, nil for
+// those that do not await the history; their events are left out.
 func (p *past) divide(parts map[string]*part, root string) {
 	for key, err := range p.gaps {
 		if x := longestPrefix(parts, root, key); x != nil {
@@ -251,6 +253,7 @@ func (w *writer) join(x *part, r *restore, after Revision) {
 		return
 	}
 	lin.log.Prepend(after, x.events)
+	lin.restore.Store(nil)
 	// Versions first: a reader that finds the lower oldest revision also finds them.
 	oldest := max(after, w.stats.Compacted.Load())
 	seq := lin.log.After(oldest)

@@ -91,7 +91,7 @@ func (t *table) publishUnclaimed() {
 	shown := newLineage(lin.versionAt(lin.oldest()), lin.head.Load(), lin.log, false)
 	shown.addCheckpoints(t.w.opts.CheckpointEvents)
 	shown.inconsistent.Store(lin.inconsistent.Load())
-	shown.restore = lin.restore
+	shown.restore.Store(lin.restore.Load())
 	t.lineage.Store(shown)
 	t.loaded(time.Time{})
 	t.changed.wake()

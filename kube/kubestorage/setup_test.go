@@ -225,6 +225,8 @@ func (f *fixture) catchUp(t testing.TB) {
 	if err != nil {
 		t.Fatalf("memory did not catch up with etcd: %v", err)
 	}
+	// The restore of history reads from etcd too.
+	eventually(t, "history is restored", func() bool { return m.Stats().Restoring == 0 })
 }
 
 // testCodec is the codec of the values in etcd.
