@@ -42,7 +42,7 @@ OLDEST := apiserver_v0_36
 
 .DEFAULT_GOAL := build
 .PHONY: help build run test test-engine test-kube test-server test-race test-long test-storage test-oldest \
-        test-invariants fuzz bench bench-read bench-consistent bench-watch bench-lists bench-check bench-profiles conformance robustness stock skew \
+        test-invariants fuzz bench bench-read bench-consistent bench-watch bench-lists bench-storm bench-check bench-profiles conformance robustness stock skew \
         suites suites-quick lint gofmt vet staticcheck boundaries tidy generate check-docs check-commits prose vulncheck clean
 
 help: ## list the targets
@@ -163,6 +163,9 @@ LISTS := list-pages.*,list-exact.*,history-.*
 
 bench-lists: ## the same for lists by pages and at old revisions, and what history takes
 	$(GO) run ./server/bench -workloads '$(LISTS)' $(ARGS)
+
+bench-storm: ## the same for a fleet of clients that wants everything at once, half an hour
+	$(GO) run ./server/bench -workloads 'storm.*' -runs 1 $(ARGS)
 
 bench-check: ## the same for consistency checks; it waits for upstream's, which cannot be asked for
 	$(GO) run ./server/bench -workloads check $(ARGS)

@@ -37,7 +37,9 @@ var testSizes = Sizes{
 	Objects: 200, // as JSON above the threshold of compression
 	Pods:    100, Nodes: 10, Namespaces: 5, OtherPods: 100, LargeObjects: 3, LargeBytes: 100_000,
 	Changed: 5, Page: 30, Crowd: 3, Streams: 2, Quiet: 10, Lists: 3, Pairs: 1, Few: 200,
-	IdleObjects: 20, IdleWatchers: 20, Resumed: 5, History: 500, HistoryBytes: 2_000, Stalled: 4, StalledDear: 2, Past: 10, Churned: 200, ChurnRate: 1_000,
+	IdleObjects: 20, IdleWatchers: 20, Resumed: 5, History: 500, HistoryBytes: 2_000, Stalled: 4, StalledDear: 2,
+	Fleet: 4, FleetPods: 100, FleetBytes: 2_000, FleetWait: 20 * time.Second, Burst: 500 * time.Millisecond, MixedWrites: 80,
+	Past: 10, Churned: 200, ChurnRate: 1_000,
 	Quieten: 20 * time.Millisecond, Rest: time.Millisecond, Writes: 20, Loop: 200 * time.Millisecond,
 	WatchDuration: 300 * time.Millisecond, NodeDuration: time.Second, LoneRate: 200, LoneStep: 300 * time.Millisecond, LoneMost: 6_000, Watchers: 20, SharedRate: 20,
 	NodeWatchers: 10, NodeRate: 400, Idle: 200 * time.Millisecond,
@@ -51,6 +53,7 @@ var onlyLong = []string{
 	"list-cold-protobuf", "list-cold-gzip-json", "initial-cold-gzip-protobuf", // list-cold-json, list-cold-gzip-protobuf, initial-cold-gzip-json
 	"watch-highest-few",                                             // watch-highest
 	"watch-resume", "restore-three", "restore-off", "restore-large", // restore
+	"list-cold-three", "list-cold-pages", "start-half", // list-cold-json, start
 	"kep-large", "kep-small-disabled", // kep-small, kep-large-disabled
 }
 

@@ -44,6 +44,7 @@ about an hour, the workloads of the read path half of that, -quick some minutes.
   make bench-consistent                        those of consistent reads
   make bench-watch                             those of watches
   make bench-lists                             those of lists by pages and of the past
+  make bench-storm                             those of a fleet of clients that wants everything at once
   make bench ARGS='-quick'                     a tenth
   make bench ARGS='-workloads list-.*,get'     some of them
   make bench ARGS='-engines strata,old=strata@/tmp/old/strata,upstream'
@@ -82,7 +83,7 @@ func parseFlags(args []string, stdout, stderr io.Writer) (Config, error) {
 	})
 	fs.StringVar(&c.Binary, "binary", "", "the strata executable (default: build it)")
 	fs.StringVar(&c.DataDir, "data", filepath.Join(root, "bench-data"), "directory for filled etcds, logs and temporary data")
-	fs.Func("out", "file to write the table to: .md Markdown, .json JSON, otherwise text; may be repeated", func(v string) error {
+	fs.Func("out", "file to write the table to: .md Markdown, .json JSON, .svg a plot of the figures with a bound, otherwise text; may be repeated", func(v string) error {
 		c.Out = append(c.Out, v)
 		return nil
 	})

@@ -23,7 +23,7 @@ var fewWorkloads = []Workload{
 		Name: "watch-idle-memory", Title: "idle watches of one object each", Op: "watch", Dataset: fewConfigMaps,
 		Alone: true, Session: "idle memory", Runs: 3,
 		Run:    measureIdleMemory,
-		Wanted: []Bound{absolute(residentPerWatch, 45e3)},
+		Wanted: []Bound{absolute(residentPerWatch, 25e3)},
 	},
 	{
 		Name: "watch-idle-bookmarks", Title: "idle watches, without bookmarks and with", Op: "watch", Dataset: fewConfigMaps,

@@ -45,12 +45,12 @@ var initialWorkloads = []Workload{
 // coldInitialWorkloads are the first initial events of their media type in a process.
 var coldInitialWorkloads = []Workload{
 	{
-		Name: "initial-cold-gzip-json", Title: "the first initial events of all, gzip, JSON", Op: "client", Dataset: configMaps, Alone: true, Session: "cold 3", Runs: 3,
+		Name: "initial-cold-gzip-json", Title: "the first initial events of all, gzip, JSON", Op: "client", Dataset: configMaps, Alone: true, Session: "cold 4", Runs: 3,
 		Run:    initialLoad{format: initialJSON, gzip: true}.run,
 		Wanted: []Bound{toUpstream(latency, 1)},
 	},
 	{
-		Name: "initial-cold-gzip-protobuf", Title: "the first initial events of all, gzip, protobuf", Op: "client", Dataset: configMaps, Alone: true, Session: "cold 4", Runs: 3,
+		Name: "initial-cold-gzip-protobuf", Title: "the first initial events of all, gzip, protobuf", Op: "client", Dataset: configMaps, Alone: true, Session: "cold 5", Runs: 3,
 		Run:    initialLoad{format: initialProtobuf, gzip: true}.run,
 		Wanted: []Bound{toUpstream(latency, 1)},
 	},

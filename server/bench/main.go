@@ -1,9 +1,9 @@
 // Command bench compares API server engines: it runs each as a process of its own on the same etcd data, takes every measurement alternately
 // on them, and prints a table with the ratios. `make bench` runs it; docs/benchmarks.md has its results.
 //
-// The workloads are declared in list.go, get.go, quiet.go, kep2340.go, etcdonly.go, initial.go, shards.go, write.go, watch.go,
-// highest.go, idle.go, stalled.go, resume.go, restore.go, exact.go, check.go, churn.go and start.go; Workload describes how to add
-// one.
+// The workloads are declared in list.go, get.go, quiet.go, kep2340.go, etcdonly.go, initial.go, shards.go, write.go, mixed.go, watch.go,
+// highest.go, idle.go, stalled.go, storm.go, resume.go, restore.go, exact.go, check.go, churn.go and start.go; Workload describes how
+// to add one.
 package main
 
 import (
@@ -177,6 +177,8 @@ func (c *Config) writeOutputs(report *Report, profiles []Profile) error {
 			write = report.WriteMarkdown
 		case ".json":
 			write = report.WriteJSON
+		case ".svg":
+			write = report.WriteSVG
 		}
 		if err := writeFile(path, write); err != nil {
 			return fmt.Errorf("-out: %w", err)

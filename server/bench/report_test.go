@@ -261,3 +261,34 @@ func TestFiguresOf_MissingFigure_UsesOtherRuns(t *testing.T) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
+
+func TestReport_WriteSVG_PlotsFiguresWithBounds(t *testing.T) {
+	r := exampleReport()
+	var svg bytes.Buffer
+	if err := r.WriteSVG(&svg); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"<svg", "list-json: " + cpuPerList, "wanted", "share of upstream"} {
+		if !strings.Contains(svg.String(), want) {
+			t.Errorf("the plot does not contain %q", want)
+		}
+	}
+	if strings.Contains(svg.String(), "etcd sent per LIST") {
+		t.Error("the plot contains a figure without a bound")
+	}
+	if err := (&Report{Engines: []string{"strata"}}).WriteSVG(&svg); err == nil {
+		t.Error("a report without figures is plotted")
+	}
+}
+
+func TestReport_Shares_InvertRates(t *testing.T) {
+	r := &Report{Engines: []string{"strata", upstreamEngine, "limit"}, Results: []Result{{
+		Name:   "get-16",
+		Rows:   []Row{{Name: getsPerSecond, Unit: PerSecond, Values: map[string]float64{"strata": 200, upstreamEngine: 100}}},
+		Wanted: []Bound{{Measure: getsPerSecond, Of: upstreamEngine, AtLeast: 4}},
+	}}}
+	want := []share{{label: "get-16: GETs per second, inverted", first: 0.5, wanted: 0.25}}
+	if got := r.shares(); !slices.Equal(got, want) {
+		t.Errorf("shares are %+v, want %+v", got, want)
+	}
+}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -246,8 +247,9 @@ func (b *bench) startAll(ctx context.Context, w Workload) error {
 	return nil
 }
 
-// variant returns the spec with the variant and flags of a workload.
+// variant returns the spec with the variant, flags and environment of a workload.
 func (w Workload) variant(spec target.EngineSpec) target.EngineSpec {
+	spec.Env = slices.Concat(spec.Env, w.Env)
 	if flags := w.Flags[spec.Engine]; len(flags) > 0 {
 		spec.Variant = w.Variant
 		spec.Args = slices.Concat(spec.Args, flags)
@@ -368,7 +370,8 @@ func (b *bench) fail(w Workload, spec target.EngineSpec, err error) {
 
 // sample runs a workload once on an engine, which it starts if necessary. profile may be nil.
 func (b *bench) sample(ctx context.Context, w Workload, spec target.EngineSpec, thorough bool, profile *cpuProfile) (Observation, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, sampleTimeout, fmt.Errorf("%s took longer than %v", w.Name, sampleTimeout))
+	limit := cmp.Or(w.Timeout, sampleTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s took longer than %v", w.Name, limit))
 	defer cancel()
 	s := &Sample{Surroundings: *b.surroundings(), Thorough: thorough, Body: &b.body, profile: profile}
 	s.start = func(ctx context.Context, args ...string) (*target.Engine, error) {

@@ -7,12 +7,26 @@ import (
 	"github.com/stratakube/strata/internal/process"
 )
 
+// untilReadyz is a measure that has a bound.
+const untilReadyz = "until /readyz"
+
 var startWorkloads = []Workload{{
 	Name:    "start",
 	Title:   "restart on a filled etcd, then rest",
 	Dataset: configMaps,
 	Alone:   true,
 	Run:     measureStart,
+	Wanted:  []Bound{toUpstream(untilReadyz, 0.35)},
+}}
+
+// halfWorkloads start engines on fewer objects.
+var halfWorkloads = []Workload{{
+	Name:    "start-half",
+	Title:   "restart with half as many objects, then rest",
+	Dataset: halfConfigMaps,
+	Alone:   true,
+	Run:     measureStart,
+	Wanted:  []Bound{toUpstream(untilReadyz, 0.46), absolute(untilReadyz, 2.5)},
 }}
 
 // measureStart reports the start of the engine, which the runner started a moment ago after it had stopped its predecessor on the same etcd,
@@ -34,7 +48,7 @@ func measureStart(ctx context.Context, s *Sample) error {
 	if err != nil {
 		return err
 	}
-	s.Report("until /readyz", Seconds, s.Engine.Startup.Ready.Seconds())
+	s.Report(untilReadyz, Seconds, s.Engine.Startup.Ready.Seconds())
 	s.Report("until the first GET", Seconds, s.Engine.Startup.FirstGet.Seconds())
 	s.Report("server CPU until then", Seconds, s.Engine.Startup.CPU.Seconds())
 	s.Report("server CPU until at rest", Seconds, cpu.Seconds())

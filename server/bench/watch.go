@@ -36,7 +36,7 @@ var streamWorkloads = []Workload{
 		Run: func(ctx context.Context, s *Sample) error {
 			return watchLoad{watchers: s.Sizes.Watchers, conns: 8, rate: s.Sizes.SharedRate}.run(ctx, s)
 		},
-		Wanted: []Bound{toLimit(cpuPerEvent, 1.5)},
+		Wanted: []Bound{toLimit(cpuPerEvent, 1.15)},
 	},
 }
 
@@ -45,7 +45,7 @@ var nodeWorkloads = []Workload{
 	{
 		Name: "watch-nodes", Title: "watchers of the pods of one node each", Op: "event", Dataset: pods, Alone: true, Session: "nodes", Runs: 3, Tail: true,
 		Run:    watchNodes,
-		Wanted: []Bound{toUpstream(latencyP99, 1), toUpstream(cpuPerEvent, 1./2)},
+		Wanted: []Bound{toUpstream(latencyP99, 1), toUpstream(cpuPerEvent, 0.6)},
 	},
 }
 

@@ -35,6 +35,12 @@ type Workload struct {
 	Variant string
 	Flags   map[string][]string
 
+	// Env are further variables of the environment of the engines, as name=value. It needs Alone, and a Session of its own.
+	Env []string
+
+	// Timeout bounds a run on one engine; 0 means sampleTimeout.
+	Timeout time.Duration
+
 	// EtcdOnly measures etcd while no engine runs: once, in the column of the first engine. Sample.Engine is nil. It needs Alone, and a
 	// Session of its own.
 	EtcdOnly bool
@@ -102,9 +108,9 @@ func (w Workload) flags(engines []target.EngineSpec) map[string]string {
 // workloads are all workloads in the order in which they run and are shown: first those that run alone, last those that leave data,
 // such as other objects, in an engine.
 var workloads = slices.Concat(startWorkloads, writeWorkloads, watchWorkloads, coldWorkloads, coldInitialWorkloads,
-	highestWorkloads, stalledWorkloads, restoreWorkloads, exactWorkloads, checkWorkloads, nodeWorkloads, kepWorkloads, besideWorkloads, kepLargeWorkloads, kepDisabledWorkloads, etcdWorkloads,
+	mixedWorkloads, highestWorkloads, stalledWorkloads, restoreWorkloads, exactWorkloads, checkWorkloads, nodeWorkloads, kepWorkloads, besideWorkloads, kepLargeWorkloads, kepDisabledWorkloads, etcdWorkloads,
 	listWorkloads, getWorkloads, quietWorkloads, tableWorkloads, initialWorkloads, shardWorkloads, streamWorkloads, adapterWorkloads, largeWorkloads, podWorkloads,
-	fewWorkloads, churnWorkloads)
+	coldPagesWorkloads, halfWorkloads, fewWorkloads, churnWorkloads, stormWorkloads)
 
 // selectWorkloads returns the workloads whose whole name matches one of the comma-separated regular expressions; "" selects all.
 func selectWorkloads(all []Workload, patterns string) ([]Workload, error) {
@@ -159,6 +165,9 @@ type Sizes struct {
 	Resumed      int // watches that continue after a restart
 	History      int // revisions of etcd's history when an engine starts
 	HistoryBytes int // of a value of the history, where it is large
+	Fleet        int // clients that LIST all pods at once
+	FleetPods    int // pods that they LIST
+	FleetBytes   int // random bytes of each of these
 	Stalled      int // clients that do not read the response to their request
 	StalledDear  int // the same for an engine that buffers all unread bytes of each client
 
@@ -170,6 +179,7 @@ type Sizes struct {
 	Rest          time.Duration // time without requests after which the memory of a started engine counts as "at rest"
 	Settle        time.Duration // the same after the last workload
 	Writes        int           // writes of one kind per sample
+	MixedWrites   int           // writes of several kinds and clients per sample
 	Loop          time.Duration // how long short reads are repeated per sample
 	WatchDuration time.Duration // how long events are made per sample
 	NodeDuration  time.Duration // the same for watchers of nodes: at their low rate, long enough for the collector to have its share
@@ -185,6 +195,8 @@ type Sizes struct {
 	ListInterval  time.Duration // between two LISTs of KEP-2340's load
 	Churn         time.Duration // how long history grows
 	PastInterval  time.Duration // between two reads at old revisions meanwhile
+	FleetWait     time.Duration // for the answer to each client of the fleet, refusals included
+	Burst         time.Duration // duration of a burst, and of each phase around it
 	CheckWait     time.Duration // for a check of an engine without checks on demand; 0 means that it is not waited for
 }
 
@@ -195,6 +207,7 @@ func fullSizes() Sizes {
 		Rest:          10 * time.Second,
 		Settle:        time.Minute,
 		Writes:        1_000,
+		MixedWrites:   4_000,
 		Loop:          2 * time.Second,
 		WatchDuration: 5 * time.Second,
 		LoneRate:      4_000,
@@ -210,6 +223,11 @@ func fullSizes() Sizes {
 		Resumed:       100,
 		History:       200_000,
 		HistoryBytes:  10_000,
+		Fleet:         1_000,
+		FleetPods:     20_000,
+		FleetBytes:    10_000,
+		FleetWait:     15 * time.Minute,
+		Burst:         10 * time.Second,
 		Stalled:       1_000,
 		StalledDear:   20,
 		Few:           20_000,
@@ -255,6 +273,7 @@ func quickSizes() Sizes {
 	s := fullSizes()
 	s.setObjects(s.Objects / 10)
 	s.Rest, s.Settle = time.Second, time.Second
+	s.MixedWrites /= 4
 	s.Writes /= 4 // a tenth would be fewer than the p99 of a run needs
 	s.Loop = time.Second
 	s.WatchDuration = 3 * time.Second
@@ -266,6 +285,10 @@ func quickSizes() Sizes {
 	s.IdleObjects = 2_000     // fewer would fit into memory that a server has allocated anyway
 	s.IdleWatchers /= 10
 	s.History /= 10
+	s.Fleet /= 10
+	s.FleetPods /= 10
+	s.FleetWait = 2 * time.Minute
+	s.Burst /= 5
 	s.Stalled /= 10
 	s.StalledDear /= 4
 	s.Few /= 10
@@ -284,6 +307,18 @@ func quickSizes() Sizes {
 func configMaps(s Sizes) dataset.Spec {
 	return dataset.Spec{
 		ConfigMaps: s.Objects, Pods: s.OtherPods, Nodes: max(1, s.OtherPods/podsPerNode), Namespaces: max(1, s.OtherPods/podsPerNamespace),
+	}
+}
+
+// halfConfigMaps is the data of a start with fewer objects.
+func halfConfigMaps(s Sizes) dataset.Spec {
+	return dataset.Spec{ConfigMaps: s.Objects / 2, Namespaces: 1}
+}
+
+// fleetPods is the data of a fleet of clients.
+func fleetPods(s Sizes) dataset.Spec {
+	return dataset.Spec{
+		Pods: s.FleetPods, PodBytes: s.FleetBytes, Nodes: max(1, s.FleetPods/podsPerNode), Namespaces: max(1, s.FleetPods/podsPerNamespace),
 	}
 }
 

@@ -18,19 +18,23 @@ import (
 var writeWorkloads = []Workload{
 	{
 		Name: "create", Title: "create a ConfigMap", Op: "create", Dataset: configMaps, Alone: true,
-		Run: writeLoad{requests: creations, cleanUp: deleteTemporary}.run,
+		Run:    writeLoad{requests: creations, cleanUp: deleteTemporary}.run,
+		Wanted: []Bound{toUpstream("server CPU per create", 1)},
 	},
 	{
 		Name: "update", Title: "update a ConfigMap", Op: "update", Dataset: configMaps, Alone: true,
-		Run: writeLoad{requests: updates}.run,
+		Run:    writeLoad{requests: updates}.run,
+		Wanted: []Bound{toUpstream("server CPU per update", 1)},
 	},
 	{
 		Name: "status-patch", Title: "patch the status of a pod", Op: "patch", Dataset: configMaps, Alone: true,
-		Run: writeLoad{requests: statusPatches}.run,
+		Run:    writeLoad{requests: statusPatches}.run,
+		Wanted: []Bound{toUpstream("server CPU per patch", 1)},
 	},
 	{
 		Name: "delete", Title: "delete a ConfigMap", Op: "delete", Dataset: configMaps, Alone: true,
-		Run: writeLoad{requests: deletions, cleanUp: deleteTemporary}.run,
+		Run:    writeLoad{requests: deletions, cleanUp: deleteTemporary}.run,
+		Wanted: []Bound{toUpstream("server CPU per delete", 1)},
 	},
 }
 

@@ -24,11 +24,16 @@ type Spec struct {
 	Pods       int
 	Nodes      int // the pods are spread over as many node names; there are no node objects
 	Namespaces int // the pods are spread over as many namespaces; 1 means Namespace
+	PodBytes   int // random bytes of each pod; 0 means as many as other objects have
 }
 
 // ID names the content of the spec; it is usable as a file name.
 func (s Spec) ID() string {
-	return fmt.Sprintf("v%d-configmaps-%d-pods-%d-%d-%d", contentVersion, s.ConfigMaps, s.Pods, s.Nodes, s.Namespaces)
+	id := fmt.Sprintf("v%d-configmaps-%d-pods-%d-%d-%d", contentVersion, s.ConfigMaps, s.Pods, s.Nodes, s.Namespaces)
+	if s.PodBytes > 0 {
+		id += fmt.Sprintf("-of-%d", s.PodBytes)
+	}
+	return id
 }
 
 // Len is the number of objects.
@@ -63,6 +68,9 @@ func (s Spec) builders() iter.Seq[func() (string, runtime.Object)] {
 		for i := range s.Pods {
 			build := func() (string, runtime.Object) {
 				pod := Pod(i, s.Nodes, s.Namespaces)
+				if s.PodBytes > 0 {
+					pod.Annotations[dataKey] = textOf(s.PodBytes, "pod "+pod.Name, 0)
+				}
 				return PodKey(pod.Namespace, pod.Name), pod
 			}
 			if !yield(build) {

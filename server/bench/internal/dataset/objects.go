@@ -24,6 +24,9 @@ const (
 	// payloadBytes is the size of the random text in each object but the large ones.
 	payloadBytes = 1024
 
+	// dataKey is the annotation of a pod with its random bytes.
+	dataKey = "example.com/data"
+
 	// SentKey is the key in a ConfigMap's data under which StampedConfigMap stores its creation time.
 	SentKey = "sent"
 )
@@ -108,7 +111,7 @@ func Pod(index, nodes, namespaces int) *corev1.Pod {
 			UID:               uid("pod " + name),
 			CreationTimestamp: created,
 			Labels:            map[string]string{"app": fmt.Sprintf("app-%d", index%100)},
-			Annotations:       map[string]string{"example.com/data": text("pod "+name, 0)},
+			Annotations:       map[string]string{dataKey: text("pod "+name, 0)},
 		},
 		Spec: corev1.PodSpec{
 			NodeName:           NodeName(index, nodes),

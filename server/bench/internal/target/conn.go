@@ -51,6 +51,20 @@ func (e *Engine) Dial() *Conn {
 	})
 }
 
+// DialAs returns a new connection of a user that buffers few unread bytes, so that thousands of them fit into memory. The caller
+// must Close it.
+func (e *Engine) DialAs(user User) *Conn {
+	const buffer = 256 << 10
+	conn := e.conn(&http.Transport{
+		TLSClientConfig:    &tls.Config{RootCAs: e.credentials.roots},
+		ForceAttemptHTTP2:  true,
+		HTTP2:              &http.HTTP2Config{MaxReceiveBufferPerConnection: buffer, MaxReceiveBufferPerStream: buffer},
+		DisableCompression: true,
+	})
+	conn.header.Set("Authorization", "Bearer "+e.credentials.tokens[user])
+	return conn
+}
+
 // narrow is the size of the buffers of a connection of DialNarrow, in bytes: for HTTP/2 the least of Go's client.
 const narrow = 64 << 10
 
@@ -84,7 +98,7 @@ func (e *Engine) conn(transport *http.Transport) *Conn {
 	return &Conn{
 		client:  http.Client{Transport: transport},
 		baseURL: e.baseURL,
-		header:  http.Header{"Authorization": {"Bearer " + e.credentials.token}, "User-Agent": {"bench"}},
+		header:  http.Header{"Authorization": {"Bearer " + e.credentials.tokens[Admin]}, "User-Agent": {"bench"}},
 	}
 }
 
@@ -107,8 +121,8 @@ func CloseAll(conns []*Conn) {
 // Close closes the connection once its streams have ended.
 func (c *Conn) Close() { c.client.CloseIdleConnections() }
 
-// Do sends a request and returns the response with its body unread. A status other than the expected one is ErrStatus, with the body quoted.
-func (c *Conn) Do(ctx context.Context, r Request) (*http.Response, error) {
+// Send sends a request and returns the response, of any status, with its body unread.
+func (c *Conn) Send(ctx context.Context, r Request) (*http.Response, error) {
 	request, err := http.NewRequestWithContext(ctx, r.method(), c.baseURL+r.Path, bytes.NewReader(r.Body))
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", r.method(), r.Path, err)
@@ -132,6 +146,15 @@ func (c *Conn) Do(ctx context.Context, r Request) (*http.Response, error) {
 	response, err := c.client.Do(request)
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", r.method(), r.Path, err)
+	}
+	return response, nil
+}
+
+// Do is Send, except that a status other than the expected one is ErrStatus, with the body quoted.
+func (c *Conn) Do(ctx context.Context, r Request) (*http.Response, error) {
+	response, err := c.Send(ctx, r)
+	if err != nil {
+		return nil, err
 	}
 	want := r.Status
 	if want == 0 {

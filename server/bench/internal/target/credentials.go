@@ -11,13 +11,32 @@ import (
 	"k8s.io/client-go/util/cert"
 )
 
-// Credentials let an API server prove itself to the benchmark and the benchmark to the API server. The benchmark authenticates by a
-// token, which costs the server a look-up, and belongs to system:masters, which priority and fairness exempts: so the measurements
-// include neither the verification of a client certificate per request nor a queue.
+// Credentials let an API server prove itself to the benchmark and the benchmark to the API server. The benchmark authenticates by
+// tokens, which cost the server a look-up. Unless a workload says otherwise it is Admin: so the measurements include neither the
+// verification of a client certificate per request nor a queue.
 type Credentials struct {
 	certFile, keyFile, tokenFile string
-	token                        string
+	tokens                       map[User]string
 	roots                        *x509.CertPool
+}
+
+// User is a user whom the API servers know.
+type User string
+
+const (
+	// Admin is exempt from priority and fairness.
+	Admin User = "bench"
+	// Node is a kubelet.
+	Node User = "system:node:bench"
+	// Agent is a service account, such as that of a daemon on every node.
+	Agent User = "system:serviceaccount:bench:agent"
+)
+
+// groups are the groups of each user.
+var groups = map[User]string{
+	Admin: "system:masters",
+	Node:  "system:nodes",
+	Agent: "system:serviceaccounts,system:serviceaccounts:bench",
 }
 
 // NewCredentials makes a serving certificate, its key and a token, and writes them into dir for the servers to read.
@@ -30,16 +49,21 @@ func NewCredentials(dir string) (*Credentials, error) {
 		certFile:  filepath.Join(dir, "serving.crt"),
 		keyFile:   filepath.Join(dir, "serving.key"),
 		tokenFile: filepath.Join(dir, "tokens.csv"),
-		token:     rand.Text(),
+		tokens:    map[User]string{},
 		roots:     x509.NewCertPool(),
 	}
 	if !c.roots.AppendCertsFromPEM(certificate) {
 		return nil, errors.New("create serving certificate: it contains no certificate")
 	}
+	var tokens []byte
+	for user, memberOf := range groups {
+		c.tokens[user] = rand.Text()
+		tokens = fmt.Appendf(tokens, "%s,%s,%s,%q\n", c.tokens[user], user, user, memberOf)
+	}
 	for path, data := range map[string][]byte{
 		c.certFile:  certificate,
 		c.keyFile:   key,
-		c.tokenFile: []byte(c.token + ",bench,bench,system:masters\n"),
+		c.tokenFile: tokens,
 	} {
 		if err := os.WriteFile(path, data, 0o600); err != nil {
 			return nil, fmt.Errorf("write credentials: %w", err)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -22,6 +23,7 @@ type EngineSpec struct {
 	Binary      string   // the executable
 	Variant     string   // distinguishes processes of one label with different flags; "" is the usual one
 	Args        []string // further flags
+	Env         []string // further variables of the environment, as name=value
 	MemoryLimit uint64   // resident bytes beyond which it is killed; 0 means no limit
 
 	// Grace is the time for an orderly end after SIGTERM; 0 means 20 s.
@@ -112,6 +114,7 @@ func startServer(spec EngineSpec, etcd *Etcd, port int, credentials *Credentials
 			"--etcd-compaction-interval=0",           // the benchmark compacts: at the same moments for all engines
 			"--http2-max-streams-per-connection=250", // 1,000 watchers over 8 connections are 125 on each
 		}, spec.Args...),
+		Env: append(os.Environ(), spec.Env...),
 		Log: filepath.Join(logDir, spec.Label+spec.Variant+".log"),
 	})
 }
