@@ -37,6 +37,8 @@ type Pager struct {
 	limit  int64           // of the next page
 	opts   []clientv3.OpOption
 	done   bool
+	shared bool        // a page is valid until the next one
+	kvs    []driver.KV // of the last page, if shared
 }
 
 // Page is a part of a range.
@@ -50,14 +52,6 @@ type Page struct {
 // at is 0.
 func NewPager(client clientv3.KV, start, end string, at mirror.Revision) *Pager {
 	return &Pager{client: client, key: start, end: end, rev: at, limit: firstPageKeys}
-}
-
-// newKeysPager returns a pager that reads no values. The caller of Next determines the number of
-// keys of a page, up to maxPageKeys.
-func newKeysPager(client clientv3.KV, start, end string, at mirror.Revision) *Pager {
-	p := NewPager(client, start, end, at)
-	p.limit, p.opts = maxPageKeys, []clientv3.OpOption{clientv3.WithKeysOnly()}
-	return p
 }
 
 // Done reports whether the range has been read to its end.
@@ -99,7 +93,7 @@ func (p *Pager) Next(ctx context.Context, maxKeys int64) (Page, error) {
 			p.rev = resp.Header.Revision // all pages are at the revision of the first one
 		}
 		page := Page{
-			KVs:    make([]driver.KV, len(resp.Kvs)),
+			KVs:    p.page(len(resp.Kvs)),
 			Header: driver.Header{ClusterID: clusterOf(resp.Header), Revision: p.rev},
 			Count:  resp.Count,
 		}
@@ -112,6 +106,15 @@ func (p *Pager) Next(ctx context.Context, maxKeys int64) (Page, error) {
 		}
 		return page, nil
 	}
+}
+
+// page returns the memory of a page of n keys.
+func (p *Pager) page(n int) []driver.KV {
+	if !p.shared {
+		return make([]driver.KV, n)
+	}
+	p.kvs = slices.Grow(p.kvs[:0], n)[:n]
+	return p.kvs
 }
 
 // checkOrder returns an error unless the keys are in the requested range and ascend. Otherwise the

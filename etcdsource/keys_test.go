@@ -1,0 +1,121 @@
+package etcdsource
+
+import (
+	"bytes"
+	"testing"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"google.golang.org/grpc/encoding"
+	grpcproto "google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/proto"
+)
+
+// rangeResponses are responses as etcd encodes them.
+func rangeResponses(t testing.TB) (all [][]byte) {
+	t.Helper()
+	for _, response := range []*pb.RangeResponse{
+		{},
+		{Header: &pb.ResponseHeader{ClusterId: 1 << 63, MemberId: 2, Revision: 1<<63 - 1, RaftTerm: 4}, More: true, Count: 300_000},
+		{Header: &pb.ResponseHeader{Revision: 7}, Count: 2, Kvs: []*mvccpb.KeyValue{
+			{Key: []byte("/registry/a"), CreateRevision: 1, ModRevision: 7, Version: 3, Lease: -1},
+			{Key: []byte("/registry/b"), Value: []byte("value"), CreateRevision: 5, ModRevision: 5, Version: 1},
+		}},
+	} {
+		data, err := proto.Marshal(response)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, data)
+	}
+	return all
+}
+
+// requireSameRange fails unless the codec decodes data to what protobuf decodes it to, or both refuse it.
+func requireSameRange(t *testing.T, codec *keysCodec, data []byte) {
+	t.Helper()
+	want, got := &pb.RangeResponse{}, &pb.RangeResponse{More: true, Count: 9} // of an earlier attempt
+	wantErr := proto.Unmarshal(data, want)
+	half := len(data) / 2 // gRPC receives a message in parts
+	gotErr := codec.Unmarshal(mem.BufferSlice{mem.SliceBuffer(data[:half]), mem.SliceBuffer(data[half:])}, got)
+	if gotErr != nil && wantErr == nil {
+		t.Fatalf("%x: %v", data, gotErr)
+	}
+	if gotErr != nil || wantErr != nil {
+		return // protobuf also verifies fields that the codec skips
+	}
+	if want.Header == nil != (got.Header == nil) || want.Header.GetClusterId() != got.Header.GetClusterId() || want.Header.GetMemberId() != got.Header.GetMemberId() ||
+		want.Header.GetRevision() != got.Header.GetRevision() || want.Header.GetRaftTerm() != got.Header.GetRaftTerm() ||
+		want.More != got.More || want.Count != got.Count || len(want.Kvs) != len(got.Kvs) {
+		t.Fatalf("%x: %v, want %v", data, got, want)
+	}
+	for i, w := range want.Kvs {
+		if g := got.Kvs[i]; !bytes.Equal(g.Key, w.Key) || !bytes.Equal(g.Value, w.Value) || g.CreateRevision != w.CreateRevision ||
+			g.ModRevision != w.ModRevision || g.Version != w.Version || g.Lease != w.Lease {
+			t.Fatalf("%x: key %d is %v, want %v", data, i, g, w)
+		}
+	}
+}
+
+func newKeysCodec() *keysCodec { return &keysCodec{CodecV2: encoding.GetCodecV2(grpcproto.Name)} }
+
+func TestKeysCodec_Responses_EqualProtobuf(t *testing.T) {
+	codec := newKeysCodec()
+	for range 2 { // the second time in memory of the first
+		for _, data := range rangeResponses(t) {
+			requireSameRange(t, codec, data)
+		}
+	}
+	for _, data := range [][]byte{{0x0a}, {0x12, 0x05, 0x0a}, {0x12, 0x02, 0x0a, 0x05}, {0xff}} {
+		if err := codec.Unmarshal(mem.BufferSlice{mem.SliceBuffer(data)}, &pb.RangeResponse{}); err == nil {
+			t.Errorf("%x is decoded", data)
+		}
+	}
+}
+
+// TestKeysCodec_OtherMessages_AreProtobuf: the requests, and responses of other methods.
+func TestKeysCodec_OtherMessages_AreProtobuf(t *testing.T) {
+	codec := newKeysCodec()
+	want := &pb.RangeRequest{Key: []byte("a"), KeysOnly: true, Limit: 3}
+	data, err := codec.Marshal(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := &pb.RangeRequest{}
+	if err := codec.Unmarshal(data, got); err != nil || !proto.Equal(got, want) {
+		t.Errorf("%v, %v; want %v", got, err, want)
+	}
+}
+
+// TestKeysCodec_LaterPages_AllocateNothingPerKey: a check of a large range leaves no garbage for each key.
+func TestKeysCodec_LaterPages_AllocateNothingPerKey(t *testing.T) {
+	response := &pb.RangeResponse{Header: &pb.ResponseHeader{}}
+	for range 1000 {
+		response.Kvs = append(response.Kvs, &mvccpb.KeyValue{Key: []byte("/registry/configmaps/default/name"), ModRevision: 1 << 40})
+	}
+	data, err := proto.Marshal(response)
+	if err != nil {
+		t.Fatal(err)
+	}
+	codec, decoded := newKeysCodec(), &pb.RangeResponse{}
+	allocations := testing.AllocsPerRun(10, func() {
+		if err := codec.Unmarshal(mem.BufferSlice{mem.SliceBuffer(data)}, decoded); err != nil || len(decoded.Kvs) != 1000 {
+			t.Fatalf("%d keys, %v", len(decoded.Kvs), err)
+		}
+	})
+	if allocations > 10 {
+		t.Errorf("%.0f allocations for a page of 1,000 keys", allocations)
+	}
+}
+
+func FuzzKeysCodec(f *testing.F) {
+	for _, data := range rangeResponses(f) {
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		codec := newKeysCodec()
+		requireSameRange(t, codec, data)
+		requireSameRange(t, codec, data)
+	})
+}
