@@ -19,28 +19,22 @@ func (r *Resource) Removed() bool { return r.removed.Load() }
 func (r *Resource) Ready() bool { return r.lineage.readable() != nil }
 
 // WaitReady returns when the resource can be read, or with ctx's error.
-func (r *Resource) WaitReady(ctx context.Context) error {
-	for {
-		ch := r.changed.next()
-		if r.Ready() {
-			return nil
-		}
-		select {
-		case <-ch:
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-r.m.ctx.Done():
-			return ErrClosed
-		}
-	}
-}
+func (r *Resource) WaitReady(ctx context.Context) error { return r.waitFor(ctx, r.Ready) }
 
 // WaitHistory returns when no restore of history is running that may add the events after rev, or
 // with ctx's error. CursorAfter then returns a cursor or ErrCompacted, At a snapshot or ErrCompacted.
 func (r *Resource) WaitHistory(ctx context.Context, rev Revision) error {
+	return r.waitFor(ctx, func() bool {
+		lin := r.lineage.readable()
+		return lin == nil || !lin.restoring(rev)
+	})
+}
+
+// waitFor returns when the condition is true, with ctx's error, or ErrClosed.
+func (r *Resource) waitFor(ctx context.Context, condition func() bool) error {
 	for {
 		ch := r.changed.next()
-		if lin := r.lineage.readable(); lin == nil || !lin.restoring(rev) {
+		if condition() {
 			return nil
 		}
 		select {
