@@ -54,6 +54,15 @@ func NewPager(client clientv3.KV, start, end string, at mirror.Revision) *Pager 
 	return &Pager{client: client, key: start, end: end, rev: at, limit: firstPageKeys}
 }
 
+// newKeysPager returns a pager that reads no values. The caller of Next determines the number of
+// keys of a page, up to maxPageKeys. A page is valid until the next call of Next: all pages share
+// their memory, so that a check of a large range leaves no garbage for each key.
+func newKeysPager(client *clientv3.Client, start, end string, at mirror.Revision) *Pager {
+	p := NewPager(rangesOf(client, 1), start, end, at)
+	p.limit, p.opts, p.shared = maxPageKeys, []clientv3.OpOption{clientv3.WithKeysOnly()}, true
+	return p
+}
+
 // Done reports whether the range has been read to its end.
 func (p *Pager) Done() bool { return p.done }
 

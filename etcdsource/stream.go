@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -14,6 +15,10 @@ import (
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
+
+// partsInUse bounds the parts of a stream that are in use at once: one that is processed, one in the
+// client's channel, and one that is being decoded.
+const partsInUse = 3
 
 // streamsRecheck is how long a source reads pages after a member has answered that it has no
 // RangeStream: members are upgraded one by one. It is the interval of kube-apiserver.
@@ -43,13 +48,13 @@ var errStreamSilent = errors.New("no response on the stream within the timeout")
 
 // readStream reads the range of a pager, which needs a revision, in one RangeStream, and calls chunk
 // with each part. A part has about the maximum size of a request to etcd (1.5 MiB unless
-// configured); at most three are in memory at once. err is permanent: the error of chunk, or keys
+// configured); at most partsInUse are in memory at once. err is permanent: the error of chunk, or keys
 // that are out of order. failed is a failure of the stream, and leaves the pager after the last
 // part, not Done: Next continues there, on another member if needed, and reports the errors of a
 // list by pages.
-func (p *Pager) readStream(ctx context.Context, chunk func([]driver.KV) error) (header driver.Header, failed, err error) {
+func (p *Pager) readStream(ctx context.Context, client clientv3.KV, chunk func([]driver.KV) error) (header driver.Header, failed, err error) {
 	ctx, cancel := context.WithCancel(ctx)
-	parts, failed := p.client.GetStream(ctx, p.key, clientv3.WithRange(p.end), clientv3.WithRev(p.rev))
+	parts, failed := client.GetStream(ctx, p.key, clientv3.WithRange(p.end), clientv3.WithRev(p.rev))
 	if failed != nil {
 		cancel()
 		return header, failed, nil
@@ -62,6 +67,7 @@ func (p *Pager) readStream(ctx context.Context, chunk func([]driver.KV) error) (
 	timer := time.NewTimer(pageTimeout)
 	defer timer.Stop()
 	ended := false
+	var kvs []driver.KV // of each part in turn
 	for {
 		timer.Reset(pageTimeout)
 		var part clientv3.RangeStreamResponse
@@ -87,7 +93,7 @@ func (p *Pager) readStream(ctx context.Context, chunk func([]driver.KV) error) (
 			return header, nil, fmt.Errorf("list: %w", err)
 		}
 		if n := len(part.Kvs); n > 0 {
-			kvs := make([]driver.KV, n)
+			kvs = slices.Grow(kvs[:0], n)[:n]
 			for i, kv := range part.Kvs {
 				kvs[i] = fromKV(kv)
 			}
@@ -114,7 +120,7 @@ func (s *Source) listStream(ctx context.Context, pager *Pager, page func([]drive
 		}
 		header, pager.rev = now, now.Revision
 	}
-	got, failed, err := pager.readStream(ctx, page)
+	got, failed, err := pager.readStream(ctx, rangesOf(s.client, partsInUse), page)
 	switch {
 	case err != nil:
 		return header, err

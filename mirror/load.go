@@ -78,7 +78,7 @@ func (o *loader) list(ctx context.Context, prefix string, at Revision) *load {
 			if last != nil && bytes.Compare(last, kv.Key) >= 0 {
 				return fmt.Errorf("%w: list out of order: key %q after key %q", ErrDiverged, kv.Key, last)
 			}
-			last, newest = kv.Key, max(newest, kv.ModRevision)
+			last, newest = append(last[:0], kv.Key...), max(newest, kv.ModRevision)
 			if !omit(kv.Key, excluded, &l.omitted) {
 				l.entries = append(l.entries, newEntry(kv, true))
 			}

@@ -17,6 +17,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/grpclog"
 
 	"github.com/stratakube/strata/etcdsource"
@@ -89,11 +90,12 @@ func (e *etcd) stop() {
 }
 
 // connect returns a client of the socket, which is closed when the test ends.
-func connect(t testing.TB, socket string) *clientv3.Client {
+func connect(t testing.TB, socket string, opts ...grpc.DialOption) *clientv3.Client {
 	t.Helper()
 	client, err := clientv3.New(clientv3.Config{
 		Endpoints:   []string{"unix://" + socket},
 		DialTimeout: patience,
+		DialOptions: opts,
 		Logger:      zap.NewNop(),
 	})
 	if err != nil {
@@ -131,7 +133,7 @@ func TestMain(m *testing.M) {
 }
 
 // open returns a client of the shared etcd and a unique prefix with a trailing slash.
-func open(t testing.TB) (*clientv3.Client, string) {
+func open(t testing.TB, opts ...grpc.DialOption) (*clientv3.Client, string) {
 	t.Helper()
 	shared.Do(func() {
 		shared.etcd = newEtcd(holder{t})
@@ -140,7 +142,7 @@ func open(t testing.TB) (*clientv3.Client, string) {
 	if shared.etcd.server == nil {
 		t.Fatal("the shared etcd did not start")
 	}
-	return connect(t, shared.etcd.socket()), "/" + t.Name() + "/"
+	return connect(t, shared.etcd.socket(), opts...), "/" + t.Name() + "/"
 }
 
 func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }

@@ -1,9 +1,11 @@
 package enginetest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -21,13 +23,22 @@ func pages(t *testing.T, s *etcdsource.Source, prefix string, at mirror.Revision
 	t.Helper()
 	var all [][]driver.KV
 	h, err := s.List(contextFor(t), prefix, at, func(kvs []driver.KV) error {
-		all = append(all, kvs)
+		all = append(all, cloned(kvs))
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return h, all
+}
+
+// cloned returns a copy of a page, which a source may reuse.
+func cloned(page []driver.KV) []driver.KV {
+	page = slices.Clone(page)
+	for i := range page {
+		page[i].Key, page[i].Value = bytes.Clone(page[i].Key), bytes.Clone(page[i].Value)
+	}
+	return page
 }
 
 func size(kvs []driver.KV) (bytes int) {

@@ -13,7 +13,9 @@ import (
 	"testing"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -22,39 +24,37 @@ import (
 	"github.com/stratakube/strata/mirror/driver"
 )
 
-// countedKV counts list requests by kind.
-type countedKV struct {
-	clientv3.KV
+// lists counts the requests of a client that list keys, by kind.
+type lists struct {
 	streams, pages atomic.Int64
-	old            bool // responds like a server without RangeStream
+	old            bool // the client is answered like one of a server without RangeStream
 }
 
-func count(client *clientv3.Client) *countedKV {
-	kv := &countedKV{KV: client.KV}
-	client.KV = kv
-	return kv
-}
-
-func (c *countedKV) Get(ctx context.Context, key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
-	if op := clientv3.OpGet(key, opts...); op.RangeBytes() != nil {
-		c.pages.Add(1)
+// options are the options of the client's connection.
+func (l *lists) options() []grpc.DialOption {
+	return []grpc.DialOption{
+		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			if r, ok := req.(*pb.RangeRequest); ok && len(r.RangeEnd) > 0 {
+				l.pages.Add(1)
+			}
+			return invoke(ctx, method, req, reply, conn, opts...)
+		}),
+		grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, begin grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			if strings.HasSuffix(method, "/RangeStream") {
+				if l.streams.Add(1); l.old {
+					return nil, status.Error(codes.Unimplemented, "unknown method RangeStream for service etcdserverpb.KV")
+				}
+			}
+			return begin(ctx, desc, conn, method, opts...)
+		}),
 	}
-	return c.KV.Get(ctx, key, opts...)
-}
-
-func (c *countedKV) GetStream(ctx context.Context, key string, opts ...clientv3.OpOption) (clientv3.GetStreamChan, error) {
-	c.streams.Add(1)
-	if c.old {
-		return nil, status.Error(codes.Unimplemented, "unknown method RangeStream for service etcdserverpb.KV")
-	}
-	return c.KV.GetStream(ctx, key, opts...)
 }
 
 // TestListStream_OfEtcd_EqualsPages: streams equal pages at the latest and at past revisions, with small and large
 // values, during concurrent writes.
 func TestListStream_OfEtcd_EqualsPages(t *testing.T) {
-	client, prefix := open(t)
-	kv := count(client)
+	var requests lists
+	client, prefix := open(t, requests.options()...)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
 	fill(t, client, prefix+"small/", "v", 5000)
 	past := fill(t, client, prefix+"large/", strings.Repeat("v", 100_000), 100)
@@ -62,11 +62,11 @@ func TestListStream_OfEtcd_EqualsPages(t *testing.T) {
 	fill(t, client, prefix+"more/", "v", 100)
 
 	for _, at := range []mirror.Revision{0, past} {
-		kv.streams.Store(0)
-		kv.pages.Store(0)
+		requests.streams.Store(0)
+		requests.pages.Store(0)
 		header, parts := pages(t, s, prefix, at)
-		if kv.streams.Load() != 1 || kv.pages.Load() != 0 {
-			t.Errorf("at %d: %d stream and %d page requests, want one stream", at, kv.streams.Load(), kv.pages.Load())
+		if requests.streams.Load() != 1 || requests.pages.Load() != 0 {
+			t.Errorf("at %d: %d stream and %d page requests, want one stream", at, requests.streams.Load(), requests.pages.Load())
 		}
 		wantHeader, want := pages(t, s.InPages(), prefix, at)
 		if got, want := slices.Concat(parts...), slices.Concat(want...); header != wantHeader || !reflect.DeepEqual(got, want) {
@@ -82,9 +82,8 @@ func TestListStream_OfEtcd_EqualsPages(t *testing.T) {
 
 // TestListStream_OfOldEtcd_FallsBackToPages: the stream is tried once and not soon again.
 func TestListStream_OfOldEtcd_FallsBackToPages(t *testing.T) {
-	client, prefix := open(t)
-	kv := count(client)
-	kv.old = true
+	requests := lists{old: true}
+	client, prefix := open(t, requests.options()...)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
 	fill(t, client, prefix, "v", 2000)
 	for range 2 {
@@ -94,8 +93,8 @@ func TestListStream_OfOldEtcd_FallsBackToPages(t *testing.T) {
 			t.Errorf("header %v", header)
 		}
 	}
-	if kv.streams.Load() != 1 {
-		t.Errorf("%d stream requests, want 1", kv.streams.Load())
+	if requests.streams.Load() != 1 {
+		t.Errorf("%d stream requests, want 1", requests.streams.Load())
 	}
 }
 

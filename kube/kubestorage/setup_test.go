@@ -20,6 +20,7 @@ import (
 	"go.etcd.io/etcd/client/v3/kubernetes"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/grpclog"
 	"k8s.io/apimachinery/pkg/api/apitesting"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -140,9 +141,9 @@ func setup(t testing.TB, opts ...func(*options)) *fixture {
 	for _, opt := range opts {
 		opt(&o)
 	}
-	client := startEtcd(t, o.etcd)
-	f := &fixture{client: client, codec: codec}
-	f.requests = &requests{KV: client.KV}
+	f := &fixture{codec: codec, requests: &requests{}}
+	client := startEtcd(t, o.etcd, grpc.WithChainStreamInterceptor(f.requests.countStream))
+	f.client, f.requests.KV = client, client.KV
 	f.lists = storagetesting.NewKubernetesRecorder(client.Kubernetes)
 	f.reads = newKVRecorder(f.requests, f.lists)
 	client.KV = f.reads
@@ -250,7 +251,7 @@ func eventually(t testing.TB, what string, condition func() bool) {
 }
 
 // startEtcd runs an etcd inside the test on a unix socket, and returns a client of it.
-func startEtcd(t testing.TB, configure func(*embed.Config)) *kubernetes.Client {
+func startEtcd(t testing.TB, configure func(*embed.Config), opts ...grpc.DialOption) *kubernetes.Client {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "strata-etcd-") // short: the path of a socket has a limit
 	if err != nil {
@@ -281,8 +282,9 @@ func startEtcd(t testing.TB, configure func(*embed.Config)) *kubernetes.Client {
 		t.Fatal("etcd does not get ready")
 	}
 	client, err := kubernetes.New(clientv3.Config{
-		Endpoints: []string{"unix://" + socket},
-		Logger:    zap.NewNop(),
+		Endpoints:   []string{"unix://" + socket},
+		DialOptions: opts,
+		Logger:      zap.NewNop(),
 	})
 	if err != nil {
 		t.Fatalf("connect to etcd: %v", err)
@@ -314,11 +316,12 @@ func (r *requests) Get(ctx context.Context, key string, opts ...clientv3.OpOptio
 	return r.KV.Get(ctx, key, opts...)
 }
 
-func (r *requests) GetStream(ctx context.Context, key string, opts ...clientv3.OpOption) (clientv3.GetStreamChan, error) {
-	if strings.HasPrefix(key, testPrefix) {
+// countStream counts the streams of a connection that read many keys: the mirror opens them itself.
+func (r *requests) countStream(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, begin grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	if strings.HasSuffix(method, "/RangeStream") {
 		r.ranges.Add(1)
 	}
-	return r.KV.GetStream(ctx, key, opts...)
+	return begin(ctx, desc, conn, method, opts...)
 }
 
 func (r *requests) Put(ctx context.Context, key, value string, opts ...clientv3.OpOption) (*clientv3.PutResponse, error) {

@@ -74,13 +74,12 @@ type ReplayBounds struct {
 type Source interface {
 	// List calls page with all keys that start with prefix, in ascending order and in pages of
 	// bounded size. All pages are of one revision, which List returns: at, or the newest if at is
-	// 0. The page's slice is not reused; page's error ends the list and is returned. Errors:
-	// ErrCompacted if at was compacted.
+	// 0. A page, its keys and its values are valid until page returns; page's error ends the list and is
+	// returned. Errors: ErrCompacted if at was compacted.
 	List(ctx context.Context, prefix string, at Revision, page func([]KV) error) (Header, error)
 
-	// Keys is List without the values (KV.Value is nil), at a revision that exists. A page and its keys are
-	// valid until page returns. maxKeys returns the maximum number of keys for a page that begins at
-	// start; a source that has to read the values in order to omit them uses it to bound its reads. Errors: ErrCompacted; ErrRestored if
+	// Keys is List without the values (KV.Value is nil), at a revision that exists. maxKeys returns the
+	// maximum number of keys for a page that begins at start; a source that has to read the values in order to omit them uses it to bound its reads. Errors: ErrCompacted; ErrRestored if
 	// etcd has not reached the revision.
 	Keys(ctx context.Context, prefix string, at Revision, maxKeys func(start string) int, page func([]KV) error) (Header, error)
 

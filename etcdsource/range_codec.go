@@ -13,22 +13,20 @@ import (
 	"google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
-
-	"github.com/stratakube/strata/mirror"
 )
 
-// newKeysPager returns a pager that reads no values. The caller of Next determines the number of
-// keys of a page, up to maxPageKeys. A page is valid until the next call of Next: all pages share
-// their memory, so that a check of a large range leaves no garbage for each key.
-func newKeysPager(client *clientv3.Client, start, end string, at mirror.Revision) *Pager {
-	codec := &keysCodec{CodecV2: encoding.GetCodecV2(proto.Name)}
-	kv := clientv3.NewKVFromKVClient(withCodec{clientv3.RetryKVClient(client), codec}, client)
-	p := NewPager(kv, start, end, at)
-	p.limit, p.opts, p.shared = maxPageKeys, []clientv3.OpOption{clientv3.WithKeysOnly()}, true
-	return p
+// rangesOf returns a KV of the client that decodes the responses to ranges into memory that it reuses:
+// a response is valid until the n-th one after it is received. It is for one reader.
+// The KV of a client without a connection, such as one of an embedded etcd, is used as it is.
+func rangesOf(client *clientv3.Client, n int) clientv3.KV {
+	if client.ActiveConnection() == nil {
+		return client
+	}
+	codec := &rangeCodec{CodecV2: encoding.GetCodecV2(proto.Name), responses: make([]rangeMemory, n)}
+	return clientv3.NewKVFromKVClient(withCodec{clientv3.RetryKVClient(client), codec}, client)
 }
 
-// withCodec decodes the responses of Range with the codec.
+// withCodec decodes the responses to ranges with the codec.
 type withCodec struct {
 	pb.KVClient
 	codec encoding.CodecV2
@@ -38,39 +36,68 @@ func (c withCodec) Range(ctx context.Context, in *pb.RangeRequest, opts ...grpc.
 	return c.KVClient.Range(ctx, in, append(slices.Clip(opts), grpc.ForceCodecV2(c.codec))...)
 }
 
-// keysCodec decodes a RangeResponse into memory that it reuses for the next one; everything else is
-// left to gRPC's codec of protobuf. It is for one request at a time.
-type keysCodec struct {
+func (c withCodec) RangeStream(ctx context.Context, in *pb.RangeRequest, opts ...grpc.CallOption) (pb.KV_RangeStreamClient, error) {
+	return c.KVClient.RangeStream(ctx, in, append(slices.Clip(opts), grpc.ForceCodecV2(c.codec))...)
+}
+
+// rangeCodec decodes responses to ranges without an allocation for each key, into the memory of
+// earlier ones; everything else is left to gRPC's codec of protobuf. It is for one request at a time.
+type rangeCodec struct {
 	encoding.CodecV2
-	data []byte // of the last response; its keys are parts of it
+	responses []rangeMemory // used in turns
+	next      int
+}
+
+// rangeMemory is the memory of one response.
+type rangeMemory struct {
+	data []byte // the encoded response; keys and values are parts of it
 	kvs  []mvccpb.KeyValue
-	list []*mvccpb.KeyValue
+	list []*mvccpb.KeyValue // of kvs
 }
 
 // errMalformed: a response is not a RangeResponse.
 var errMalformed = errors.New("etcd sent a malformed response")
 
 // Unmarshal implements encoding.CodecV2.
-func (c *keysCodec) Unmarshal(data mem.BufferSlice, v any) error {
-	response, ok := v.(*pb.RangeResponse)
-	if !ok {
+func (c *rangeCodec) Unmarshal(data mem.BufferSlice, v any) error {
+	switch v.(type) {
+	case *pb.RangeResponse, *pb.RangeStreamResponse:
+	default:
 		return c.CodecV2.Unmarshal(data, v)
 	}
-	c.data = slices.Grow(c.data[:0], data.Len())[:data.Len()]
-	data.CopyTo(c.data)
-	n, err := countFields(c.data, rangeKvs)
+	m := &c.responses[c.next]
+	c.next = (c.next + 1) % len(c.responses)
+	m.data = slices.Grow(m.data[:0], data.Len())[:data.Len()]
+	data.CopyTo(m.data)
+	if response, ok := v.(*pb.RangeResponse); ok {
+		response.Reset()
+		return m.decode(m.data, response)
+	}
+	response := v.(*pb.RangeStreamResponse)
+	response.Reset()
+	return eachField(m.data, func(field protowire.Number, _ uint64, bytes []byte) error {
+		if field != streamResponse || bytes == nil {
+			return nil
+		}
+		response.RangeResponse = &pb.RangeResponse{}
+		return m.decode(bytes, response.RangeResponse)
+	})
+}
+
+// decode sets the fields of an empty response, which shares the memory of data.
+func (m *rangeMemory) decode(data []byte, response *pb.RangeResponse) error {
+	n, err := countFields(data, rangeKvs)
 	if err != nil {
 		return err
 	}
-	if n > cap(c.kvs) {
-		c.kvs, c.list = make([]mvccpb.KeyValue, n), make([]*mvccpb.KeyValue, 0, n)
-		for i := range c.kvs {
-			c.list = append(c.list, &c.kvs[i])
+	if n > len(m.kvs) {
+		m.kvs, m.list = make([]mvccpb.KeyValue, n), make([]*mvccpb.KeyValue, n)
+		for i := range m.kvs {
+			m.list[i] = &m.kvs[i]
 		}
 	}
-	response.Reset()
-	response.Kvs = c.list[:0]
-	return eachField(c.data, func(field protowire.Number, number uint64, bytes []byte) error {
+	response.Kvs = m.list[:0:n]
+	return eachField(data, func(field protowire.Number, number uint64, bytes []byte) error {
 		switch isBytes := bytes != nil; {
 		case field == rangeHeader && isBytes:
 			if response.Header == nil {
@@ -79,7 +106,7 @@ func (c *keysCodec) Unmarshal(data mem.BufferSlice, v any) error {
 			return decodeHeader(bytes, response.Header)
 		case field == rangeKvs && isBytes:
 			response.Kvs = response.Kvs[:len(response.Kvs)+1]
-			return decodeKey(bytes, response.Kvs[len(response.Kvs)-1])
+			return decodeKV(bytes, response.Kvs[len(response.Kvs)-1])
 		case field == rangeMore && !isBytes:
 			response.More = number != 0
 		case field == rangeCount && !isBytes:
@@ -91,6 +118,7 @@ func (c *keysCodec) Unmarshal(data mem.BufferSlice, v any) error {
 
 // Numbers of the fields of etcd's messages that are read here, as in its rpc.proto and kv.proto.
 const (
+	streamResponse                                                      = 1
 	rangeHeader, rangeKvs, rangeMore, rangeCount                        = 1, 2, 3, 4
 	headerClusterID, headerMemberID, headerRevision, headerRaftTerm     = 1, 2, 3, 4
 	kvKey, kvCreateRevision, kvModRevision, kvVersion, kvValue, kvLease = 1, 2, 3, 4, 5, 6
@@ -113,8 +141,8 @@ func decodeHeader(data []byte, header *pb.ResponseHeader) error {
 	})
 }
 
-// decodeKey sets all fields of kv, which shares the memory of data.
-func decodeKey(data []byte, kv *mvccpb.KeyValue) error {
+// decodeKV sets all fields of kv, which shares the memory of data.
+func decodeKV(data []byte, kv *mvccpb.KeyValue) error {
 	kv.Key, kv.Value = nil, nil
 	kv.CreateRevision, kv.ModRevision, kv.Version, kv.Lease = 0, 0, 0, 0
 	return eachField(data, func(field protowire.Number, number uint64, bytes []byte) error {

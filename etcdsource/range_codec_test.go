@@ -33,12 +33,22 @@ func rangeResponses(t testing.TB) (all [][]byte) {
 }
 
 // requireSameRange fails unless the codec decodes data to what protobuf decodes it to, or both refuse it.
-func requireSameRange(t *testing.T, codec *keysCodec, data []byte) {
+func requireSameRange(t *testing.T, codec *rangeCodec, data []byte) {
 	t.Helper()
 	want, got := &pb.RangeResponse{}, &pb.RangeResponse{More: true, Count: 9} // of an earlier attempt
 	wantErr := proto.Unmarshal(data, want)
 	half := len(data) / 2 // gRPC receives a message in parts
 	gotErr := codec.Unmarshal(mem.BufferSlice{mem.SliceBuffer(data[:half]), mem.SliceBuffer(data[half:])}, got)
+	if wantErr == nil { // as a part of a stream it is decoded to the same
+		part := &pb.RangeStreamResponse{}
+		message, err := proto.Marshal(&pb.RangeStreamResponse{RangeResponse: want})
+		if err == nil {
+			err = codec.Unmarshal(mem.BufferSlice{mem.SliceBuffer(message)}, part)
+		}
+		if err != nil || part.RangeResponse == nil || len(part.RangeResponse.Kvs) != len(want.Kvs) || part.RangeResponse.Count != want.Count {
+			t.Fatalf("%x in a stream: %v, %v", data, part, err)
+		}
+	}
 	if gotErr != nil && wantErr == nil {
 		t.Fatalf("%x: %v", data, gotErr)
 	}
@@ -58,11 +68,13 @@ func requireSameRange(t *testing.T, codec *keysCodec, data []byte) {
 	}
 }
 
-func newKeysCodec() *keysCodec { return &keysCodec{CodecV2: encoding.GetCodecV2(grpcproto.Name)} }
+func newRangeCodec() *rangeCodec {
+	return &rangeCodec{CodecV2: encoding.GetCodecV2(grpcproto.Name), responses: make([]rangeMemory, 2)}
+}
 
-func TestKeysCodec_Responses_EqualProtobuf(t *testing.T) {
-	codec := newKeysCodec()
-	for range 2 { // the second time in memory of the first
+func TestRangeCodec_Responses_EqualProtobuf(t *testing.T) {
+	codec := newRangeCodec()
+	for range 3 { // the later times in memory of the first
 		for _, data := range rangeResponses(t) {
 			requireSameRange(t, codec, data)
 		}
@@ -74,9 +86,9 @@ func TestKeysCodec_Responses_EqualProtobuf(t *testing.T) {
 	}
 }
 
-// TestKeysCodec_OtherMessages_AreProtobuf: the requests, and responses of other methods.
-func TestKeysCodec_OtherMessages_AreProtobuf(t *testing.T) {
-	codec := newKeysCodec()
+// TestRangeCodec_OtherMessages_AreProtobuf: the requests, and responses of other methods.
+func TestRangeCodec_OtherMessages_AreProtobuf(t *testing.T) {
+	codec := newRangeCodec()
 	want := &pb.RangeRequest{Key: []byte("a"), KeysOnly: true, Limit: 3}
 	data, err := codec.Marshal(want)
 	if err != nil {
@@ -88,8 +100,31 @@ func TestKeysCodec_OtherMessages_AreProtobuf(t *testing.T) {
 	}
 }
 
-// TestKeysCodec_LaterPages_AllocateNothingPerKey: a check of a large range leaves no garbage for each key.
-func TestKeysCodec_LaterPages_AllocateNothingPerKey(t *testing.T) {
+// TestRangeCodec_EarlierResponse_StaysValid: until its memory is next.
+func TestRangeCodec_EarlierResponse_StaysValid(t *testing.T) {
+	codec := newRangeCodec()
+	encode := func(key string) mem.BufferSlice {
+		data, err := proto.Marshal(&pb.RangeResponse{Kvs: []*mvccpb.KeyValue{{Key: []byte(key)}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return mem.BufferSlice{mem.SliceBuffer(data)}
+	}
+	var responses [3]pb.RangeResponse
+	for i, key := range []string{"a", "b", "c"} {
+		if err := codec.Unmarshal(encode(key), &responses[i]); err != nil {
+			t.Fatal(err)
+		}
+		if i > 0 {
+			if earlier := string(responses[i-1].Kvs[0].Key); earlier != string(rune('a'+i-1)) {
+				t.Errorf("response %d became %q", i-1, earlier)
+			}
+		}
+	}
+}
+
+// TestRangeCodec_LaterPages_AllocateNothingPerKey: a check of a large range leaves no garbage for each key.
+func TestRangeCodec_LaterPages_AllocateNothingPerKey(t *testing.T) {
 	response := &pb.RangeResponse{Header: &pb.ResponseHeader{}}
 	for range 1000 {
 		response.Kvs = append(response.Kvs, &mvccpb.KeyValue{Key: []byte("/registry/configmaps/default/name"), ModRevision: 1 << 40})
@@ -98,7 +133,7 @@ func TestKeysCodec_LaterPages_AllocateNothingPerKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	codec, decoded := newKeysCodec(), &pb.RangeResponse{}
+	codec, decoded := newRangeCodec(), &pb.RangeResponse{}
 	allocations := testing.AllocsPerRun(10, func() {
 		if err := codec.Unmarshal(mem.BufferSlice{mem.SliceBuffer(data)}, decoded); err != nil || len(decoded.Kvs) != 1000 {
 			t.Fatalf("%d keys, %v", len(decoded.Kvs), err)
@@ -109,12 +144,12 @@ func TestKeysCodec_LaterPages_AllocateNothingPerKey(t *testing.T) {
 	}
 }
 
-func FuzzKeysCodec(f *testing.F) {
+func FuzzRangeCodec(f *testing.F) {
 	for _, data := range rangeResponses(f) {
 		f.Add(data)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		codec := newKeysCodec()
+		codec := newRangeCodec()
 		requireSameRange(t, codec, data)
 		requireSameRange(t, codec, data)
 	})
