@@ -313,3 +313,29 @@ func thinCheckpoints(cps []*version, events int) []*version {
 	}
 	return slices.Clip(slices.Delete(cps, 0, kept))
 }
+
+// restore is the restore of the history before a load (D5). It runs in the background after the load
+// was installed, and joins the events to the lineages that began with the load. All of them share
+// it. Its methods may be called concurrently.
+type restore struct {
+	cluster uint64
+	through Revision     // of the list
+	after   atomic.Int64 // history will reach back to it; 0 while that is unknown
+	ended   atomic.Bool
+}
+
+// restoring reports whether the events after rev are not in the log yet, and may still be joined to
+// it.
+func (l *lineage) restoring(rev Revision) bool {
+	r := l.restore.Load()
+	if r == nil || r.ended.Load() { // before the floor: history may be joined meanwhile
+		return false
+	}
+	return r.after.Load() <= rev && rev < r.through && l.log.Floor() <= r.through
+}
+
+// awaitsHistory reports whether the restore has not been joined to the lineage, and still can be:
+// the log has every event after the list. Only the writer may call it.
+func (l *lineage) awaitsHistory(r *restore) bool {
+	return l.restore.Load() == r && l.log.Floor() == r.through
+}

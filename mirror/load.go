@@ -95,6 +95,15 @@ func (o *loader) list(ctx context.Context, prefix string, at Revision) *load {
 	return l
 }
 
+// newRestore returns the restore of the history before a load, nil if history is not restored: a
+// source without reliable progress cannot report that a part of it is complete.
+func (o *loader) newRestore(l *load) *restore {
+	if o.opts.Replay.Revisions <= 0 || o.opts.Replay.Bytes <= 0 || o.opts.EventsOnly {
+		return nil
+	}
+	return &restore{cluster: l.header.ClusterID, through: l.header.Revision}
+}
+
 // loadAll loads the whole prefix; why is the reason.
 func (o *loader) loadAll(ctx context.Context, why error) *load {
 	began := time.Now()

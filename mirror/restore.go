@@ -6,48 +6,12 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sync/atomic"
 	"time"
 	"unsafe"
 
 	"github.com/stratakube/strata/mirror/driver"
 	"github.com/stratakube/strata/mirror/internal/eventlog"
 )
-
-// restore is the restore of the history before a load (D5). It runs in the background after the load
-// was installed, and joins the events to the lineages that began with the load. All of them share
-// it. Its methods may be called concurrently.
-type restore struct {
-	cluster uint64
-	through Revision     // of the list
-	after   atomic.Int64 // history will reach back to it; 0 while that is unknown
-	ended   atomic.Bool
-}
-
-// newRestore returns the restore of the history before a load, nil if history is not restored: a
-// source without reliable progress cannot report that a part of it is complete.
-func (o *loader) newRestore(l *load) *restore {
-	if o.opts.Replay.Revisions <= 0 || o.opts.Replay.Bytes <= 0 || o.opts.EventsOnly {
-		return nil
-	}
-	return &restore{cluster: l.header.ClusterID, through: l.header.Revision}
-}
-
-// restoring reports whether the events after rev are not in the log yet, and may still be joined to
-// it.
-func (l *lineage) restoring(rev Revision) bool {
-	r := l.restore.Load()
-	if r == nil || r.ended.Load() { // before the floor: history may be joined meanwhile
-		return false
-	}
-	return r.after.Load() <= rev && rev < r.through && l.awaitsHistory(r)
-}
-
-// awaitsHistory reports whether the restore has not been joined to the lineage, and still can be:
-// the log has every event after the list.
-func (l *lineage) awaitsHistory(r *restore) bool {
-	return l.restore.Load() == r && l.log.Floor() == r.through
-}
 
 // past is a part of a prefix's history, as read from etcd.
 type past struct {
@@ -209,8 +173,9 @@ func (p *past) divide(parts map[string]*part, root string) {
 	}
 }
 
-// build builds what the table needs in addition to the events; checkpointEvents is the distance of
-// the newest versions. It returns at once if the events do not lead to the base.
+// build builds the table's versions and accounts; checkpointEvents is the distance of the newest
+// versions. It sets err, unless it is set, if the events do not lead to the base. A deletion that was
+// lost without another event of its key is not found.
 func (x *part) build(after Revision, checkpointEvents int) {
 	if x.err != nil {
 		return
@@ -231,6 +196,16 @@ func (x *part) build(after Revision, checkpointEvents int) {
 		edit, newer = v.tree.Edit(), i
 	}
 	slices.Reverse(x.versions)
+	oldest := x.base
+	if n > 0 {
+		oldest = x.versions[0].tree
+	}
+	for e := range oldest.All("", "") {
+		if e.mod > after { // the event that wrote it was lost
+			x.err = fmt.Errorf("%w: history after revision %d does not contain the write of key %q at revision %d", ErrDiverged, after, e.Key(), e.mod)
+			return
+		}
+	}
 }
 
 // parts returns a part without events for each table, nil for those that do not await the restore or
@@ -246,14 +221,14 @@ func (w *writer) parts(r *restore, leftOut map[*table]bool) (parts map[string]*p
 	return parts, awaited
 }
 
-// join adds a part of history to its table, unless the table has another lineage by now.
-func (w *writer) join(x *part, r *restore, after Revision) {
+// join adds a part of history to its table, unless the table has another lineage by now, for which it
+// returns false.
+func (w *writer) join(x *part, r *restore, after Revision) bool {
 	t, lin := x.t, x.lin
 	if x.err != nil || t.lineage.Load() != lin || !lin.awaitsHistory(r) {
-		return
+		return false
 	}
 	lin.log.Prepend(after, x.events)
-	lin.restore.Store(nil)
 	// Versions first: a reader that finds the lower oldest revision also finds them.
 	oldest := max(after, w.stats.Compacted.Load())
 	seq := lin.log.After(oldest)
@@ -261,6 +236,7 @@ func (w *writer) join(x *part, r *restore, after Revision) {
 	versions = append(versions, *lin.checkpoints.Load()...)
 	lin.checkpoints.Store(&versions)
 	lin.oldestReadable.Store(oldest)
+	lin.restore.Store(nil) // last: a reader that finds no restore also finds all of its history
 
 	h := &t.history
 	h.marks = append(x.history.marks, h.marks...)
@@ -269,13 +245,15 @@ func (w *writer) join(x *part, r *restore, after Revision) {
 	w.stats.HistoryBytes.Add(x.history.bytes)
 	t.countVersionBytes(lin)
 	t.changed.wake()
+	return true
 }
 
-// joinAll joins the parts of a history, and updates the floor of all histories.
-func (w *writer) joinAll(parts map[string]*part, r *restore, after Revision) {
+// joinAll joins the parts of a history, returns the number of tables that they were joined to, and
+// updates the floor of all histories.
+func (w *writer) joinAll(parts map[string]*part, r *restore, after Revision) (joined int) {
 	for _, x := range parts {
-		if x != nil {
-			w.join(x, r, after)
+		if x != nil && w.join(x, r, after) {
+			joined++
 		}
 	}
 	w.bound()
@@ -287,6 +265,7 @@ func (w *writer) joinAll(parts map[string]*part, r *restore, after Revision) {
 	}
 	w.stats.HistoryFloor.Store(floor)
 	w.verify()
+	return joined
 }
 
 // restorer runs one restore on its own goroutine.
@@ -316,13 +295,18 @@ func (r *restorer) run(ctx context.Context) {
 	case r.loader.restoring <- struct{}{}:
 		defer func() { <-r.loader.restoring }()
 	case <-time.After(restoreQueue):
+		r.opts.Logger.Warn("History is not restored because earlier restores take too long; rejecting watches from earlier revisions",
+			"prefix", r.prefix, "revision", r.through, "waited", restoreQueue)
 		return
 	case <-ctx.Done():
 		return
 	}
 	began := time.Now()
-	var parts map[string]*part
-	if r.command(ctx, func(w *writer) { parts, _ = w.parts(r.restore, nil) }) != nil {
+	var (
+		parts   map[string]*part
+		awaited bool
+	)
+	if r.command(ctx, func(w *writer) { parts, awaited = w.parts(r.restore, nil) }) != nil || !awaited {
 		return
 	}
 	p, err := r.loader.readHistory(ctx, r.prefix, r.restore, func(key string) (*Entry, bool) {
@@ -332,14 +316,15 @@ func (r *restorer) run(ctx context.Context) {
 		return nil, false
 	})
 	read := time.Since(began)
+	joined := 0
 	if err == nil && p != nil {
-		err = r.joinTo(ctx, p)
+		joined, err = r.joinTo(ctx, p)
 	}
 	switch {
 	case err != nil && context.Cause(ctx) != context.Canceled:
 		r.opts.Logger.Warn("History could not be restored; rejecting watches from earlier revisions",
 			"prefix", r.prefix, "revision", r.through, "err", err)
-	case err == nil && p != nil:
+	case joined > 0:
 		r.stats.Replays.Add(1)
 		r.stats.ReplayedEvents.Add(int64(len(p.events)))
 		r.stats.ReplayFloor.Store(p.after)
@@ -363,8 +348,8 @@ func (r *restorer) end() {
 // joinTo joins a history to the lineages that await it. The writer only appends and publishes: events
 // are divided, and versions built, here. A lineage that another one has replaced meanwhile, because a
 // claim has divided its keys, is joined in the next round. A resource whose events do not lead to its
-// listed state gets none.
-func (r *restorer) joinTo(ctx context.Context, p *past) error {
+// listed state gets none. It returns the number of tables that have got history.
+func (r *restorer) joinTo(ctx context.Context, p *past) (joined int, err error) {
 	diverged := map[*table]bool{}
 	for range restoreAttempts {
 		var (
@@ -372,7 +357,7 @@ func (r *restorer) joinTo(ctx context.Context, p *past) error {
 			awaited bool
 		)
 		if err := r.command(ctx, func(w *writer) { parts, awaited = w.parts(r.restore, diverged) }); err != nil || !awaited {
-			return err
+			return joined, err
 		}
 		p.divide(parts, r.opts.Prefix)
 		for prefix, x := range parts {
@@ -385,11 +370,11 @@ func (r *restorer) joinTo(ctx context.Context, p *past) error {
 					"prefix", prefix, "revision", r.through, "err", x.err)
 			}
 		}
-		if err := r.command(ctx, func(w *writer) { w.joinAll(parts, r.restore, p.after) }); err != nil {
-			return err
+		if err := r.command(ctx, func(w *writer) { joined += w.joinAll(parts, r.restore, p.after) }); err != nil {
+			return joined, err
 		}
 	}
-	return nil
+	return joined, nil
 }
 
 // command runs f on the writer's goroutine, and returns when it has, or with ctx's error.

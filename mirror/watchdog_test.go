@@ -29,12 +29,8 @@ func TestWatchdog_SilentFeed_IsRestarted(t *testing.T) {
 		}}, nil)
 		a := claim(t, m, "/registry/a/")
 		store.Put("/registry/a/x", "1")
-		reach(t, m, store.Revision())
-		s, err := a.Latest()
-		if err != nil {
-			t.Fatal(err)
-		}
-		c := s.Cursor("", "")
+		reach(t, m, store.Revision(), a)
+		c := latest(t, a).Cursor("", "")
 		time.Sleep(time.Hour)
 		if n := m.Stats().SilentFeeds; n != 0 {
 			t.Errorf("%d silent feeds of an idle etcd, want 0", n)

@@ -78,9 +78,10 @@ type Source interface {
 	// returned. Errors: ErrCompacted if at was compacted.
 	List(ctx context.Context, prefix string, at Revision, page func([]KV) error) (Header, error)
 
-	// Keys is List without the values (KV.Value is nil), at a revision that exists. maxKeys returns the
-	// maximum number of keys for a page that begins at start; a source that has to read the values in order to omit them uses it to bound its reads. Errors: ErrCompacted; ErrRestored if
-	// etcd has not reached the revision.
+	// Keys is List without the values (KV.Value is nil), at a revision that exists. A page and its keys are
+	// valid until page returns. maxKeys returns the maximum number of keys for a page that begins at
+	// start; a source that has to read the values in order to omit them uses it to bound its reads. Errors:
+	// ErrCompacted; ErrRestored if etcd has not reached the revision.
 	Keys(ctx context.Context, prefix string, at Revision, maxKeys func(start string) int, page func([]KV) error) (Header, error)
 
 	// GetAll calls found for each of the keys that exists at a revision that exists, in their order.
