@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -20,22 +21,33 @@ const (
 	// accepts 128 operations in a transaction by default.
 	firstGetKeys = 32
 	maxGetKeys   = 128
+	// getRetry is half of the time before the first retry.
+	getRetry = 50 * time.Millisecond
 )
 
 // GetAll implements driver.Source. It reads the keys in transactions, whose number of keys follows
 // the size of the values as a Pager's pages do. From a store that accepts no such transactions
 // (kine), or fewer operations, it reads one key at a time.
 func (s *Source) GetAll(ctx context.Context, keys []string, at mirror.Revision, found func(driver.KV) error) error {
-	for limit := firstGetKeys; len(keys) > 0; {
+	limit, failures := firstGetKeys, 0
+	for len(keys) > 0 {
 		n := min(limit, len(keys))
 		kvs, err := s.get(ctx, keys[:n], at)
 		if n > 1 && refusedTransaction(err) {
 			limit = 1
 			continue
 		}
+		if failures++; isTransient(err) && failures < pageAttempts { // the client retries no transactions
+			select {
+			case <-time.After(getRetry << failures):
+				continue
+			case <-ctx.Done():
+			}
+		}
 		if err != nil {
 			return fmt.Errorf("read %d keys from %q at revision %d: %w", n, keys[0], at, translate(err))
 		}
+		failures = 0
 		bytes := 1
 		for _, kv := range kvs {
 			bytes += len(kv.Key) + len(kv.Value)
@@ -50,17 +62,32 @@ func (s *Source) GetAll(ctx context.Context, keys []string, at mirror.Revision, 
 	return nil
 }
 
-// refusedTransaction reports whether the store may answer for single keys what it has not answered
-// for several.
+// refusedTransaction reports whether reads of single keys may succeed where a transaction of several
+// has failed.
 func refusedTransaction(err error) bool {
-	if errors.Is(err, rpctypes.ErrCompacted) || errors.Is(err, rpctypes.ErrFutureRev) {
+	if err == nil || errors.Is(err, rpctypes.ErrCompacted) || errors.Is(err, rpctypes.ErrFutureRev) || isTransient(err) {
 		return false
 	}
-	switch status.Code(err) {
+	switch codeOf(err) {
 	case codes.InvalidArgument, codes.Unimplemented, codes.Unknown, codes.ResourceExhausted:
 		return true
 	}
 	return false
+}
+
+// isTransient reports whether a later request may succeed: a member restarts, has no leader, or is
+// overloaded.
+func isTransient(err error) bool {
+	return errors.Is(err, rpctypes.ErrTooManyRequests) || codeOf(err) == codes.Unavailable
+}
+
+// codeOf returns the code of an error of gRPC, or of etcd's client, which hides it.
+func codeOf(err error) codes.Code {
+	var answer rpctypes.EtcdError
+	if errors.As(err, &answer) {
+		return answer.Code()
+	}
+	return status.Code(err)
 }
 
 // get returns those of the keys that exist at the revision, in one request.

@@ -34,7 +34,8 @@ var _ driver.Source = (*Source)(nil)
 
 // New returns a source on the client. The name separates the streams of several sources on one
 // client; etcd shares a stream among watches with equal metadata (KEP-2340). Revisions are read
-// with a Get of probe, a key that need not exist.
+// with a Get of probe, a key that need not exist. Lists, checks and the read of history use the client's
+// connection, not its KV and Watcher: a client that had them replaced (clientv3/namespace) cannot be used.
 func New(client *clientv3.Client, name, probe string) *Source {
 	return &Source{client: client, streamMetadata: metadata.Pairs("strata-stream", name), probe: probe, plan: defaultPlan, feeds: &feeds{}, rangeStream: &rangeStreamSupport{}}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"reflect"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -27,7 +28,8 @@ import (
 // lists counts the requests of a client that list keys, by kind.
 type lists struct {
 	streams, pages atomic.Int64
-	old            bool // the client is answered like one of a server without RangeStream
+	received       atomic.Int64 // parts of streams, and their ends
+	old            bool         // the client is answered like one of a server without RangeStream
 }
 
 // options are the options of the client's connection.
@@ -45,8 +47,48 @@ func (l *lists) options() []grpc.DialOption {
 					return nil, status.Error(codes.Unimplemented, "unknown method RangeStream for service etcdserverpb.KV")
 				}
 			}
-			return begin(ctx, desc, conn, method, opts...)
+			stream, err := begin(ctx, desc, conn, method, opts...)
+			return &countedStream{stream, &l.received}, err
 		}),
+	}
+}
+
+// countedStream counts the attempts to receive that have ended.
+type countedStream struct {
+	grpc.ClientStream
+	received *atomic.Int64
+}
+
+func (s *countedStream) RecvMsg(message any) error {
+	defer s.received.Add(1)
+	return s.ClientStream.RecvMsg(message)
+}
+
+// TestListStream_SlowReader_PartStaysValid: a part does not change while later ones are received and decoded.
+func TestListStream_SlowReader_PartStaysValid(t *testing.T) {
+	var requests lists
+	client, prefix := open(t, requests.options()...)
+	s := etcdsource.New(client, t.Name(), prefix+"probe")
+	fill(t, client, prefix, strings.Repeat("v", 100_000), 200)
+	const ahead = 3 // this part, one in the client's channel, and one that waits for the channel
+	ctx, parts := contextFor(t), 0
+	_, err := s.List(ctx, prefix, 0, func(page []driver.KV) error {
+		before := cloned(page)
+		for parts++; parts == 1 && requests.received.Load() < ahead; runtime.Gosched() {
+			if ctx.Err() != nil {
+				return fmt.Errorf("%d parts were received, want %d: %w", requests.received.Load(), ahead, ctx.Err())
+			}
+		}
+		if !reflect.DeepEqual(page, before) {
+			return errors.New("the part has changed")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	if parts <= ahead {
+		t.Errorf("%d parts, want more than %d", parts, ahead)
 	}
 }
 
