@@ -137,7 +137,7 @@ var coldWorkloads = []Workload{
 	},
 }
 
-// coldPagesWorkloads read objects of several forms in etcd for the first time in a process.
+// coldPagesWorkloads read all pods for the first time in a process.
 var coldPagesWorkloads = []Workload{{
 	Name: "list-cold-pages", Title: "the first LIST of all pods, by pages, JSON", Op: "LIST", Dataset: pods, Alone: true, Session: "cold pages", Runs: 3,
 	Run:    pagesLoad{path: "/api/v1/pods", want: stored("pods"), format: jsonFormat}.run,

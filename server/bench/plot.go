@@ -20,7 +20,7 @@ type share struct {
 }
 
 // shares returns the rows with a bound of which upstream has a value too, in the order of the table. Rates are inverted, so that
-// less is better everywhere; counts and percentages are left out.
+// less is better everywhere; counts, percentages and zeros, which have no logarithm, are left out.
 func (r *Report) shares() (all []share) {
 	for _, result := range r.Results {
 		for _, row := range result.Rows {

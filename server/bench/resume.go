@@ -163,22 +163,25 @@ const retryPause = time.Second
 func firstEvent(ctx context.Context, conn *target.Conn, path string) (revision int64, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	response, err := conn.Do(ctx, target.Request{Path: path})
-	for errors.Is(err, target.ErrStatus) && strings.Contains(err.Error(), fmt.Sprint(http.StatusTooManyRequests)) {
-		select {
-		case <-time.After(retryPause):
-		case <-ctx.Done():
+	response, err := conn.Send(ctx, target.Request{Path: path})
+	for err == nil && response.StatusCode == http.StatusTooManyRequests {
+		response.Body.Close()
+		if !waitUntil(ctx, time.Now().Add(retryPause)) {
 			return 0, context.Cause(ctx)
 		}
-		response, err = conn.Do(ctx, target.Request{Path: path})
+		response, err = conn.Send(ctx, target.Request{Path: path})
 	}
 	if err != nil {
-		if errors.Is(err, target.ErrStatus) && strings.Contains(err.Error(), fmt.Sprint(http.StatusGone)) {
-			return 0, errGone
-		}
 		return 0, err
 	}
 	defer response.Body.Close()
+	switch response.StatusCode {
+	case http.StatusOK:
+	case http.StatusGone:
+		return 0, errGone
+	default:
+		return 0, fmt.Errorf("watch %s: %w: %s", path, target.ErrStatus, response.Status)
+	}
 	err = wire.ReadJSONEvents(response.Body, dataset.SentKey, func(e wire.Event) error {
 		if e.Type == "BOOKMARK" {
 			return nil
