@@ -48,8 +48,8 @@ const (
 	idleFree   = 48 << 20
 	idleAllocs = 4 << 20 // a second
 	freeAgain  = 15 * time.Second
-	// settleFor is how long after the last load one more collection takes place: caches have dropped by then what was used for
-	// the load only.
+	// settleFor is how long after the last load one more collection takes place: caches have evicted the blocks of the load by
+	// then.
 	settleFor = 58 * time.Second
 )
 
