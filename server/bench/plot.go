@@ -60,7 +60,8 @@ func (r *Report) WriteSVG(w io.Writer) error {
 	p := plot.New()
 	p.X.Label.Text = "share of " + upstreamEngine + "'s time, CPU or memory (logarithmic; left of 1 is better)"
 	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
-	p.Legend.Top, p.Legend.Left = true, true
+	p.Legend.Top = true
+	p.Legend.Padding = vg.Millimeter
 	p.Add(plotter.NewGrid())
 
 	labels := make([]string, len(all))
