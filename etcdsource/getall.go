@@ -21,8 +21,8 @@ const (
 	// accepts 128 operations in a transaction by default.
 	firstGetKeys = 32
 	maxGetKeys   = 128
-	// getRetry is half of the time before the first retry.
-	getRetry = 50 * time.Millisecond
+	// getRetry is the time before the first retry; it doubles.
+	getRetry = 100 * time.Millisecond
 )
 
 // GetAll implements driver.Source. It reads the keys in transactions, whose number of keys follows
@@ -37,9 +37,10 @@ func (s *Source) GetAll(ctx context.Context, keys []string, at mirror.Revision, 
 			limit = 1
 			continue
 		}
-		if failures++; isTransient(err) && failures < pageAttempts { // the client retries no transactions
+		if isTransient(err) && failures < pageAttempts { // the client retries no transactions
 			select {
 			case <-time.After(getRetry << failures):
+				failures++
 				continue
 			case <-ctx.Done():
 			}

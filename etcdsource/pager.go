@@ -102,12 +102,12 @@ func (p *Pager) Next(ctx context.Context, maxKeys int64) (Page, error) {
 			p.rev = resp.Header.Revision // all pages are at the revision of the first one
 		}
 		page := Page{
-			KVs:    p.page(len(resp.Kvs)),
+			KVs:    appendKVs(p.kvs[:0], resp.Kvs),
 			Header: driver.Header{ClusterID: clusterOf(resp.Header), Revision: p.rev},
 			Count:  resp.Count,
 		}
-		for i, kv := range resp.Kvs {
-			page.KVs[i] = fromKV(kv)
+		if p.shared {
+			p.kvs = page.KVs
 		}
 		if p.done = !resp.More || len(resp.Kvs) == 0; !p.done {
 			p.key = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
@@ -115,15 +115,6 @@ func (p *Pager) Next(ctx context.Context, maxKeys int64) (Page, error) {
 		}
 		return page, nil
 	}
-}
-
-// page returns the memory of a page of n keys.
-func (p *Pager) page(n int) []driver.KV {
-	if !p.shared {
-		return make([]driver.KV, n)
-	}
-	p.kvs = slices.Grow(p.kvs[:0], n)[:n]
-	return p.kvs
 }
 
 // checkOrder returns an error unless the keys are in the requested range and ascend. Otherwise the
@@ -162,6 +153,15 @@ func nextLimit(limit int64, kvs []*mvccpb.KeyValue) int64 {
 		bytes += len(kv.Key) + len(kv.Value)
 	}
 	return max(1, min(2*limit, int64(pageBytes)*int64(len(kvs))/int64(bytes), maxPageKeys))
+}
+
+// appendKVs appends the keys to dst, which share their memory.
+func appendKVs(dst []driver.KV, kvs []*mvccpb.KeyValue) []driver.KV {
+	dst = slices.Grow(dst, len(kvs))
+	for _, kv := range kvs {
+		dst = append(dst, fromKV(kv))
+	}
+	return dst
 }
 
 func fromKV(kv *mvccpb.KeyValue) driver.KV {

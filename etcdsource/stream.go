@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -93,10 +92,7 @@ func (p *Pager) readStream(ctx context.Context, client clientv3.KV, chunk func([
 			return header, nil, fmt.Errorf("list: %w", err)
 		}
 		if n := len(part.Kvs); n > 0 {
-			kvs = slices.Grow(kvs[:0], n)[:n]
-			for i, kv := range part.Kvs {
-				kvs[i] = fromKV(kv)
-			}
+			kvs = appendKVs(kvs[:0], part.Kvs)
 			if err := chunk(kvs); err != nil {
 				return header, nil, err
 			}

@@ -64,7 +64,10 @@ func (r *Report) WriteSVG(w io.Writer) error {
 	p.Legend.Padding = vg.Millimeter
 	p.Add(plotter.NewGrid())
 
-	labels := make([]string, len(all))
+	labels := make([]string, len(all)) // from the bottom
+	for i, s := range all {
+		labels[len(all)-1-i] = s.label
+	}
 	series := []struct {
 		name  string
 		value func(share) float64
@@ -77,7 +80,6 @@ func (r *Report) WriteSVG(w io.Writer) error {
 	for _, one := range series {
 		var points plotter.XYs
 		for i, s := range all {
-			labels[len(all)-1-i] = s.label // from the top
 			if x := one.value(s); x > 0 {
 				points = append(points, plotter.XY{X: x, Y: float64(len(all) - 1 - i)})
 			}
