@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"iter"
 	"sort"
+	"strings"
 	"sync/atomic"
 )
 
@@ -388,7 +389,7 @@ func Build[T Item](items []T) Tree[T] {
 		for _, part := range partition(len(level), maxItems*3/4) {
 			n := &node[T]{edit: id, kids: append([]*node[T](nil), level[part[0]:part[1]]...)}
 			for _, k := range n.kids[1:] {
-				n.seps = append(n.seps, k.minKey())
+				n.seps = append(n.seps, strings.Clone(k.minKey())) // the item may be removed before the separator
 			}
 			n.recount()
 			up = append(up, n)

@@ -1,5 +1,7 @@
 package btree
 
+import "strings"
+
 // Edit builds a new tree from an old one, which it does not change. It is not safe for concurrent
 // use.
 type Edit[T Item] struct {
@@ -116,7 +118,7 @@ func (e *Edit[T]) split(n *node[T]) (right *node[T], sep string) {
 		right = &node[T]{edit: e.id, leaf: &Leaf[T]{items: append([]T(nil), n.leaf.items[mid:]...)}}
 		clear(n.leaf.items[mid:])
 		n.leaf.items = n.leaf.items[:mid]
-		sep = right.leaf.items[0].Key()
+		sep = strings.Clone(right.leaf.items[0].Key()) // the item may be removed before the separator
 	} else {
 		if len(n.kids) <= maxItems {
 			return nil, ""
