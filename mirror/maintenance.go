@@ -9,6 +9,8 @@ import (
 // age drops history older than the window, and versions cached for readers that are idle.
 func (w *writer) age(now time.Time) {
 	w.absorb()
+	w.timeline.add(w.published.Revision(), now)
+	w.timeline.trim(now.Add(-w.opts.Window.MaxAge))
 	idle := driver.Now() - int64(madeIdle)
 	for _, t := range w.tables {
 		if lin := t.lineage.Load(); lin != nil && lin.dropCached(func(v *version) bool { return v.used.Load() < idle }) {

@@ -21,6 +21,7 @@ func (w *writer) installAll(l *load) {
 		w.stats.EtcdRestores.Add(1)
 		w.compacted.Store(0)
 		w.stats.Compacted.Store(0)
+		w.timeline.reset()
 	}
 	// Build all lineages, then publish them, then move the published revision: readers wait for the last two
 	// steps only.

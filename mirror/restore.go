@@ -370,26 +370,11 @@ func (r *restorer) joinTo(ctx context.Context, p *past) (joined int, err error) 
 					"prefix", prefix, "revision", r.through, "err", x.err)
 			}
 		}
-		if err := r.command(ctx, func(w *writer) { joined += w.joinAll(parts, r.restore, p.after) }); err != nil {
+		var n int
+		if err := r.command(ctx, func(w *writer) { n = w.joinAll(parts, r.restore, p.after) }); err != nil {
 			return joined, err
 		}
+		joined += n
 	}
 	return joined, nil
-}
-
-// command runs f on the writer's goroutine, and returns when it has, or with ctx's error.
-func (r *restorer) command(ctx context.Context, f command) error {
-	done := make(chan struct{})
-	r.registry.enqueue(func(w *writer) {
-		defer close(done)
-		if ctx.Err() == nil {
-			f(w)
-		}
-	})
-	select {
-	case <-done:
-		return ctx.Err()
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

@@ -32,6 +32,7 @@ type shared struct {
 
 	restarts   chan restart // requests to leave the feed and to list the prefix
 	feedHealth *freshness.FeedHealth
+	timeline   timeline
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -50,6 +51,23 @@ func (s *shared) restart(lists int64, err error) {
 	select {
 	case s.restarts <- restart{lists, err}:
 	default:
+	}
+}
+
+// command runs f on the writer's goroutine, and returns when it has, or with ctx's error: f may then be running.
+func (s *shared) command(ctx context.Context, f command) error {
+	done := make(chan struct{})
+	s.registry.enqueue(func(w *writer) {
+		defer close(done)
+		if ctx.Err() == nil {
+			f(w)
+		}
+	})
+	select {
+	case <-done:
+		return ctx.Err()
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 

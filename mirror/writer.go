@@ -257,6 +257,7 @@ func (w *writer) commit(through Revision, progress bool) {
 	}
 	if through > w.published.Revision() {
 		w.publisher.Publish(through, progress)
+		w.timeline.add(through, time.Now())
 	}
 	var took time.Duration
 	if len(w.updates) > 0 {
