@@ -40,7 +40,9 @@ func TestWriterCheck_BrokenInvariant_IsNamed(t *testing.T) {
 		"I2": func(w *writer, tb *table, lin *lineage) {
 			lin.checkpoints.Store(&[]*version{{rev: 3, seq: lin.log.End()}})
 		},
-		"I3": func(w *writer, tb *table, lin *lineage) { lin.log.Append(&Event{Rev: 2, Entry: &Entry{}}) },
+		"I3": func(w *writer, tb *table, lin *lineage) {
+			lin.log.Append(&Event{Rev: 2, Entry: newEntry(&driver.KV{}, true)})
+		},
 		"I4": func(w *writer, tb *table, lin *lineage) {
 			tb.changed.subscribe(tb.prefix, lin, "/registry/a/", "/registry/a0").from = 1
 		},

@@ -29,6 +29,7 @@ type counters struct {
 	ReplayedEvents   atomic.Int64
 	ReplayFloor      atomic.Int64
 	ReplayTime       atomic.Int64
+	CompressedValues atomic.Int64
 
 	EtcdRevision    atomic.Int64 // without the published revision, which may be newer
 	replayedRecords atomic.Int64 // changes read from etcd's history, including failed replays
@@ -39,6 +40,7 @@ type counters struct {
 type resourceCounters struct {
 	received, published           atomic.Int64
 	loads, loadFailures, loadTime atomic.Int64
+	compressed, compressionSaves  atomic.Int64
 	publications                  [len(publicationBounds) + 1]struct{ n, time atomic.Int64 }
 }
 

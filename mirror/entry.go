@@ -1,24 +1,28 @@
 package mirror
 
 import (
-	"strings"
+	"encoding/binary"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/stratakube/strata/mirror/driver"
+	"github.com/stratakube/strata/mirror/internal/compress"
 	"github.com/stratakube/strata/mirror/memo"
 )
 
 // Entry is one key with its stored value at one revision. Entries are immutable except for the
-// memos of readers (I2). All versions and events that contain an entry share it, and it may be read
-// concurrently.
+// memos of readers and the form in which the value is stored (I2). All versions and events that
+// contain an entry share it, and it may be read concurrently.
 type Entry struct {
-	// data is the key followed by the value: one block without pointers, which is cheap for the
-	// garbage collector. It is a string because it never changes.
-	data   string
+	// block is the key and the value, in one allocation without pointers, which is cheap for the
+	// garbage collector; see the block functions. Only the writer replaces it, with a compressed one.
+	block  atomic.Pointer[byte]
 	mod    Revision
 	create Revision
 	keyLen uint32
 	writes uint32 // etcd's Version modulo 2^32, enough to see a gap; 0: the store counts none
+	size   uint32 // of the value as stored in etcd
+	marks  atomic.Uint32
 	memos  memo.List
 }
 
@@ -34,34 +38,109 @@ const (
 	keyLenMask = isDetached - 1
 )
 
+// Flags in marks.
+const (
+	wasRead        = 1 << iota // the value was read since the flag was cleared; set for a new entry
+	incompressible             // compression has not made the value smaller
+)
+
+// A block is the number of the dictionary with which the value is compressed (a byte, 0 if it is not),
+// the key, and the value. The bytes of a compressed value follow their number, 4 bytes.
+const (
+	blockKey      = 1 // offset of the key
+	packedLenSize = 4
+)
+
+// newBlock returns the block of a key and its value.
+func newBlock(key, value []byte) *byte {
+	block := make([]byte, blockKey+len(key)+len(value))
+	copy(block[blockKey:], key)
+	copy(block[blockKey+len(key):], value)
+	return unsafe.SliceData(block)
+}
+
+// packedBlock returns the block of a key and its compressed value.
+func packedBlock(key string, dictionary byte, packed []byte) *byte {
+	block := make([]byte, blockKey+len(key), blockKey+len(key)+packedLenSize+len(packed))
+	block[0] = dictionary
+	copy(block[blockKey:], key)
+	block = binary.NativeEndian.AppendUint32(block, uint32(len(packed)))
+	return unsafe.SliceData(append(block, packed...))
+}
+
 func newEntry(kv *driver.KV, keep bool) *Entry {
-	n := len(kv.Key)
-	e := &Entry{mod: kv.ModRevision, create: kv.CreateRevision, keyLen: uint32(n), writes: uint32(kv.Version)}
+	e := &Entry{mod: kv.ModRevision, create: kv.CreateRevision, keyLen: uint32(len(kv.Key)), writes: uint32(kv.Version)}
+	e.marks.Store(wasRead)
 	if !keep {
 		e.keyLen |= noValue
-		e.data = string(kv.Key)
+		e.block.Store(newBlock(kv.Key, nil))
 		return e
 	}
-	buf := make([]byte, n+len(kv.Value))
-	copy(buf, kv.Key)
-	copy(buf[n:], kv.Value)
-	e.data = unsafe.String(unsafe.SliceData(buf), len(buf)) // buf is not written again
+	e.size = uint32(len(kv.Value))
+	e.block.Store(newBlock(kv.Key, kv.Value))
 	return e
 }
 
 // withoutValue returns the entry with key and revisions only.
 func (e *Entry) withoutValue() *Entry {
-	key := strings.Clone(e.Key())
-	return &Entry{data: key, mod: e.mod, create: e.create, keyLen: uint32(len(key)) | noValue, writes: e.writes}
+	key := e.Key()
+	none := &Entry{mod: e.mod, create: e.create, keyLen: uint32(len(key)) | noValue, writes: e.writes}
+	none.block.Store(newBlock([]byte(key), nil))
+	return none
 }
 
-// Key returns the etcd key.
-func (e *Entry) Key() string { return e.data[:e.keyLen&keyLenMask] }
+// Key returns the etcd key. It keeps the memory of the entry's value alive.
+func (e *Entry) Key() string {
+	return unsafe.String(e.block.Load(), blockKey+e.keyLen&keyLenMask)[blockKey:]
+}
 
-// Value returns the stored value. Do not write to it.
-func (e *Entry) Value() []byte {
-	v := e.data[e.keyLen&keyLenMask:]
-	return unsafe.Slice(unsafe.StringData(v), len(v))
+// Value returns the stored value. Do not write to it. A compressed value is decompressed into new
+// memory, about 0.2 microseconds for a KB.
+func (e *Entry) Value() []byte { return e.ValueIn(nil) }
+
+// ValueIn is Value for a caller that needs the value briefly: a compressed value is decompressed into
+// buf, which grows if needed and is reused by the caller. A nil buf means new memory.
+func (e *Entry) ValueIn(buf *[]byte) []byte {
+	if e.marks.Load()&wasRead == 0 {
+		e.marks.Or(wasRead)
+	}
+	return e.stored(buf)
+}
+
+// stored is ValueIn without a mark.
+func (e *Entry) stored(buf *[]byte) []byte {
+	block := e.block.Load()
+	if dictionary, packed := e.packedIn(block); dictionary != 0 {
+		if buf == nil {
+			return compress.Decompress(nil, dictionary, packed)
+		}
+		*buf = compress.Decompress(*buf, dictionary, packed)
+		return *buf
+	}
+	value := blockKey + e.keyLen&keyLenMask
+	return unsafe.Slice(block, value+e.size)[value:]
+}
+
+// packedIn returns the number of the dictionary and the compressed value of a block of the entry; 0 if
+// the value is not compressed.
+func (e *Entry) packedIn(block *byte) (dictionary byte, packed []byte) {
+	if *block == 0 {
+		return 0, nil
+	}
+	from := blockKey + e.keyLen&keyLenMask + packedLenSize
+	n := binary.NativeEndian.Uint32(unsafe.Slice(block, from)[from-packedLenSize:])
+	return *block, unsafe.Slice(block, from+n)[from:]
+}
+
+// isCompressed reports whether the value is compressed.
+func (e *Entry) isCompressed() bool { return *e.block.Load() != 0 }
+
+// saves returns the bytes of memory that the compression of the value saves.
+func (e *Entry) saves() int64 {
+	if dictionary, packed := e.packedIn(e.block.Load()); dictionary != 0 {
+		return int64(e.size) - packedLenSize - int64(len(packed))
+	}
+	return 0
 }
 
 // hasValue is false for an entry of an unclaimed resource beyond Options.UnclaimedBytes.
@@ -81,10 +160,13 @@ func (e *Entry) CreateRevision() Revision { return e.create }
 func (e *Entry) WriteCount() uint32 { return e.writes }
 
 // Size returns the bytes of the value as stored, 0 if the value was not stored.
-func (e *Entry) Size() int64 { return int64(len(e.data)) - int64(e.keyLen&keyLenMask) }
+func (e *Entry) Size() int64 { return int64(e.size) }
 
-// footprint is the memory that a reference to the entry keeps alive.
-func (e *Entry) footprint() int64 { return int64(len(e.data)) + entryOverhead }
+// footprint is the memory that a reference to the entry keeps alive. It shrinks when the writer
+// compresses the value.
+func (e *Entry) footprint() int64 {
+	return blockKey + int64(e.keyLen&keyLenMask) + int64(e.size) - e.saves() + entryOverhead
+}
 
 // Event is a change of one key: the entry before and after it.
 type Event struct {

@@ -49,6 +49,52 @@ func (m *Mirror) Weigh() {
 	}
 }
 
+// CompressAll compresses all values of the claimed resources, and returns the number of times that a value was compressed since the
+// mirror was created. The test has made dictionaries that fit the values.
+func (m *Mirror) CompressAll() int64 {
+	c := newCompressor(m.shared, compression{})
+	for range 2 { // the first pass clears marks of reads
+		for more := true; more; {
+			var err error
+			if more, err = c.round(m.ctx); err != nil {
+				return 0
+			}
+		}
+	}
+	return m.stats.CompressedValues.Load()
+}
+
+// CompressMeanwhile compresses values of the claimed resources, a batch of each, calls meanwhile, and installs the compressed values.
+// It returns the number of values that it has compressed.
+func (m *Mirror) CompressMeanwhile(meanwhile func()) (n int) {
+	c := newCompressor(m.shared, compression{})
+	var batches []*compressedBatch
+	for range 2 { // the first pass clears marks of reads
+		for _, r := range m.registry.claimed() {
+			if x := c.ofResource(r); x != nil {
+				b := &compressedBatch{compressing: x}
+				c.superseded(b)
+				c.unreadEntries(b)
+				batches = append(batches, b)
+			}
+		}
+	}
+	meanwhile()
+	for _, b := range batches {
+		if c.command(m.ctx, func(w *writer) { w.installCompressed(b) }) != nil {
+			return 0
+		}
+		n += len(b.values)
+	}
+	return n
+}
+
+// CompressValues is the number of values in a full batch of the compressor.
+const CompressValues = compressValues
+
+// Compressed reports whether the value is compressed.
+func (e *Entry) Compressed() bool { return e.isCompressed() }
+
 // ReadyChanged returns a channel that is closed when the resource changes.
 func (r *Resource) ReadyChanged() <-chan struct{} { return r.changed.next() }
 

@@ -39,6 +39,7 @@ func New(opts Options) (*Mirror, error) {
 	s.registry = newRegistry(root)
 	w := newWriter(s, publisher, root)
 	s.wg.Go(func() { w.loop(s.ctx) })
+	s.wg.Go(func() { newCompressor(s, defaultCompression).run(s.ctx) })
 	m := &Mirror{shared: s}
 	m.startFreshness()
 	return m, nil

@@ -135,7 +135,8 @@ var (
 		return rapid.SampledFrom(walkPrefixes).Draw(t, "prefix") + string(rune('a'+rapid.IntRange(0, 8).Draw(t, "key")))
 	})
 	walkOps = rapid.Custom(func(t *rapid.T) memory.Op {
-		return memory.Op{Key: walkKeys.Draw(t, "key"), Value: rapid.StringN(0, 30, -1).Draw(t, "value"), Delete: rapid.IntRange(0, 2).Draw(t, "delete") == 0}
+		value := strings.Repeat(rapid.StringN(0, 30, -1).Draw(t, "value"), rapid.SampledFrom([]int{1, 20, 20}).Draw(t, "times"))
+		return memory.Op{Key: walkKeys.Draw(t, "key"), Value: value, Delete: rapid.IntRange(0, 2).Draw(t, "delete") == 0}
 	})
 )
 
@@ -256,6 +257,9 @@ func (w *randomWalk) release(t *rapid.T) {
 		}
 	}
 }
+
+// compress compresses all values of claimed resources.
+func (w *randomWalk) compress(*rapid.T) { w.m.CompressAll() }
 
 func (w *randomWalk) stall(*rapid.T) { w.stalled = !w.stalled; w.store.Stall(w.stalled) }
 
@@ -487,6 +491,9 @@ func (w *randomWalk) checkResource(t *rapid.T, prefix string, r *mirror.Resource
 // its clients, and compares all reads with the model.
 func TestMirror_RandomSteps_EqualsEtcdAtEveryRevision(t *testing.T) {
 	t.Parallel()
+	for _, prefix := range walkPrefixes {
+		makeDictionary(t, prefix)
+	}
 	synctest.Test(t, func(t *testing.T) {
 		rapid.Check(bubble{t}, func(t *rapid.T) {
 			w := newRandomWalk(t)
@@ -505,6 +512,7 @@ func TestMirror_RandomSteps_EqualsEtcdAtEveryRevision(t *testing.T) {
 				"lose an event, and check": w.loseAndCompare,
 				"freeze":                   w.freezeAll,
 				"read history":             w.readHistory,
+				"compress":                 w.compress,
 				"follow":                   w.follow,
 				"":                         w.check,
 			})

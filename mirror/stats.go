@@ -39,6 +39,7 @@ type Stats struct {
 	RevisionReadWaiters int64    // calls of ReadRevision that shared those reads
 	ProgressRequests    int64    // progress requests sent
 	EtcdRestores        int64    // times etcd was another cluster, or an older state of the same
+	CompressedValues    int64    // times a value was compressed
 	// History read from etcd after the whole prefix or a resource was listed.
 	Restoring      int64         // restores in progress or waiting
 	Replays        int64         // times
@@ -86,6 +87,9 @@ type ResourceStats struct {
 	Bytes        int64 // stored size of their values
 	Events       int   // events in the log
 
+	Compressed       int   // of Entries, those with a compressed value, counted every few minutes
+	CompressionSaves int64 // the bytes of memory that this saves
+
 	Versions       int      // retained past versions, those made for readers included
 	VersionBytes   int64    // bytes of their trees that the latest version does not share, measured about once a second
 	OldestRevision Revision // the oldest revision that At serves
@@ -109,6 +113,9 @@ func (r *Resource) Stats() ResourceStats {
 		Loads:        r.counts.loads.Load(),
 		LoadFailures: r.counts.loadFailures.Load(),
 		LoadTime:     time.Duration(r.counts.loadTime.Load()),
+
+		Compressed:       int(r.counts.compressed.Load()),
+		CompressionSaves: r.counts.compressionSaves.Load(),
 	}
 	for i := range r.counts.publications {
 		p := &r.counts.publications[i]
