@@ -114,7 +114,7 @@ func newDerivedReads(t *testing.T, f *fixture) *derivedReads {
 }
 
 func (d *derivedReads) representation() *encoded.Representation {
-	return d.s.Representation("pods", podItem, nil)
+	return d.s.Representation("pods", encoded.Format{Encode: podItem})
 }
 
 // all returns the reads by name, but for the events, which become more.
@@ -349,7 +349,7 @@ func TestReload_WithoutReaders_ReleasesMemory(t *testing.T) {
 	f.create(t, newPod("one"))
 	f.catchUp(t)
 	e, _ := mustLatest(t, s).Get(etcdKey(newPod("one")))
-	if _, err := s.Representation("pods", podItem, nil).Item(contextFor(t), e); err != nil {
+	if _, err := s.Representation("pods", encoded.Format{Encode: podItem}).Item(contextFor(t), e); err != nil {
 		t.Fatal(err)
 	}
 	if s.cluster.blocks.Stats().Used == 0 {
@@ -394,11 +394,11 @@ func TestReload_DuringDecryption_ValueIsNotCached(t *testing.T) {
 	oneReader := map[string]bool{"index": true, "shard": true}
 	reads := map[string]func(ctx context.Context) error{
 		"item": func(ctx context.Context) error {
-			_, err := s.Representation("pods", podItem, nil).Item(ctx, e)
+			_, err := s.Representation("pods", encoded.Format{Encode: podItem}).Item(ctx, e)
 			return err
 		},
 		"run": func(ctx context.Context) (err error) {
-			p := s.Representation("pods", podItem, nil)
+			p := s.Representation("pods", encoded.Format{Encode: podItem})
 			for run := range mustLatest(t, s).Runs("", "") {
 				err = p.AppendRun(ctx, &encoded.Spans{}, run)
 			}

@@ -164,7 +164,7 @@ func TestRepresentation_Budget_BoundsCachedBytes(t *testing.T) {
 
 // newRepresentation returns a representation of the objects of a store, or of a type that embeds one.
 func newRepresentation(s interface{ generation() *objects.Generation }, encode encoded.ItemEncoder, splice encoded.Splicer) *encoded.Representation {
-	return encoded.New(s.generation(), encode, splice)
+	return encoded.New(s.generation(), encoded.Format{Encode: encode, Splice: splice})
 }
 
 func (s *Store) generation() *objects.Generation { return s.view.CurrentGeneration() }

@@ -17,6 +17,7 @@ import (
 	"github.com/stratakube/strata/kube/internal/pages"
 	"github.com/stratakube/strata/kube/internal/selected"
 	"github.com/stratakube/strata/kube/internal/watchset"
+	"github.com/stratakube/strata/mirror"
 )
 
 // storeConfig describes one storage: one resource in one served version.
@@ -85,10 +86,10 @@ func (s *Store) stop() {
 // ResourcePrefix returns the prefix of the keys of storage.Interface, for example /pods.
 func (s *Store) ResourcePrefix() string { return s.keys.ResourcePrefix }
 
-// Representation returns the representation with the key name, any comparable value. It is made with encode and splice on the
+// Representation returns the representation with the key name, any comparable value. It is made in the format f on the
 // first call, and again when the keys that decrypt values change (Representation.Fresh).
-func (s *Store) Representation(name any, encode encoded.ItemEncoder, splice encoded.Splicer) *encoded.Representation {
-	return encoded.Of(s.view.CurrentGeneration(), name, encode, splice)
+func (s *Store) Representation(name any, f encoded.Format) *encoded.Representation {
+	return encoded.Of(s.view.CurrentGeneration(), name, f)
 }
 
 // NewFunc returns an empty object of the store's kind, in the registry's version: the internal
@@ -114,6 +115,26 @@ func (s *Store) Stats(ctx context.Context) (storage.Stats, error) {
 		stats.EstimatedAverageObjectSizeBytes = bytes / int64(n)
 	}
 	return stats, nil
+}
+
+// History describes the revisions of a resource in memory.
+type History struct {
+	Oldest, Latest mirror.Revision       // that can be listed
+	WatchFrom      mirror.Revision       // the oldest one from which a watch can begin
+	Times          []mirror.RevisionTime // of the whole cluster
+}
+
+// History returns the revisions in memory. Errors: storage.ErrStorageNotReady. Cost is that of mirror.Mirror.Times.
+func (s *Store) History() (h History, err error) {
+	latest, err := s.resource.Latest()
+	if err == nil {
+		h.Oldest, h.WatchFrom, err = s.resource.Oldest()
+	}
+	if err != nil {
+		return History{}, storage.ErrStorageNotReady
+	}
+	h.Latest, h.Times = latest.Rev, s.mirror.Times()
+	return h, nil
 }
 
 // EnableResourceSizeEstimation implements storage.Interface. It has no effect, because sizes are

@@ -17,6 +17,7 @@ import (
 	apihelpers "k8s.io/apiserver/pkg/util/apihelpers"
 
 	"github.com/stratakube/strata/kube/internal/encoded"
+	"github.com/stratakube/strata/mirror"
 )
 
 // media is an encoding that the byte path writes.
@@ -92,11 +93,19 @@ func newEncoding(r *Resource, f format) (*encoding, error) {
 	if f.media == mediaJSON && f.target.Empty() && !r.Custom {
 		e.head = fmt.Appendf(nil, `{"kind":%s,"apiVersion":%s,`, strconv.Quote(gvk.Kind), strconv.Quote(gvk.GroupVersion().String()))
 	}
-	var splice encoded.Splicer
-	if f.media == mediaProtobuf && f.target.Empty() {
-		splice = encoded.SpliceItem
+	items := encoded.Format{Encode: e.appendItem}
+	if f.target.Empty() {
+		if f.media == mediaProtobuf {
+			items.Splice = encoded.SpliceItem
+		}
+		if r.Transcoder != nil && r.Decorate == nil {
+			items.Transcode = r.Transcoder.AppendItem
+			if f.media == mediaProtobuf {
+				items.Transcode = r.spliceCanonical
+			}
+		}
 	}
-	e.rep = r.Store.Representation(representationName{r.GVR.GroupVersion(), f}, e.appendItem, splice)
+	e.rep = r.Store.Representation(representationName{r.GVR.GroupVersion(), f}, items)
 	return e, nil
 }
 
@@ -145,6 +154,14 @@ func (e *encoding) appendItem(dst []byte, obj runtime.Object) ([]byte, error) {
 		data = rest
 	}
 	return append(append(dst, data...), ','), nil
+}
+
+// spliceCanonical splices a stored object that upstream's encoder would write as it is stored.
+func (r *Resource) spliceCanonical(dst, stored []byte, rev mirror.Revision) ([]byte, bool) {
+	if !r.Transcoder.Canonical(stored) {
+		return dst, false
+	}
+	return encoded.SpliceItem(dst, stored, rev)
 }
 
 // itemsFirst reports whether the items of a list are its first field, before its metadata. That is

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/kube/transcode"
 )
 
 // ResolverConfig configures a Resolver.
@@ -33,6 +34,8 @@ type ResolverConfig struct {
 	Local func(schema.GroupVersion) bool
 	// Decorators modify objects after they were read from the storage (registry.Store.Decorator).
 	Decorators map[schema.GroupResource]func(runtime.Object)
+	// Transcoders make JSON from stored objects of built-in kinds that are stored in the served version.
+	Transcoders map[schema.GroupVersionKind]*transcode.Transcoder
 }
 
 // Kinds are the kinds of one scheme and their serializer.

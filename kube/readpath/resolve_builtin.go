@@ -42,7 +42,8 @@ func (r *Resolver) builtInResource(t route, s *kubestorage.Store, next http.Hand
 			FieldLabel: func(label, value string) (string, string, error) {
 				return k.Scheme.ConvertFieldLabel(gvk, label, value)
 			},
-			Decorate: r.config.Decorators[t.gvr().GroupResource()],
+			Decorate:   r.config.Decorators[t.gvr().GroupResource()],
+			Transcoder: r.config.Transcoders[gvk],
 		}
 		// Only a namespaced resource can be listed in a namespace.
 		list := t

@@ -8,6 +8,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/handlers"
 
 	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/kube/transcode"
 )
 
 // Resource describes one served version of a resource: the settings with which upstream's handlers
@@ -39,6 +40,8 @@ type Resource struct {
 	// Decorate modifies an object after it was read from the storage, as the registries of services
 	// and persistentvolumeclaims do; nil for most resources.
 	Decorate func(runtime.Object)
+	// Transcoder makes JSON from stored objects of Kind; nil: they are decoded.
+	Transcoder *transcode.Transcoder
 	// Warnings are sent with each response, for a deprecated version.
 	Warnings []string
 	// Deprecated and RemovedRelease are the labels of request metrics.

@@ -12,6 +12,9 @@ import (
 // scratch are buffers to encode into before the size of a block is known.
 var scratch = sync.Pool{New: func() any { b := make([]byte, 0, 2*blockBytes); return &b }}
 
+// values are buffers into which values are decompressed.
+var values = sync.Pool{New: func() any { return new([]byte) }}
+
 // build makes the missing items of the leaf of a run, caches those that fit if keep is set, and
 // adds all items to spans.
 func (p *Representation) build(ctx context.Context, spans *Spans, r mirror.Run, keep bool) error {

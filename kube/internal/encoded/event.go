@@ -49,6 +49,9 @@ func (p *Representation) lazy(i *eventItem, encode func(ctx context.Context) ([]
 // of Item.
 func (p *Representation) ItemAfter(ev *mirror.Event) ([]byte, error) {
 	return p.lazy(p.eventItem(p.memoKey, ev, ev.Entry), func(ctx context.Context) ([]byte, error) {
+		if p.format.Transcode != nil {
+			return p.Item(ctx, ev.Entry)
+		}
 		obj, err := p.gen.ObjectAfterIfWanted(ev)
 		if err != nil {
 			return nil, err
@@ -56,7 +59,7 @@ func (p *Representation) ItemAfter(ev *mirror.Event) ([]byte, error) {
 		if obj == nil {
 			return p.Item(ctx, ev.Entry)
 		}
-		data, err := p.encode(nil, obj)
+		data, err := p.format.Encode(nil, obj)
 		return slices.Clip(data), err
 	})
 }
@@ -65,8 +68,7 @@ func (p *Representation) ItemAfter(ev *mirror.Event) ([]byte, error) {
 // DELETED event. Otherwise it is like ItemAfter.
 func (p *Representation) ItemBefore(ev *mirror.Event) ([]byte, error) {
 	return p.lazy(p.eventItem(p.deletedItemKey, ev, ev.Prev), func(ctx context.Context) ([]byte, error) {
-		data, err := p.appendItem(ctx, nil, ev.Prev, ev.Rev)
-		return slices.Clip(data), err
+		return p.newItem(ctx, ev.Prev, ev.Rev)
 	})
 }
 

@@ -60,7 +60,7 @@ func (p *Representation) ItemIn(ctx context.Context, e *mirror.Entry, buf *[]byt
 		*buf = p.appendSpliced(slices.Grow((*buf)[:0], int(old.to-old.from)), e)
 		return *buf, nil
 	}
-	data, err := p.appendItem(ctx, nil, e, e.ModRevision())
+	data, err := p.newItem(ctx, e, e.ModRevision())
 	if err != nil {
 		return nil, err
 	}
@@ -68,7 +68,6 @@ func (p *Representation) ItemIn(ctx context.Context, e *mirror.Entry, buf *[]byt
 		p.keep(e, old, &item{to: uint32(len(data)), splices: true})
 		return data, nil
 	}
-	data = slices.Clip(data)
 	if e.Detached() {
 		return data, nil
 	}
@@ -96,26 +95,65 @@ func (p *Representation) keep(e *mirror.Entry, old, it *item) {
 // not if the object is stored in another version, by a release with other fields or defaults, or
 // encrypted.
 func (p *Representation) splices(e *mirror.Entry, encoded []byte) bool {
-	if p.splice == nil {
+	if p.format.Splice == nil {
 		return false
 	}
 	buf := scratch.Get().(*[]byte)
 	defer scratch.Put(buf)
-	data, ok := p.splice((*buf)[:0], e.Value(), e.ModRevision())
+	data, ok := p.splice((*buf)[:0], e)
 	*buf = data[:0]
 	return ok && bytes.Equal(data, encoded)
 }
 
 // appendSpliced appends the item of an entry that is known to splice.
 func (p *Representation) appendSpliced(dst []byte, e *mirror.Entry) []byte {
-	dst, _ = p.splice(dst, e.Value(), e.ModRevision())
+	dst, _ = p.splice(dst, e)
 	return dst
 }
 
+// splice appends the item that splicing makes of the stored value; see Splicer.
+func (p *Representation) splice(dst []byte, e *mirror.Entry) ([]byte, bool) {
+	value := values.Get().(*[]byte)
+	defer values.Put(value)
+	return p.format.Splice(dst, e.ValueIn(value), e.ModRevision())
+}
+
+// newItem returns the item of an entry with the resource version rev, in memory of its size. Errors are those of Item.
+func (p *Representation) newItem(ctx context.Context, e *mirror.Entry, rev mirror.Revision) ([]byte, error) {
+	buf := scratch.Get().(*[]byte)
+	data, err := p.appendItem(ctx, (*buf)[:0], e, rev)
+	own := slices.Clip(bytes.Clone(data))
+	if cap(data) <= 16*blockBytes {
+		*buf = data[:0]
+		scratch.Put(buf)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return own, nil
+}
+
+// appendItem appends the item of an entry with the resource version rev. Errors are those of Item.
 func (p *Representation) appendItem(ctx context.Context, dst []byte, e *mirror.Entry, rev mirror.Revision) ([]byte, error) {
-	obj, err := p.gen.Decode(ctx, e, rev)
+	if p.format.Transcode == nil {
+		obj, err := p.gen.Decode(ctx, e, rev)
+		if err != nil {
+			return dst, err
+		}
+		return p.format.Encode(dst, obj)
+	}
+	value := values.Get().(*[]byte)
+	defer values.Put(value)
+	data, err := p.gen.Stored(ctx, e, value)
 	if err != nil {
 		return dst, err
 	}
-	return p.encode(dst, obj)
+	if item, ok := p.format.Transcode(dst, data, rev); ok {
+		return item, nil
+	}
+	obj, err := p.gen.DecodeStored(ctx, e, data, rev)
+	if err != nil {
+		return dst, err
+	}
+	return p.format.Encode(dst, obj)
 }

@@ -23,6 +23,16 @@ type ItemEncoder func(dst []byte, obj apiruntime.Object) ([]byte, error)
 // representation verifies that the result is equal to the encoder's.
 type Splicer func(dst, stored []byte, rev mirror.Revision) ([]byte, bool)
 
+// Format is how a representation makes items. Splice and Transcode may be nil.
+type Format struct {
+	// Encode is the general way. The others give the same bytes for the values that they accept.
+	Encode ItemEncoder
+	// Splice is used once its result for the entry was verified.
+	Splice Splicer
+	// Transcode makes the item from the decrypted value, without decoding it. Its result is not verified.
+	Transcode Splicer
+}
+
 // Representation is one way to encode the objects of a resource. For each entry it caches the item: the object in its form in a
 // list, from which single objects and watch events are assembled too. An item is made once and found by every later reader, of any
 // revision; it is a part of a block that the items of a leaf share, so that most of a list is a few spans of memory. All
@@ -30,8 +40,7 @@ type Splicer func(dst, stored []byte, rev mirror.Revision) ([]byte, bool)
 // value if that is known to give the same bytes. Methods may be called concurrently.
 type Representation struct {
 	gen            *objects.Generation
-	encode         ItemEncoder
-	splice         Splicer // nil: never
+	format         Format
 	blocks         *blockcache.Cache
 	memoKey        *memo.Key // memo key of items, on entries and on events after them
 	deletedItemKey *memo.Key // memo key of items that events have deleted
@@ -48,15 +57,15 @@ type Representation struct {
 	framing   flight.Group[*atomic.Pointer[Frame], *Frame]
 }
 
-// New returns a representation of objects decoded by a generation; splice may be nil. Close it after use.
-func New(g *objects.Generation, encode ItemEncoder, splice Splicer) *Representation {
-	return &Representation{gen: g, encode: encode, splice: splice, blocks: g.Blocks(), memoKey: &memo.Key{}, deletedItemKey: &memo.Key{}}
+// New returns a representation of a generation's objects. Close it after use.
+func New(g *objects.Generation, f Format) *Representation {
+	return &Representation{gen: g, format: f, blocks: g.Blocks(), memoKey: &memo.Key{}, deletedItemKey: &memo.Key{}}
 }
 
-// Of returns the generation's representation of a name, which must be comparable. It is made with encode and splice on the first
+// Of returns the generation's representation of a name, which must be comparable. It is made in the format f on the first
 // call, and closed with the generation.
-func Of(g *objects.Generation, name any, encode ItemEncoder, splice Splicer) *Representation {
-	return g.Derived(name, func() objects.Derived { return New(g, encode, splice) }).(*Representation)
+func Of(g *objects.Generation, name any, f Format) *Representation {
+	return g.Derived(name, func() objects.Derived { return New(g, f) }).(*Representation)
 }
 
 // Close drops the cached items, as their entries are replaced or deleted.

@@ -90,7 +90,7 @@ type clusterStats struct {
 var clusterMetrics = families[clusterStats]{
 	gauge(ofCluster, "ready", "1 when the first list of etcd is in place, otherwise 0.", func(s clusterStats) int { return oneIf(s.Ready) }),
 	gauge(ofCluster, "revision", "Published revision, which readers see.", func(s clusterStats) int64 { return s.PublishedRevision }),
-	gauge(ofCluster, "history_bytes", "Stored bytes that only history references.", func(s clusterStats) int64 { return s.HistoryBytes }),
+	gauge(ofCluster, "history_bytes", "Stored bytes that only history references, compressed ones as they are in memory.", func(s clusterStats) int64 { return s.HistoryBytes }),
 	gauge(ofCluster, "version_bytes", "Bytes of old versions that the newest version does not share; their objects are in strata_mirror_history_bytes.",
 		func(s clusterStats) int64 { return s.VersionBytes }),
 	gauge(ofCluster, "history_limit_bytes", "Limit of the sum of strata_mirror_history_bytes and strata_mirror_version_bytes.",
@@ -102,6 +102,8 @@ var clusterMetrics = families[clusterStats]{
 	gauge(ofCluster, "etcd_lists_limit", "Bound of strata_mirror_etcd_lists; further pages wait.", func(s clusterStats) int { return s.etcdPagesLimit }),
 	gauge(ofCluster, "unclaimed_bytes", "Bytes of cached values of resources that no client has requested.", func(s clusterStats) int64 { return s.UnclaimedBytes }),
 	gauge(ofCluster, "unclaimed_limit_bytes", "Bound of strata_mirror_unclaimed_bytes.", func(s clusterStats) int64 { return s.UnclaimedLimit }),
+	counter(ofCluster, "compressed_values_total", "Times a value that was superseded, or not read for some minutes, was compressed in memory.",
+		func(s clusterStats) int64 { return s.CompressedValues }),
 	counter(ofCluster, "events_total", "Events applied.", func(s clusterStats) int64 { return s.Events }),
 	counter(ofCluster, "dropped_events_total", "Events of resources that are not cached.", func(s clusterStats) int64 { return s.Dropped }),
 	counter(ofCluster, "listed_keys_total", "Keys listed from etcd.", func(s clusterStats) int64 { return s.ListedKeys }),
@@ -136,6 +138,10 @@ var clusterMetrics = families[clusterStats]{
 var resourceMetrics = families[mirror.ResourceStats]{
 	gauge(ofResource, "resource_objects", "Objects in memory.", func(s mirror.ResourceStats) int { return s.Entries }),
 	gauge(ofResource, "resource_stored_bytes", "Stored size of the objects in memory.", func(s mirror.ResourceStats) int64 { return s.Bytes }),
+	gauge(ofResource, "resource_compressed_objects", "Objects, of strata_mirror_resource_objects, that are compressed in memory, as counted every two minutes.",
+		func(s mirror.ResourceStats) int { return s.Compressed }),
+	gauge(ofResource, "resource_compression_saved_bytes", "Difference of memory to strata_mirror_resource_stored_bytes by compression, as counted every two minutes.",
+		func(s mirror.ResourceStats) int64 { return s.CompressionSaves }),
 	gauge(ofResource, "resource_ready", "1 when the resource is readable from memory, otherwise 0.", func(s mirror.ResourceStats) int { return oneIf(s.Ready) }),
 	gauge(ofResource, "resource_log_events", "Events in memory over which a watch can resume.", func(s mirror.ResourceStats) int { return s.Events }),
 	gauge(ofResource, "resource_versions", "Retained old versions, including versions made for readers. Revisions between two of them are reconstructed from events.",

@@ -68,9 +68,10 @@ func (v *View) WantAttributes() { v.selective.Store(true) }
 // Rekeyed reports whether the keys may change.
 func (v *View) Rekeyed() bool { return v.cfg.Keys != nil }
 
-// data returns the decrypted value of an entry, which may share memory with it: do not write to it.
-func (v *View) data(ctx context.Context, e *mirror.Entry) ([]byte, error) {
-	data, _, err := v.cfg.Transformer.TransformFromStorage(ctx, e.Value(), value.DefaultContext(e.Key()))
+// data returns the decrypted value of an entry, which may share memory with it or with buf: do not write to it. buf is as in
+// mirror.Entry.ValueIn.
+func (v *View) data(ctx context.Context, e *mirror.Entry, buf *[]byte) ([]byte, error) {
+	data, _, err := v.cfg.Transformer.TransformFromStorage(ctx, e.ValueIn(buf), value.DefaultContext(e.Key()))
 	if err != nil {
 		return nil, storage.NewInternalError(&transformError{e.Key(), err})
 	}
@@ -104,10 +105,21 @@ func (g *Generation) Decode(ctx context.Context, e *mirror.Entry, rev mirror.Rev
 	if u := g.converted(e, rev); u != nil {
 		return u, nil
 	}
-	data, err := g.view.data(ctx, e)
+	data, err := g.view.data(ctx, e, nil)
 	if err != nil {
 		return nil, err
 	}
+	return g.DecodeStored(ctx, e, data, rev)
+}
+
+// Stored returns the decrypted value of an entry, which may share memory with it or with buf: do not write to it. The caller reuses
+// buf, into which a value is decompressed. Errors: those of the transformer, as storage.InternalError.
+func (g *Generation) Stored(ctx context.Context, e *mirror.Entry, buf *[]byte) ([]byte, error) {
+	return g.view.data(ctx, e, buf)
+}
+
+// DecodeStored is Decode of the entry's decrypted value.
+func (g *Generation) DecodeStored(ctx context.Context, e *mirror.Entry, data []byte, rev mirror.Revision) (runtime.Object, error) {
 	obj, err := g.view.cfg.Decoder.DecodeListItem(ctx, data, uint64(rev), g.view.cfg.NewFunc)
 	if err != nil {
 		etcdmetrics.RecordDecodeError(g.view.cfg.Resource)
@@ -125,7 +137,7 @@ func (g *Generation) DecodeInto(ctx context.Context, e *mirror.Entry, out runtim
 			return nil
 		}
 	}
-	data, err := g.view.data(ctx, e)
+	data, err := g.view.data(ctx, e, nil)
 	if err != nil {
 		return err
 	}
