@@ -39,23 +39,35 @@ type Sink interface {
 // returns the error to report to the client, or nil if the request, the storage or the server has ended. It must not be called
 // concurrently or twice. It does not allocate per event.
 func (st *Stream) Deliver(stop <-chan struct{}, sink Sink) error {
-	err := st.deliverAll(stop, sink)
+	err := st.undelivered
+	if err == nil {
+		err = st.deliverPending(stop, sink)
+	}
+	for err == nil {
+		if err = st.wait(stop); err == nil {
+			err = st.deliverPending(stop, sink)
+		}
+	}
 	if errors.Is(err, ErrStreamEnded) || st.ctx.Err() != nil {
 		return nil
 	}
 	return err
 }
 
-// deliverAll writes all batches and returns the reason of the stream's end.
-func (st *Stream) deliverAll(stop <-chan struct{}, sink Sink) error {
+// DeliverPending is the part of Deliver before the stream waits: it writes the initial events and the events so far. It may be called
+// once before Deliver, on another goroutine. If it fails, Deliver returns the error.
+func (st *Stream) DeliverPending(stop <-chan struct{}, sink Sink) {
+	st.undelivered = st.deliverPending(stop, sink)
+}
+
+// deliverPending writes all pending batches. It returns the reason of the stream's end, or nil when the stream has to wait.
+func (st *Stream) deliverPending(stop <-chan struct{}, sink Sink) error {
 	for listing := st.listing; ; {
 		b, err := st.next()
-		switch {
-		case err == nil && b.empty():
-			if err = sink.Flush(); err == nil {
-				err = st.wait(stop)
-			}
-		case err == nil:
+		if err == nil && b.empty() {
+			return sink.Flush()
+		}
+		if err == nil {
 			select {
 			case <-stop:
 				return ErrStreamEnded

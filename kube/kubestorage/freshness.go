@@ -160,11 +160,13 @@ func (s *revisionWaiter) readRevision(ctx context.Context) (mirror.Revision, err
 // consistent returns when the mirror has seen every write that was acknowledged before the call
 // (I6). It returns 429 when it cannot verify that within freshWait. The client did not cause that,
 // and passing such reads on to etcd would multiply an outage (KEP-2340, k/k#138494).
-func (s *revisionWaiter) consistent(ctx context.Context) error {
+func (s *revisionWaiter) consistent(ctx context.Context, span *readSpan) error {
 	waitCtx, cancel := waitContext(ctx, freshWait)
 	defer cancel()
 	rev, err := s.readRevision(waitCtx)
 	if err == nil {
+		span.event(eventRevision)
+		span.event(eventWaiting)
 		err = s.await(waitCtx, rev)
 	}
 	if ctx.Err() != nil {
@@ -191,13 +193,15 @@ func SkipCacheWait(ctx context.Context) context.Context {
 }
 
 // soonConsistent is consistent with a wait of at most getWait.
-func (s *revisionWaiter) soonConsistent(ctx context.Context) error {
+func (s *revisionWaiter) soonConsistent(ctx context.Context, span *readSpan) error {
 	ctx, cancel := waitContext(ctx, getWait)
 	defer cancel()
 	rev, err := s.mirror.ReadRevision(ctx)
 	if err != nil {
 		return err
 	}
+	span.event(eventRevision)
+	span.event(eventWaiting)
 	return s.await(ctx, rev)
 }
 
@@ -217,8 +221,9 @@ func (s *revisionWaiter) parseRevision(resourceVersion string) (mirror.Revision,
 //	no resource version, or a token with revision -1:                the latest revision, linearizably
 //	0:                                                               the latest cached revision
 //	any other:                                                       that revision or later
-func (s *revisionWaiter) snapshot(ctx context.Context, opts storage.ListOptions, exact int64) (mirror.Snapshot, error) {
+func (s *revisionWaiter) snapshot(ctx context.Context, opts storage.ListOptions, exact int64, span *readSpan) (mirror.Snapshot, error) {
 	if exact > 0 {
+		span.event(eventWaiting)
 		if exact > s.mirror.PublishedRevision() {
 			// Only etcd can say whether the revision exists.
 			current, err := s.readRevision(ctx)
@@ -238,12 +243,14 @@ func (s *revisionWaiter) snapshot(ctx context.Context, opts storage.ListOptions,
 		if rev := s.mirror.CompactRevision(); exact < rev {
 			return mirror.Snapshot{}, fmt.Errorf("%w: requested %d, etcd is compacted to %d", mirror.ErrCompacted, exact, rev)
 		}
+		span.event(eventFresh)
 		return s.resource.At(exact)
 	}
 	if opts.ResourceVersion == "" || opts.Predicate.Continue != "" {
-		if err := s.consistent(ctx); err != nil {
+		if err := s.consistent(ctx, span); err != nil {
 			return mirror.Snapshot{}, err
 		}
+		span.event(eventFresh)
 		return s.resource.Latest()
 	}
 	rev, err := s.parseRevision(opts.ResourceVersion)
@@ -253,9 +260,11 @@ func (s *revisionWaiter) snapshot(ctx context.Context, opts storage.ListOptions,
 	if s.outOfReach(rev) {
 		return mirror.Snapshot{}, errNoProgress
 	}
+	span.event(eventWaiting)
 	if err := s.waitFor(ctx, rev); err != nil {
 		return mirror.Snapshot{}, err
 	}
+	span.event(eventFresh)
 	return s.resource.Latest()
 }
 

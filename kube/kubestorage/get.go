@@ -52,18 +52,24 @@ func (s *Store) Entry(ctx context.Context, key, resourceVersion string) (*mirror
 	if !s.resource.Ready() {
 		return nil, ErrReadEtcd
 	}
+	span := traceGet(ctx, key, resourceVersion)
+	defer span.end()
 	if resourceVersion == "" {
 		if !s.latestReads.gets || ctx.Value(skipCacheWaitKey{}) != nil {
 			return nil, ErrReadEtcd
 		}
-		if err := s.soonConsistent(ctx); err != nil {
+		if err := s.soonConsistent(ctx, span); err != nil {
 			return nil, ErrReadEtcd
 		}
 	} else if s.outOfReach(rev) {
 		return nil, ErrReadEtcd
-	} else if err := s.waitFor(ctx, rev); err != nil {
-		return nil, err
+	} else {
+		span.event(eventWaiting)
+		if err := s.waitFor(ctx, rev); err != nil {
+			return nil, err
+		}
 	}
+	span.event(eventFresh)
 	snap, err := s.resource.Latest()
 	if err != nil {
 		return nil, ErrReadEtcd
@@ -72,6 +78,7 @@ func (s *Store) Entry(ctx context.Context, key, resourceVersion string) (*mirror
 		s.metrics.Consistent(true, false)
 	}
 	e, ok := snap.Get(etcdKey)
+	span.event(eventByKey)
 	if !ok {
 		return nil, storage.NewKeyNotFoundError(etcdKey, snap.Rev)
 	}

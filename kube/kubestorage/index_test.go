@@ -184,7 +184,7 @@ func TestIndex_RestoredEtcd_IsDropped(t *testing.T) {
 	etcd.Restore(was-5, podsOnNode(t, "new"))
 	s := f.engine(t)
 	eventually(t, "the mirror detects the restore", func() bool {
-		_ = s.consistent(contextFor(t))
+		_ = s.consistent(contextFor(t), nil)
 		return s.resource.Ready() && s.mirror.PublishedRevision() < was
 	})
 	for etcd.Revision() <= was {

@@ -69,6 +69,7 @@ type ListRead struct {
 	inconsistent bool                   // memory has the revision too, and may be wrong
 	err          error                  // see Err
 	release      func()                 // nil: no place is held
+	span         *readSpan              // until Served or Close
 }
 
 // FromEtcd reports whether the revision is read from etcd during the walk: it is older than memory,
@@ -97,10 +98,16 @@ func (r *ListRead) Objects() Objects {
 
 // Close ends the list. It must not be used afterwards.
 func (r *ListRead) Close() {
+	r.endSpan()
 	if r.release != nil {
 		r.release()
 		r.release = nil
 	}
+}
+
+func (r *ListRead) endSpan() {
+	r.span.end()
+	r.span = nil
 }
 
 // Candidates yields, in key order, a superset of the selected entries: those of the selector's

@@ -38,9 +38,11 @@ func (q listRequest) read(ctx context.Context, s *Store) (*ListRead, error) {
 	if !q.fromMemory(s) {
 		return nil, errGate
 	}
-	r := &ListRead{Rev: q.exact, Prefix: q.scope, Limit: q.limit(), store: s, request: q, selector: s.view.CurrentGeneration().Selector(*pred)}
+	ctx, span := traceGroup(ctx, spanList, s.group)
+	span.event(eventReady)
+	r := &ListRead{span: span, Rev: q.exact, Prefix: q.scope, Limit: q.limit(), store: s, request: q, selector: s.view.CurrentGeneration().Selector(*pred)}
 	r.Start, r.End = q.bounds()
-	snap, err := s.snapshot(ctx, q.opts, q.exact)
+	snap, err := s.snapshot(ctx, q.opts, q.exact, span)
 	if r.inconsistent = q.exact > 0 && s.resource.Inconsistent() && (err == nil || errors.Is(err, mirror.ErrCompacted)); r.inconsistent {
 		err = mirror.ErrCompacted // D11: this history in memory has not been compared with etcd yet
 	}
@@ -52,15 +54,33 @@ func (q listRequest) read(ctx context.Context, s *Store) (*ListRead, error) {
 	case err == nil:
 		r.Snapshot, r.Rev = snap, snap.Rev
 		r.useIndex(ctx)
+		r.traceListed()
 		if !snap.IsLatest() || r.Limit == 0 && r.Count() > longReading {
 			r.release = s.resource.TrackReader(r.Snapshot)
 		}
 	}
 	if err != nil {
+		span.end()
 		return nil, s.listMetrics.Failed(err)
 	}
 	r.count()
 	return r, nil
+}
+
+// traceListed adds the events of a list whose objects memory has.
+func (r *ListRead) traceListed() {
+	if r.span == nil {
+		return
+	}
+	switch {
+	case r.request.exact > 0:
+		r.span.event(eventExact)
+	case r.index != nil:
+		r.span.event(eventByIndex)
+	default:
+		r.span.event(eventLatest)
+	}
+	r.span.counted(eventListed, r.Count())
 }
 
 // longReading is the number of objects from which a list may take so long that its snapshot leaves
@@ -187,7 +207,13 @@ func (r *ListRead) count() {
 // Served records in the metrics the number of candidates that a list has read, and of objects in the answer. Upstream's releases
 // differ in how they count lists from etcd, so those are not recorded.
 func (r *ListRead) Served(walked, returned int) {
-	if !r.FromEtcd() {
-		r.store.listMetrics.Served(r.name, walked, returned)
+	defer r.endSpan()
+	if r.FromEtcd() {
+		return
 	}
+	r.store.listMetrics.Served(r.name, walked, returned)
+	if returned > 0 && !r.request.opts.Predicate.Empty() {
+		r.span.event(eventResized)
+	}
+	r.span.counted(eventFiltered, returned)
 }

@@ -36,6 +36,8 @@ type Stream struct {
 
 	failed error // returned by next, after the batches before it are delivered
 	reason watchset.Ended
+	// undelivered is the error of DeliverPending.
+	undelivered error
 
 	releaseProgress func()       // withdraws the request for progress; nil if there is none
 	countShardEnd   func()       // counts the end of a watch with a shard selector; nil if there is none

@@ -21,6 +21,23 @@ import (
 // must Close it. Errors: API errors for the client (400, 429). Errors that upstream reports as an
 // event of the watch, such as 410, are returned by Deliver.
 func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOptions) (*Stream, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	return s.openStream(ctx, cancel, key, opts)
+}
+
+// OpenStreamFor is OpenStream for a stream that ends after timeout at the latest.
+func (s *Store) OpenStreamFor(ctx context.Context, timeout time.Duration, key string, opts storage.ListOptions) (*Stream, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	return s.openStream(ctx, cancel, key, opts)
+}
+
+// openStream opens a stream with the context ctx, which it ends with cancel if it returns an error.
+func (s *Store) openStream(ctx context.Context, cancel context.CancelFunc, key string, opts storage.ListOptions) (_ *Stream, err error) {
+	defer func() {
+		if err != nil {
+			cancel()
+		}
+	}()
 	prefix, err := s.keys.Prepare(key, opts.Recursive)
 	if err != nil {
 		return nil, err
@@ -42,12 +59,16 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 	if err := s.ready(ctx); err != nil {
 		return nil, err
 	}
+	_, span := traceGroup(ctx, spanWatch, s.group)
+	defer span.end()
 	st := &Stream{
 		store:        s,
 		start:        prefix,
 		end:          after(prefix),
 		selector:     s.view.CurrentGeneration().Selector(opts.Predicate),
 		withoutDrain: withoutDrain,
+		ctx:          ctx,
+		cancel:       cancel,
 	}
 	if !opts.Recursive {
 		st.end = prefix + "\x00"
@@ -58,7 +79,7 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 	if !st.selector.All {
 		s.view.WantAttributes()
 	}
-	if err := st.begin(ctx, rev, opts); err != nil {
+	if err := st.begin(ctx, rev, opts, span); err != nil {
 		if errors.Is(err, mirror.ErrNotReady) {
 			return nil, s.notReady()
 		}
@@ -69,7 +90,6 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 			st.failed = ErrStreamEnded // the request has ended
 		}
 	}
-	st.ctx, st.cancel = context.WithCancel(ctx)
 	if st.listing {
 		st.seat = time.AfterFunc(initialSeatTime, func() { utilflowcontrol.WatchInitialized(ctx) })
 	}
@@ -81,32 +101,40 @@ func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOpt
 		st.logPosition.Store(st.cursor.Position())
 	}
 	if !s.cluster.watches.Add((*runningStream)(st), withoutDrain) {
-		st.cancel()
 		st.stopTimers()
 		return nil, watchset.ErrShuttingDown()
 	}
-	if st.cursor != nil {
-		st.follow()
-	}
-	if s.ctx.Err() != nil {
-		st.abort(watchset.ByStorage) // endStreams may have run before
-	}
-	if st.bookmarkEvery > 0 {
-		st.releaseProgress = s.mirror.WantProgress()
-	}
-	if st.failed == nil && (st.selector.Shard != nil || st.selector.NeedsObject) {
-		st.countShardEnd = s.watchMetrics.Sharded()
-	}
-	st.scheduleBookmark()
+	st.subscribe()
 	return st, nil
 }
 
+// subscribe makes the registered stream wake for its events, its bookmarks and the end of the storage.
+func (st *Stream) subscribe() {
+	if st.cursor != nil {
+		st.follow()
+	}
+	if st.store.ctx.Err() != nil {
+		st.abort(watchset.ByStorage) // endStreams may have run before
+	}
+	if st.bookmarkEvery > 0 {
+		st.releaseProgress = st.store.mirror.WantProgress()
+	}
+	if st.failed == nil && (st.selector.Shard != nil || st.selector.NeedsObject) {
+		st.countShardEnd = st.store.watchMetrics.Sharded()
+	}
+	st.scheduleBookmark()
+}
+
 // begin sets the start position of the stream.
-func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.ListOptions) (err error) {
+func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.ListOptions, span *readSpan) (err error) {
 	s := st.store
 	list := opts.SendInitialEvents != nil && *opts.SendInitialEvents
 	stream := opts.SendInitialEvents != nil && !*opts.SendInitialEvents
 	st.announce = true
+	announced := list
+	if announced {
+		span.event(eventWaiting)
+	}
 	switch {
 	case opts.ResourceVersion == "" && stream:
 		// Only events after etcd's current revision.
@@ -116,7 +144,7 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 	case opts.ResourceVersion == "" && !s.latestReads.lists, list && s.outOfReach(rev):
 		return st.beginInEtcd(ctx, rev, opts)
 	case opts.ResourceVersion == "":
-		if err := s.consistent(ctx); err != nil {
+		if err := s.consistent(ctx, nil); err != nil {
 			return err
 		}
 		list = true
@@ -126,6 +154,9 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 		}
 	case rev == 0 && !stream:
 		list = true
+	}
+	if announced {
+		span.event(eventFresh)
 	}
 	if rev > 0 && !list {
 		if err := s.waitHistory(ctx, rev); err != nil {
