@@ -30,20 +30,40 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// watch answers a WATCH.
+// watch answers a WATCH. If the request passed a filter that runs tasks (routine.Task), watch returns
+// when the stream waits for events, and the task serves the rest, on a stack without the filters' frames.
 func (r *readRequest) watch(opts metainternalversion.ListOptions, key string, o storage.ListOptions) reason {
-	r.instrument(func() {
-		if err := r.startWatch(&opts, key, o); err != nil {
-			r.fail(err)
+	record := r.observe()
+	s, err := r.openWatch(&opts, key, o)
+	if err != nil {
+		r.fail(err)
+		record()
+		return ""
+	}
+	task := routine.TaskFrom(r.req.Context())
+	if task == nil {
+		s.last(func() {
+			s.begin()
+			s.serve()
+		})
+		record()
+		return ""
+	}
+	defer func() {
+		if task.Func == nil { // begin panicked
+			s.close()
 		}
-	})
+	}()
+	s.longRunning(s.begin)
+	task.Func = func() {
+		s.last(s.serve)
+		record()
+	}
 	return ""
 }
 
-// startWatch opens and serves a watch. If the request passed upstream's routine filter, the filter
-// serves it afterwards on a goroutine with a fresh stack. If startWatch returns an error, nothing
-// has been written.
-func (r *readRequest) startWatch(opts *metainternalversion.ListOptions, key string, o storage.ListOptions) error {
+// openWatch opens a watch. If it returns an error, nothing has been written.
+func (r *readRequest) openWatch(opts *metainternalversion.ListOptions, key string, o storage.ListOptions) (*watchServer, error) {
 	s := &watchServer{read: r, scope: endpointmetrics.CleanListScope(request.WithNamespace(r.req.Context(), r.info.Namespace), opts)}
 	watchList := opts.SendInitialEvents != nil && *opts.SendInitialEvents && opts.AllowWatchBookmarks
 	if watchList {
@@ -51,7 +71,7 @@ func (r *readRequest) startWatch(opts *metainternalversion.ListOptions, key stri
 	}
 	flusher, ok := r.w.(http.Flusher)
 	if !ok {
-		return apierrors.NewInternalError(fmt.Errorf("response writer does not support flushing: %T", r.w))
+		return nil, apierrors.NewInternalError(fmt.Errorf("response writer does not support flushing: %T", r.w))
 	}
 	timeout := r.server.watchTimeout(opts)
 	if logger := klog.V(3); logger.Enabled() {
@@ -59,13 +79,12 @@ func (r *readRequest) startWatch(opts *metainternalversion.ListOptions, key stri
 			"fields", opts.FieldSelector, "sendInitialEvents", opts.SendInitialEvents, "timeout", timeout,
 			"audit-ID", audit.GetAuditIDTruncated(r.req.Context()))
 	}
-	ctx, cancel := context.WithTimeout(r.req.Context(), timeout)
-	stream, err := r.resource.Store.OpenStream(ctx, key, o)
+	stream, err := r.resource.Store.OpenStreamFor(r.req.Context(), timeout, key, o)
 	if err != nil {
-		cancel()
-		return err
+		return nil, err
 	}
 	s.stream = stream
+	ctx := stream.Context()
 	s.cutoff = slowclient.NewCutoff(r.w, r.req, nil)
 	if signals := request.ServerShutdownSignalFrom(ctx); signals != nil {
 		s.shutdown = signals.ShuttingDown()
@@ -82,28 +101,15 @@ func (r *readRequest) startWatch(opts *metainternalversion.ListOptions, key stri
 		count:        endpointmetrics.WatchEvents.WithContext(span).WithLabelValues(gvr.Group, gvr.Version, gvr.Resource),
 		sizes:        endpointmetrics.WatchEventsSizes.WithContext(span).WithLabelValues(gvr.Group, gvr.Version, gvr.Resource),
 	}
-	end := func() {}
 	if stream.Listing() {
-		conn := r.server.pacing.Begin(r.req)
-		end = conn.End
-		s.out.pace(conn, func() {
+		s.conn = r.server.pacing.Begin(r.req)
+		s.out.pace(s.conn, func() {
 			s.slow.Store(true)
 			s.cutoff.CloseOn(r.server.conns)
 			stream.EndSlow()
 		})
 	}
-	serve := func() {
-		defer end()
-		defer cancel()
-		defer stream.Close()
-		endpointmetrics.RecordLongRunning(r.req, r.info, endpointmetrics.APIServerComponent, s.serve)
-	}
-	if task := routine.TaskFrom(ctx); task != nil {
-		task.Func = serve
-	} else {
-		serve()
-	}
-	return nil
+	return s, nil
 }
 
 // watchTimeout returns the maximum duration of a watch: the client's timeoutSeconds, else a random
@@ -123,7 +129,9 @@ func (s *Server) watchTimeout(opts *metainternalversion.ListOptions) time.Durati
 type watchServer struct {
 	read     *readRequest
 	stream   *kubestorage.Stream
+	conn     *slowclient.Conn // of the initial events; nil without them
 	cutoff   *slowclient.Cutoff
+	finish   func()          // of cutoff; nil before begin
 	slow     atomic.Bool     // the client does not read its initial events
 	shutdown <-chan struct{} // nil if shutdown is not signaled
 	out      watchWriter
@@ -139,8 +147,24 @@ type watchServer struct {
 	scope string // scope label of the watch-list latency metric
 }
 
-// serve runs until the watch ends.
-func (s *watchServer) serve() {
+// longRunning calls part and counts the watch as a running request meanwhile.
+func (s *watchServer) longRunning(part func()) {
+	endpointmetrics.RecordLongRunning(s.read.req, s.read.info, endpointmetrics.APIServerComponent, part)
+}
+
+// close releases the resources of the watch.
+func (s *watchServer) close() {
+	if s.finish != nil {
+		s.finish()
+	}
+	s.stream.Close()
+	if s.conn != nil {
+		s.conn.End()
+	}
+}
+
+// begin writes the header, the initial events and the events so far.
+func (s *watchServer) begin() {
 	media := string(s.read.enc.media)
 	if s.out.Protobuf() {
 		media += ";stream=watch"
@@ -158,8 +182,18 @@ func (s *watchServer) serve() {
 	}
 	w.WriteHeader(http.StatusOK)
 	s.out.flusher.Flush()
-	defer s.cutoff.After(s.stream.Context(), stallTimeout)()
+	s.finish = s.cutoff.After(s.stream.Context(), stallTimeout)
+	s.stream.DeliverPending(s.shutdown, s)
+}
 
+// last calls part, the last part of the watch.
+func (s *watchServer) last(part func()) {
+	defer s.close()
+	s.longRunning(part)
+}
+
+// serve runs until the watch ends. Call it after begin.
+func (s *watchServer) serve() {
 	err := s.stream.Deliver(s.shutdown, s)
 	if s.slow.Load() {
 		_ = s.status(kubestorage.SlowClient()) // the client may be gone

@@ -90,7 +90,7 @@ func New(apiHandler http.Handler, c *genericapiserver.Config, o Options) *Chain 
 	}
 	h.full = build(h.noteComplete(o.Mount(apiHandler)), c)
 	if builtByUpstream(build) && c.FlowControl != nil {
-		h.fast = wrap(o.Mount(apiHandler), fastFilters(c, o.Cost, slowclient.TrackServed(c)))
+		h.fast = wrap(o.Mount(withoutTask(apiHandler)), fastFilters(c, o.Cost, slowclient.TrackServed(c)))
 	}
 	return h
 }

@@ -11,7 +11,6 @@ import (
 	genericfeatures "k8s.io/apiserver/pkg/features"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	genericfilters "k8s.io/apiserver/pkg/server/filters"
-	"k8s.io/apiserver/pkg/server/routine"
 	flowcontrolrequest "k8s.io/apiserver/pkg/util/flowcontrol/request"
 	"k8s.io/component-base/tracing"
 
@@ -33,8 +32,9 @@ func wrap(handler http.Handler, filters []filter) http.Handler {
 }
 
 // fastFilters returns the filters of a plain read, outermost first. They are upstream's own, in
-// upstream's order; the write deadline takes the place of upstream's timeout filter. The request
-// context carries the RequestInfo and the received timestamp.
+// upstream's order; the write deadline takes the place of upstream's timeout filter, and withRoutine
+// that of upstream's routine filter, also without its gate. The request context carries the
+// RequestInfo and the received timestamp.
 //
 // Upstream has in addition:
 //
@@ -50,6 +50,7 @@ func wrap(handler http.Handler, filters []filter) http.Handler {
 //   - the filters for the server's startup and shutdown (New).
 func fastFilters(c *genericapiserver.Config, cost CostFunc, conns *slowclient.Listener) []filter {
 	l := &filterList{config: c, spans: recordsSpans(c)}
+	l.routine = !l.spans || c.FeatureGate.Enabled(genericfeatures.APIServingWithRoutine)
 	l.addTransport(conns)
 	l.addDecisions(cost)
 	return l.filters
@@ -59,6 +60,7 @@ func fastFilters(c *genericapiserver.Config, cost CostFunc, conns *slowclient.Li
 type filterList struct {
 	config  *genericapiserver.Config
 	spans   bool // a tracer is configured
+	routine bool // watches use withRoutine; without the gate, spans of a watch last as long as the watch
 	filters []filter
 }
 
@@ -85,10 +87,8 @@ func (l *filterList) addTransport(conns *slowclient.Listener) {
 	l.add("panic-recovery", func(h http.Handler) http.Handler {
 		return genericfilters.WithPanicRecovery(h, c.RequestInfoResolver)
 	})
-	if c.FeatureGate.Enabled(genericfeatures.APIServingWithRoutine) {
-		l.add("routine", func(h http.Handler) http.Handler {
-			return routine.WithRoutine(h, c.LongRunningFunc)
-		})
+	if l.routine {
+		l.add("routine", withRoutine)
 	}
 	if c.AuditBackend != nil {
 		l.add("latency-trackers", genericapifilters.WithLatencyTrackers)
@@ -141,7 +141,11 @@ func (l *filterList) addDecisions(cost CostFunc) {
 		return withTracing(h, c)
 	})
 	l.measured("audit", func(h http.Handler) http.Handler {
-		return genericapifilters.WithAudit(h, c.AuditBackend, c.AuditPolicyRuleEvaluator, c.LongRunningFunc)
+		if c.AuditBackend == nil || !l.routine {
+			return genericapifilters.WithAudit(h, c.AuditBackend, c.AuditPolicyRuleEvaluator, c.LongRunningFunc)
+		}
+		// The last audit event of a watch is sent when the watch has ended.
+		return onCaller(genericapifilters.WithAudit(withRoutine(h), c.AuditBackend, c.AuditPolicyRuleEvaluator, c.LongRunningFunc))
 	})
 	if c.FeatureGate.Enabled(genericfeatures.ConstrainedImpersonation) {
 		l.measured("constrainedimpersonation", func(h http.Handler) http.Handler {
@@ -156,7 +160,7 @@ func (l *filterList) addDecisions(cost CostFunc) {
 		estimate := flowcontrolrequest.NewWorkEstimator(c.StorageObjectCountTracker.Get,
 			c.FlowControl.GetInterestedWatchCount, flowcontrolrequest.DefaultWorkEstimatorConfig(), c.FlowControl.GetMaxSeats)
 		estimate = workEstimator(estimate, cost, c.FlowControl.GetMaxSeats)
-		return genericfilters.WithPriorityAndFairness(h, c.LongRunningFunc, c.FlowControl, estimate, c.RequestTimeout/4)
+		return genericfilters.WithPriorityAndFairness(h, c.LongRunningFunc, flowControl{c.FlowControl}, estimate, c.RequestTimeout/4)
 	})
 	l.measured("authorization", func(h http.Handler) http.Handler {
 		return genericapifilters.WithAuthorization(h, c.Authorization.Authorizer, c.Serializer)
