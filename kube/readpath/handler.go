@@ -19,6 +19,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	endpointmetrics "k8s.io/apiserver/pkg/endpoints/metrics"
 	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/endpoints/responsewriter"
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/warning"
 
@@ -26,6 +27,7 @@ import (
 	"github.com/stratakube/strata/kube/internal/slowclient"
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/kube/listadmission"
+	"github.com/stratakube/strata/kube/revisiontimes"
 )
 
 // reason is the cause for passing a request on; it is a metric label.
@@ -149,10 +151,14 @@ func (s *Server) serve(w http.ResponseWriter, req *http.Request, info *request.R
 	if resource == nil {
 		return why
 	}
+	r := &readRequest{server: s, resource: resource, info: info, scope: resource.scope(), w: w, req: req}
+	if info.Verb == "list" && revisiontimes.Requested(req) {
+		r.revisionTimes()
+		return ""
+	}
 	if info.Verb != "watch" && auditsResponse(req.Context()) {
 		return reasonAudit
 	}
-	r := &readRequest{server: s, resource: resource, info: info, scope: resource.scope(), w: w, req: req}
 	f, why := r.negotiate()
 	if why != "" {
 		return why
@@ -335,17 +341,29 @@ func (r *readRequest) partialKind() string {
 
 // instrument calls serve and records the request, as upstream's routes do.
 func (r *readRequest) instrument(serve func()) {
+	record := r.observe()
+	serve()
+	record()
+}
+
+// observe counts the request and measures its response from now on. record records the end of the request.
+func (r *readRequest) observe() (record func()) {
 	answered.WithLabelValues(r.info.Verb).Inc()
 	for _, text := range r.resource.Warnings {
 		warning.AddWarning(r.req.Context(), "", text)
 	}
-	verb, scope := r.metricsLabels()
-	endpointmetrics.InstrumentHandlerFunc(verb, r.resource.GVR.Group, r.resource.GVR.Version, r.resource.GVR.Resource, "",
-		scope, endpointmetrics.APIServerComponent, r.resource.Deprecated, r.resource.RemovedRelease,
-		func(w http.ResponseWriter, _ *http.Request) {
-			r.w = w
-			serve()
-		})(r.w, r.req)
+	received, ok := request.ReceivedTimestampFrom(r.req.Context())
+	if !ok {
+		received = time.Now()
+	}
+	req, response := r.req, &endpointmetrics.ResponseWriterDelegator{ResponseWriter: r.w}
+	r.w = responsewriter.WrapForHTTP1Or2(response)
+	return func() {
+		verb, scope := r.metricsLabels()
+		endpointmetrics.MonitorRequest(req, verb, r.resource.GVR.Group, r.resource.GVR.Version, r.resource.GVR.Resource, "",
+			scope, endpointmetrics.APIServerComponent, r.resource.Deprecated, r.resource.RemovedRelease,
+			response.Status(), response.ContentLength(), time.Since(received))
+	}
 }
 
 // metricsLabels returns the verb and scope labels of request metrics: those of the route for

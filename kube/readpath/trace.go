@@ -14,8 +14,7 @@ import (
 )
 
 // Spans of the byte read path have the names, attributes and events of the spans of upstream's
-// handlers (k8s.io/apiserver/pkg/endpoints/handlers). There are no spans of upstream's watch cache
-// and of etcd: a read does not call them.
+// handlers (k8s.io/apiserver/pkg/endpoints/handlers). Those of upstream's watch cache are in kubestorage.
 
 // Thresholds above which a span is also logged.
 const (
