@@ -20,6 +20,7 @@ import (
 
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/kube/listadmission"
+	"github.com/stratakube/strata/kube/loadshed"
 	"github.com/stratakube/strata/kube/readpath"
 )
 
@@ -36,6 +37,8 @@ type Attachment struct {
 	etcd       *genericoptions.EtcdOptions
 	compaction time.Duration
 	engine     *kubestorage.Engine // nil with upstream's engine, before attach, and after Close
+
+	stopShedding func() // set with engine
 }
 
 // AttachmentFromEnvironment returns an Attachment with default flags, except for the engine, which EngineVariable names
@@ -68,7 +71,7 @@ func (a *Attachment) Options(etcd *genericoptions.EtcdOptions) {
 // Chain attaches the engine to the server chain of kube-apiserver.
 func (a *Attachment) Chain(config *app.Config) error {
 	if a.settings.engine == engineStrata {
-		skipPriorityClassWait(config)
+		skipBootstrapWaits(config)
 	}
 	getters := []*generic.RESTOptionsGetter{
 		&config.KubeAPIs.ControlPlane.Generic.RESTOptionsGetter,
@@ -85,8 +88,7 @@ func (a *Attachment) Chain(config *app.Config) error {
 func (a *Attachment) ControlPlane(config *controlplane.Config) error {
 	outermost := config.ControlPlane.Generic
 	return a.attach(outermost, []*generic.RESTOptionsGetter{&outermost.RESTOptionsGetter}, func() (readpath.ResolverConfig, error) {
-		decorators, err := readDecorators(config.Extra)
-		return readpath.ResolverConfig{BuiltIn: builtInKinds(), Decorators: decorators}, err
+		return builtInResolver(config.Extra)
 	})
 }
 
@@ -102,8 +104,8 @@ func (a *Attachment) Extensions(config *apiextensionsapiserver.Config) (setDefin
 	return func(informer cache.SharedIndexInformer) { follow.definitions = informer.GetIndexer() }, err
 }
 
-// attach creates the engine, makes the getters return storages of the engine, and installs the read path in front of the
-// handlers of outermost, the server that all requests pass first. getters must contain all getters from which the server
+// attach creates the engine, makes the getters return storages of the engine, and installs load shedding and the read path in front of
+// the handlers of outermost, the server that all requests pass first. getters must contain all getters from which the server
 // creates storages; the getters of the uncompleted configuration are complete.
 //
 // The allocators of service addresses and node ports, and the leases of API server endpoints, are not
@@ -125,6 +127,7 @@ func (a *Attachment) attach(outermost *genericapiserver.Config, getters []*gener
 	for _, getter := range getters {
 		*getter = a.engine.RESTOptionsGetter(compacted{*getter, a.compaction})
 	}
+	a.stopShedding = loadshed.Install(outermost)
 	lists := listadmission.New(s.limits.listBytes.Value())
 	if s.gates.Enabled(kubestorage.ByteReadPath) {
 		config, err := resolver()
@@ -167,6 +170,7 @@ const loadPatience = 5 * time.Second
 func (a *Attachment) Close() {
 	if a.engine != nil {
 		a.engine.Close()
+		a.stopShedding()
 		a.engine = nil
 	}
 }

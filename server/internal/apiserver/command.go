@@ -26,6 +26,10 @@ import (
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
 
 	_ "github.com/stratakube/strata/server/internal/version" // sets the version in Kubernetes' packages
+	_ "k8s.io/component-base/logs/json/register"             // --logging-format=json, as in kube-apiserver's main package
+	_ "k8s.io/component-base/metrics/prometheus/clientgo"    // metrics rest_client_*, as there
+	_ "k8s.io/component-base/metrics/prometheus/version"     // metric kubernetes_build_info, as there
+	_ "time/tzdata"                                          // time zones of CronJobs where the image has no zone files, as there
 )
 
 // Options configures Run.

@@ -13,6 +13,7 @@ import (
 	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
+	"k8s.io/kubernetes/pkg/controlplane"
 
 	"github.com/stratakube/strata/kube/readpath"
 )
@@ -21,18 +22,24 @@ import (
 // path is a handler of the outermost server, the aggregator. It runs after the aggregator's filters and before its
 // routing between itself, the delegated servers and the servers named by APIServices.
 func chainResolver(config *app.Config) (readpath.ResolverConfig, error) {
-	decorators, err := readDecorators(config.KubeAPIs.Extra)
+	resolver, err := builtInResolver(config.KubeAPIs.Extra)
 	if err != nil {
 		return readpath.ResolverConfig{}, err
 	}
 	follow := &followedInformers{remote: newRemoteVersions()}
 	follow.install(config)
-	return readpath.ResolverConfig{
-		BuiltIn:    builtInKinds(),
-		Definition: follow.definition,
-		Local:      follow.remote.local,
-		Decorators: decorators,
-	}, nil
+	resolver.Definition, resolver.Local = follow.definition, follow.remote.local
+	return resolver, nil
+}
+
+// builtInResolver returns the resolver configuration of built-in kinds.
+func builtInResolver(config controlplane.Extra) (readpath.ResolverConfig, error) {
+	decorators, err := readDecorators(config)
+	if err != nil {
+		return readpath.ResolverConfig{}, err
+	}
+	byKind, err := transcoders()
+	return readpath.ResolverConfig{BuiltIn: builtInKinds(), Decorators: decorators, Transcoders: byKind}, err
 }
 
 // builtInKinds returns the kinds that upstream's three servers install.

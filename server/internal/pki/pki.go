@@ -3,7 +3,7 @@
 //	ca.pem           certificate authority: signs the serving certificate and all clients        ca.crt   its certificate alone
 //	front-proxy-ca.pem   a second authority, for requests that the aggregator passes on          front-proxy-ca.crt
 //	apiserver.pem    serving certificate
-//	admin.pem, controller-manager.pem, front-proxy-client.pem    client certificates
+//	admin.pem, controller-manager.pem, scheduler.pem, kubelets.pem, front-proxy-client.pem    client certificates
 //	service-account.key   signs service account tokens
 //
 // A .pem contains a certificate and its key in one file, so that the pair is replaced atomically; all readers of such pairs
@@ -51,6 +51,13 @@ const (
 	// this name.
 	ControllerManagerUser = "system:kube-controller-manager"
 
+	// SchedulerUser is the user name of the scheduler; RBAC's bootstrap policy binds its roles to this name.
+	SchedulerUser = "system:kube-scheduler"
+
+	// KubeletsUser is the user name of the simulated kubelets, a member of system:masters: one client acts for all nodes, which
+	// no role of the bootstrap policy permits.
+	KubeletsUser = "strata-kubelets"
+
 	// FrontProxyUser is the user name with which the aggregator calls other API servers.
 	FrontProxyUser = "front-proxy-client"
 )
@@ -62,6 +69,8 @@ type Files struct {
 	Serving           string // certificate and key of the API server
 	Admin             string // certificate and key of a member of system:masters
 	ControllerManager string // certificate and key of ControllerManagerUser
+	Scheduler         string // certificate and key of SchedulerUser
+	Kubelets          string // certificate and key of KubeletsUser
 	FrontProxyClient  string // certificate and key of FrontProxyUser
 	ServiceAccountKey string // private key; the public one is derived from it
 
@@ -86,6 +95,8 @@ func Ensure(dir string, hosts []string, now time.Time) (*Files, error) {
 		Serving:           filepath.Join(dir, "apiserver.pem"),
 		Admin:             filepath.Join(dir, "admin.pem"),
 		ControllerManager: filepath.Join(dir, "controller-manager.pem"),
+		Scheduler:         filepath.Join(dir, "scheduler.pem"),
+		Kubelets:          filepath.Join(dir, "kubelets.pem"),
 		FrontProxyClient:  filepath.Join(dir, "front-proxy-client.pem"),
 		ServiceAccountKey: filepath.Join(dir, "service-account.key"),
 	}
@@ -95,6 +106,8 @@ func Ensure(dir string, hosts []string, now time.Time) (*Files, error) {
 	e.leaf(f.Serving, "serving certificate", ca, servingTemplate(hosts))
 	e.leaf(f.Admin, "admin certificate", ca, clientTemplate("strata-admin", adminGroup))
 	e.leaf(f.ControllerManager, "controller certificate", ca, clientTemplate(ControllerManagerUser))
+	e.leaf(f.Scheduler, "scheduler certificate", ca, clientTemplate(SchedulerUser))
+	e.leaf(f.Kubelets, "kubelet certificate", ca, clientTemplate(KubeletsUser, adminGroup))
 	e.leaf(f.FrontProxyClient, "aggregation certificate", frontProxyCA, clientTemplate(FrontProxyUser))
 	e.key(f.ServiceAccountKey, "service account key")
 	if e.err != nil {

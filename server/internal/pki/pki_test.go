@@ -67,6 +67,8 @@ func verifyAll(t *testing.T, f *Files, now time.Time) {
 	client := x509.VerifyOptions{CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
 	verify(t, f.CA, f.Admin, client)
 	verify(t, f.CA, f.ControllerManager, client)
+	verify(t, f.CA, f.Scheduler, client)
+	verify(t, f.CA, f.Kubelets, client)
 	verify(t, f.FrontProxyCA, f.FrontProxyClient, client)
 }
 
@@ -120,8 +122,8 @@ func TestEnsure_LeafNearExpiry_IsRenewed(t *testing.T) {
 	before := contents(t, dir)
 	now := start.Add(leafLifetime - renewBefore + time.Hour)
 	f := ensure(t, dir, hosts, now)
-	if len(f.Made) != 4 {
-		t.Errorf("made %q, want the four certificates that are no authority", f.Made)
+	if len(f.Made) != 6 {
+		t.Errorf("made %q, want the six certificates that are no authority", f.Made)
 	}
 	after := contents(t, dir)
 	for _, kept := range []string{"ca.pem", "ca.crt", "front-proxy-ca.pem", "service-account.key"} {

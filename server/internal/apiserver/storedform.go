@@ -1,0 +1,114 @@
+package apiserver
+
+import (
+	"reflect"
+
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/kubernetes/pkg/features"
+
+	"github.com/stratakube/strata/kube/transcode"
+)
+
+// storedKinds are the kinds with many objects in large clusters, and the conditions under which upstream's defaulting and conversion
+// (pkg/apis/*/v1/defaults.go, conversion.go and zz_generated.defaults.go) leave their stored form as it is.
+func storedKinds() map[schema.GroupVersionKind]struct {
+	typ   reflect.Type
+	rules transcode.Rules
+} {
+	type kind = struct {
+		typ   reflect.Type
+		rules transcode.Rules
+	}
+	core := corev1.SchemeGroupVersion
+	return map[schema.GroupVersionKind]kind{
+		core.WithKind("ConfigMap"):      {typ: reflect.TypeFor[corev1.ConfigMap]()},
+		core.WithKind("ServiceAccount"): {typ: reflect.TypeFor[corev1.ServiceAccount]()},
+		core.WithKind("Secret"): {reflect.TypeFor[corev1.Secret](), transcode.Rules{
+			reflect.TypeFor[corev1.Secret](): {Set: []string{"type"}, Unset: []string{"stringData"}},
+		}},
+		core.WithKind("Node"): {reflect.TypeFor[corev1.Node](), transcode.Rules{
+			reflect.TypeFor[corev1.NodeSpec]():   {First: [][2]string{{"podCIDR", "podCIDRs"}}},
+			reflect.TypeFor[corev1.NodeStatus](): {Covered: [][2]string{{"capacity", "allocatable"}}},
+		}},
+		core.WithKind("Pod"): {reflect.TypeFor[corev1.Pod](), podRules()},
+		coordinationv1.SchemeGroupVersion.WithKind("Lease"): {typ: reflect.TypeFor[coordinationv1.Lease]()},
+		discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"): {reflect.TypeFor[discoveryv1.EndpointSlice](), transcode.Rules{
+			reflect.TypeFor[discoveryv1.EndpointPort](): {Set: []string{"name", "protocol"}},
+		}},
+		appsv1.SchemeGroupVersion.WithKind("ReplicaSet"): {reflect.TypeFor[appsv1.ReplicaSet](), replicaSetRules()},
+	}
+}
+
+// replicaSetRules are the conditions on a ReplicaSet and its template.
+func replicaSetRules() transcode.Rules {
+	rules := templateRules()
+	rules[reflect.TypeFor[appsv1.ReplicaSetSpec]()] = transcode.Rule{Set: []string{"replicas"}}
+	return rules
+}
+
+// podRules are the conditions on a Pod: those on a template, and on what is defaulted in pods only.
+func podRules() transcode.Rules {
+	rules := templateRules()
+	spec := rules[reflect.TypeFor[corev1.PodSpec]()]
+	spec.Set = append(spec.Set, "enableServiceLinks")
+	// Pods on the host's network get host ports, and those with resources of their own get requests.
+	spec.Unset = append(spec.Unset, "hostNetwork", "resources")
+	spec.NotNegative = append(spec.NotNegative, "terminationGracePeriodSeconds")
+	rules[reflect.TypeFor[corev1.PodSpec]()] = spec
+	rules[reflect.TypeFor[corev1.ResourceRequirements]()] = transcode.Rule{Covered: [][2]string{{"limits", "requests"}}}
+	if utilfeature.DefaultFeatureGate.Enabled(features.H2CContainerProbe) {
+		httpGet := rules[reflect.TypeFor[corev1.HTTPGetAction]()]
+		httpGet.Set = append(httpGet.Set, "protocol")
+		rules[reflect.TypeFor[corev1.HTTPGetAction]()] = httpGet
+	}
+	rules[reflect.TypeFor[corev1.PodStatus]()] = transcode.Rule{First: [][2]string{{"podIP", "podIPs"}}}
+	return rules
+}
+
+// templateRules are the conditions on the template of a pod.
+func templateRules() transcode.Rules {
+	container := transcode.Rule{Set: []string{"imagePullPolicy", "terminationMessagePath", "terminationMessagePolicy"}}
+	mode := transcode.Rule{Set: []string{"defaultMode"}}
+	return transcode.Rules{
+		reflect.TypeFor[corev1.PodSpec](): {
+			Set:   []string{"dnsPolicy", "restartPolicy", "securityContext", "terminationGracePeriodSeconds", "schedulerName"},
+			Equal: [][2]string{{"serviceAccountName", "serviceAccount"}},
+		},
+		reflect.TypeFor[corev1.Container]():                container,
+		reflect.TypeFor[corev1.EphemeralContainerCommon](): container,
+		reflect.TypeFor[corev1.ContainerPort]():            {Set: []string{"protocol"}},
+		reflect.TypeFor[corev1.Probe]():                    {Set: []string{"timeoutSeconds", "periodSeconds", "successThreshold", "failureThreshold"}},
+		reflect.TypeFor[corev1.HTTPGetAction]():            {Set: []string{"path", "scheme"}},
+		reflect.TypeFor[corev1.GRPCAction]():               {Set: []string{"service"}},
+		reflect.TypeFor[corev1.ObjectFieldSelector]():      {Set: []string{"apiVersion"}},
+		reflect.TypeFor[corev1.FileKeySelector]():          {Set: []string{"optional"}},
+		// Volumes of these types have defaults of their own, and are rare.
+		reflect.TypeFor[corev1.VolumeSource]():                  {OneOf: true, Unset: []string{"iscsi", "rbd", "azureDisk", "scaleIO"}},
+		reflect.TypeFor[corev1.ImageVolumeSource]():             {Set: []string{"pullPolicy"}},
+		reflect.TypeFor[corev1.HostPathVolumeSource]():          {Set: []string{"type"}},
+		reflect.TypeFor[corev1.SecretVolumeSource]():            mode,
+		reflect.TypeFor[corev1.ConfigMapVolumeSource]():         mode,
+		reflect.TypeFor[corev1.DownwardAPIVolumeSource]():       mode,
+		reflect.TypeFor[corev1.ProjectedVolumeSource]():         mode,
+		reflect.TypeFor[corev1.ServiceAccountTokenProjection](): {Set: []string{"expirationSeconds"}},
+		reflect.TypeFor[corev1.PersistentVolumeClaimSpec]():     {Set: []string{"volumeMode"}},
+	}
+}
+
+// transcoders returns the transcoders of storedKinds. It reads feature gates, so it is called after flags are parsed. An error means that a type of this release has a form that they do not support.
+func transcoders() (map[schema.GroupVersionKind]*transcode.Transcoder, error) {
+	all := map[schema.GroupVersionKind]*transcode.Transcoder{}
+	for gvk, k := range storedKinds() {
+		t, err := transcode.New(gvk, k.typ, k.rules)
+		if err != nil {
+			return nil, err
+		}
+		all[gvk] = t
+	}
+	return all, nil
+}
