@@ -2,6 +2,7 @@
 //
 //	strata up           a control plane with an embedded etcd, data in this directory
 //	strata kubectl      kubectl, connected to it
+//	strata history      past states of its resources
 //	strata apiserver    replaces kube-apiserver, on an existing etcd
 //	strata version      the versions of all parts
 //
@@ -39,9 +40,11 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/stratakube/strata/server/internal/apiserver"
 	"github.com/stratakube/strata/server/internal/embedetcd"
+	"github.com/stratakube/strata/server/internal/history"
 	"github.com/stratakube/strata/server/internal/kubectlcmd"
 	"github.com/stratakube/strata/server/internal/up"
 	"github.com/stratakube/strata/server/internal/version"
@@ -74,6 +77,10 @@ memory, with the same guarantees as etcd.`,
 	root.AddCommand(
 		untilSignal(up.NewCommand()),
 		kubectlcmd.NewCommand(),
+		history.NewCommand(history.Config{
+			IOStreams:         genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr},
+			DefaultKubeconfig: kubectlcmd.DefaultKubeconfig,
+		}),
 		untilSignal(apiserver.NewCommand()),
 		newVersionCommand(),
 		untilSignal(embedetcd.NewCommand()),

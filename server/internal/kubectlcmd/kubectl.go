@@ -60,6 +60,10 @@ func run(args []string) {
 	}
 }
 
+// DefaultKubeconfig returns the path of the kubeconfig of `strata up`, or "" if the environment names a kubeconfig or the file does
+// not exist.
+func DefaultKubeconfig() string { return kubeconfig(nil, os.Getenv) }
+
 // kubeconfig returns the path of the kubeconfig of `strata up`. It returns "" if the arguments or the environment name a
 // kubeconfig, or if the file does not exist; kubectl then uses its usual rules.
 func kubeconfig(args []string, getenv func(string) string) string {

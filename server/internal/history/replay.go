@@ -1,0 +1,157 @@
+package history
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+)
+
+type replayOptions struct {
+	*base
+	selection
+	output
+	since, until moment
+	speed        speed
+	serve        bool
+	address      string
+	kubeconfig   string
+}
+
+func (b *base) replayCommand() *cobra.Command {
+	o := &replayOptions{base: b, speed: 1}
+	cmd := &cobra.Command{
+		Use:   "replay [TYPE[,TYPE...] [NAME...]]",
+		Short: "Replay the events of the window, to the terminal or as a server",
+		Long: `Replay the events of the window at their times, or faster. Without types, those of all resources that you may list and watch, except for
+events and leases.
+
+With --serve, a server on this machine has the state of the replayed time: GET, LIST and WATCH of all resources, with your rights, and
+nothing else: it refuses writes. It prints a kubeconfig for it, with which kubectl, informers and other clients work. The replay stops at
+the end of the window, and the server with Ctrl-C.`,
+		Example: `  replay pods -A --since 10m --speed 10x
+  replay --since 1h --until 30m --speed max -o json
+  replay --since 10m --serve
+  replay --since 10m --speed 0x --serve       the state of ten minutes ago, standing still`,
+		ValidArgsFunction: b.completeResources,
+		RunE:              func(cmd *cobra.Command, args []string) error { return o.run(cmd.Context(), args) },
+	}
+	windowFlags(cmd, &o.since, &o.until)
+	o.selection.addFlags(cmd.Flags())
+	o.output.addFlag(cmd)
+	cmd.Flags().Var(&o.speed, "speed", "how much faster than it happened: 10x, 0.5x, 0x (standing still), or max")
+	_ = cmd.RegisterFlagCompletionFunc("speed", cobra.FixedCompletions([]string{"1x", "10x", "100x", "max"}, cobra.ShellCompDirectiveNoFileComp))
+	cmd.Flags().BoolVar(&o.serve, "serve", false, "serve the state of the replayed time, read-only, on this machine")
+	cmd.Flags().StringVar(&o.address, "listen", "127.0.0.1:0", "the loopback address of --serve; port 0 is a free one")
+	cmd.Flags().StringVar(&o.kubeconfig, "write-kubeconfig", "", "the file for the kubeconfig of --serve (a temporary file)")
+	return cmd
+}
+
+func (o *replayOptions) run(ctx context.Context, args []string) error {
+	if err := o.check(); err != nil {
+		return err
+	}
+	if o.speed == 0 && !o.serve {
+		return fmt.Errorf("--speed 0x prints nothing: give a factor such as 10x, or --serve")
+	}
+	c, err := o.connect()
+	if err != nil {
+		return err
+	}
+	ts, all, err := c.selected(args, o.selection)
+	if err != nil {
+		return err
+	}
+	shown := startProgress(o.ErrOut)
+	defer shown.stop()
+	shown.next("reading the history of %d resources", len(ts))
+	windows, err := c.commonWindows(ctx, ts, &o.since, &o.until, all)
+	if err != nil {
+		return err
+	}
+	clock := newClock(windows[0], o.since.time, o.speed)
+	if o.serve {
+		shown.stop()
+		return o.serveReplay(ctx, c, windows[0], clock)
+	}
+	events, err := c.collect(ctx, windows, shown)
+	if err != nil {
+		return err
+	}
+	shown.stop()
+	return o.printReplay(ctx, windows[0], events, clock)
+}
+
+// replayEvent is an event as -o json and -o yaml print it: an event of a watch with its revision and its time.
+type replayEvent struct {
+	Type string `json:"type"`
+	stamp
+	Object map[string]any `json:"object"`
+}
+
+// printReplay prints events at their times.
+func (o *replayOptions) printReplay(ctx context.Context, w window, events []recorded, clock *clock) error {
+	fmt.Fprintf(o.ErrOut, "%s from %s to %s, at %s.\n", count(len(events), "event"), stampOf(w.times, w.from), stampOf(w.times, w.to), o.speed.String())
+	if len(events) == 0 {
+		return nil
+	}
+	// The columns have the widths of all events, because they are printed one by one.
+	t := &table{header: []string{"TIME", "REVISION", "EVENT", "NAMESPACE", "OBJECT"}}
+	for _, e := range events {
+		change := map[string]string{"ADDED": added, "DELETED": deleted}[e.kind]
+		t.add(colourOf(change), stampOf(w.times, e.revision).when(), fmt.Sprint(e.revision), e.kind, e.object.GetNamespace(), e.kindName()+"/"+e.object.GetName())
+	}
+	lines := t.lines(colours(o.Out))
+	if o.format == "" || o.wide() {
+		fmt.Fprintln(o.Out, lines[0])
+	}
+	for i, e := range events {
+		if err := clock.wait(ctx, e.revision); err != nil {
+			return err
+		}
+		if err := o.printEvent(e, stampOf(w.times, e.revision), lines[i+1]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (o *replayOptions) printEvent(e recorded, at stamp, line string) error {
+	event := replayEvent{e.kind, at, e.object.Object}
+	switch o.format {
+	case "json":
+		return json.NewEncoder(o.Out).Encode(event)
+	case "yaml":
+		data, err := yaml.Marshal(event)
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(o.Out, "---\n%s", data)
+		return err
+	case "name":
+		line = e.kindName() + "/" + e.object.GetName()
+	}
+	_, err := fmt.Fprintln(o.Out, line)
+	return err
+}
+
+// serveReplay serves the state of the replayed time until ctx ends.
+func (o *replayOptions) serveReplay(ctx context.Context, c *client, w window, clock *clock) error {
+	server, err := newPastServer(c, clock, o.address)
+	if err != nil {
+		return err
+	}
+	path, remove, err := server.writeKubeconfig(o.kubeconfig, c.namespace)
+	if err != nil {
+		server.listener.Close()
+		return err
+	}
+	defer remove()
+	fmt.Fprintf(o.ErrOut, "Serving %s, read-only, from %s to %s at %s. Stop it with Ctrl-C. In another terminal:\n\n  export KUBECONFIG=%s\n\n",
+		c.config.Host, stampOf(w.times, w.from), stampOf(w.times, w.to), o.speed.String(), path)
+	fmt.Fprintln(o.Out, path)
+	return server.run(ctx, time.Second)
+}

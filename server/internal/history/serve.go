@@ -1,0 +1,125 @@
+package history
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"crypto/tls"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/util/cert"
+)
+
+// pastServer serves the state of a clock's time: it reads revisions of the server of a client, with the rights of its user. Requests need
+// its token, because they may come from other users of the machine.
+type pastServer struct {
+	rest     *rest.RESTClient
+	host     string // of the server
+	clock    *clock
+	listener net.Listener
+	tls      *tls.Config
+	ca       []byte
+	token    string
+}
+
+func newPastServer(c *client, clock *clock, address string) (*pastServer, error) {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("parse --listen %s: %w; give a loopback address, such as 127.0.0.1:0", address, err)
+	}
+	ip := net.ParseIP(host)
+	if ip == nil || !ip.IsLoopback() {
+		return nil, fmt.Errorf("--listen %s is no loopback address: the server has your rights, so it serves this machine only", address)
+	}
+	certificate, key, err := cert.GenerateSelfSignedCertKey(host, []net.IP{ip}, nil)
+	if err != nil {
+		return nil, fmt.Errorf("make a serving certificate: %w", err)
+	}
+	pair, err := tls.X509KeyPair(certificate, key)
+	if err != nil {
+		return nil, fmt.Errorf("make a serving certificate: %w", err)
+	}
+	config := rest.CopyConfig(c.config)
+	config.QPS = -1 // the clients have limits of their own
+	restClient, err := rest.UnversionedRESTClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", config.Host, err)
+	}
+	secret := make([]byte, 32)
+	if _, err := rand.Read(secret); err != nil {
+		return nil, err
+	}
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w; choose another port with --listen", address, err)
+	}
+	return &pastServer{rest: restClient, host: config.Host, clock: clock, listener: listener, ca: certificate,
+		tls:   &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12},
+		token: base64.RawURLEncoding.EncodeToString(secret)}, nil
+}
+
+// writeKubeconfig writes a kubeconfig for the server, to a temporary file if path is "". remove deletes it.
+func (s *pastServer) writeKubeconfig(path, namespace string) (written string, remove func(), err error) {
+	const name = "strata-history"
+	config := clientcmdapi.NewConfig()
+	config.Clusters[name] = &clientcmdapi.Cluster{Server: "https://" + s.listener.Addr().String(), CertificateAuthorityData: s.ca}
+	config.AuthInfos[name] = &clientcmdapi.AuthInfo{Token: s.token}
+	config.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name, Namespace: namespace}
+	config.CurrentContext = name
+	data, err := clientcmd.Write(*config)
+	if err != nil {
+		return "", nil, err
+	}
+	remove = func() { os.Remove(path) }
+	if path == "" {
+		dir, err := os.MkdirTemp("", "strata-history-")
+		if err != nil {
+			return "", nil, fmt.Errorf("create a directory for the kubeconfig: %w", err)
+		}
+		path = filepath.Join(dir, "kubeconfig")
+		remove = func() { os.RemoveAll(dir) }
+	}
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		return "", nil, fmt.Errorf("write the kubeconfig: %w; choose another file with --write-kubeconfig", err)
+	}
+	return path, remove, nil
+}
+
+// run serves until ctx ends, and then ends open watches after the grace period.
+func (s *pastServer) run(ctx context.Context, grace time.Duration) error {
+	server := &http.Server{Handler: s, TLSConfig: s.tls, ReadHeaderTimeout: 10 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
+	ended := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(ended)
+		shutdown, cancel := context.WithTimeout(context.Background(), grace)
+		defer cancel()
+		if server.Shutdown(shutdown) != nil {
+			server.Close()
+		}
+	})
+	s.clock.elapsed() // the replay begins
+	err := server.ServeTLS(s.listener, "", "")
+	if stop() {
+		return err
+	}
+	<-ended
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}
+
+// authorized reports whether a request has the server's token.
+func (s *pastServer) authorized(req *http.Request) bool {
+	return subtle.ConstantTimeCompare([]byte(req.Header.Get("Authorization")), []byte("Bearer "+s.token)) == 1
+}

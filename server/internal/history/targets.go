@@ -1,0 +1,167 @@
+package history
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// selection is the selection of objects by flags.
+type selection struct {
+	allNamespaces bool
+	selector      string
+}
+
+func (s *selection) addFlags(flags *pflag.FlagSet) {
+	flags.BoolVarP(&s.allNamespaces, "all-namespaces", "A", false, "select the objects of all namespaces")
+	flags.StringVarP(&s.selector, "selector", "l", "", "select objects by labels, as in kubectl get")
+}
+
+// targets returns the targets of arguments: TYPE[,TYPE...] [NAME...], or TYPE/NAME...
+func (c *client) targets(args []string, s selection) ([]target, error) {
+	if len(args) == 0 {
+		return nil, fmt.Errorf("no resource is given: name one, such as pods, deployments/web, or configmaps,secrets")
+	}
+	if _, err := labels.Parse(s.selector); err != nil {
+		return nil, fmt.Errorf("parse --selector: %w", err)
+	}
+	type pair struct{ resource, name string }
+	var pairs []pair
+	if strings.Contains(args[0], "/") {
+		for _, arg := range args {
+			resource, name, ok := strings.Cut(arg, "/")
+			if !ok || resource == "" || name == "" || strings.Contains(name, "/") {
+				return nil, fmt.Errorf("argument %q: objects are given as TYPE/NAME, like the first one", arg)
+			}
+			pairs = append(pairs, pair{resource, name})
+		}
+	} else {
+		names := args[1:]
+		if len(names) == 0 {
+			names = []string{""}
+		}
+		for _, resource := range strings.Split(args[0], ",") {
+			for _, name := range names {
+				pairs = append(pairs, pair{resource, name})
+			}
+		}
+	}
+	mapper, err := c.flags.ToRESTMapper()
+	if err != nil {
+		return nil, fmt.Errorf("discover the resources of %s: %w", c.config.Host, err)
+	}
+	var targets []target
+	for _, p := range pairs {
+		mapping, err := mappingFor(mapper, p.resource)
+		if err != nil {
+			return nil, err
+		}
+		t := target{mapping: mapping, name: p.name, selector: s.selector}
+		if mapping.Scope.Name() == meta.RESTScopeNameNamespace && !s.allNamespaces {
+			t.namespace = c.namespace
+		}
+		if t.name != "" && (s.selector != "" || s.allNamespaces && mapping.Scope.Name() == meta.RESTScopeNameNamespace) {
+			return nil, fmt.Errorf("%s is a name: it cannot be combined with --selector or --all-namespaces", t)
+		}
+		if !slices.Contains(targets, t) {
+			targets = append(targets, t)
+		}
+	}
+	return targets, nil
+}
+
+// mappingFor resolves the name of a resource, such as pods, po, Pod, deployments.apps or deployments.v1.apps.
+func mappingFor(mapper meta.RESTMapper, name string) (*meta.RESTMapping, error) {
+	full, resource := schema.ParseResourceArg(name)
+	var gvk schema.GroupVersionKind
+	if full != nil {
+		gvk, _ = mapper.KindFor(*full)
+	}
+	if gvk.Empty() {
+		var err error
+		if gvk, err = mapper.KindFor(resource.WithVersion("")); err != nil {
+			if mapping, kindErr := mapper.RESTMapping(schema.ParseGroupKind(name)); kindErr == nil {
+				return mapping, nil
+			}
+			if meta.IsNoMatchError(err) {
+				return nil, fmt.Errorf("the server has no resource type %q; `kubectl api-resources` lists them", name)
+			}
+			return nil, fmt.Errorf("resolve resource type %q: %w", name, err)
+		}
+	}
+	return mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
+}
+
+// completeResources completes the names of resources, and then those of objects.
+func (b *base) completeResources(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	c, err := b.connect()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	if len(args) > 0 {
+		return c.completeNames(args[0])
+	}
+	return c.completeTypes()
+}
+
+func (b *base) completeTypes(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	c, err := b.connect()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	return c.completeTypes()
+}
+
+// completeTypes returns the names of the resources that can be listed.
+func (c *client) completeTypes() ([]string, cobra.ShellCompDirective) {
+	discovery, err := c.flags.ToDiscoveryClient()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	groups, _ := discovery.ServerPreferredResources() // without the groups that cannot be discovered
+	var names []string
+	for _, group := range groups {
+		gv, _ := schema.ParseGroupVersion(group.GroupVersion)
+		for _, r := range group.APIResources {
+			if slices.Contains(r.Verbs, "list") {
+				names = append(names, gv.WithResource(r.Name).GroupResource().String())
+			}
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names), cobra.ShellCompDirectiveNoFileComp
+}
+
+func (b *base) completeNamespaces(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	c, err := b.connect()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	return c.completeNames("namespaces")
+}
+
+// completeNames returns the names of the present objects of a resource.
+func (c *client) completeNames(resource string) ([]string, cobra.ShellCompDirective) {
+	ts, err := c.targets([]string{resource}, selection{})
+	if err != nil || len(ts) != 1 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	list := &metav1.PartialObjectMetadataList{}
+	data, err := raw(c.request(ts[0], "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io").
+		Param("limit", fmt.Sprint(pageSize)).Do(completionContext()))
+	if err != nil || decodeJSON(data, list) != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	var names []string
+	for _, item := range list.Items {
+		names = append(names, item.Name)
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}

@@ -1,0 +1,128 @@
+package history
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/stratakube/strata/kube/revisiontimes"
+)
+
+// moment is a point of the past: a duration before the server's time, a time, or a revision. It is the value of a flag.
+type moment struct {
+	ago      time.Duration
+	time     time.Time
+	revision int64
+	text     string // "" if it is not set
+}
+
+func (m *moment) String() string { return m.text }
+func (m *moment) Type() string   { return "duration|time" }
+
+// Set parses a duration or a time.
+func (m *moment) Set(text string) error {
+	if ago, err := time.ParseDuration(text); err == nil {
+		if ago < 0 {
+			return fmt.Errorf("%s is in the future: give a duration ago, such as 5m", text)
+		}
+		*m = moment{ago: ago, text: text}
+		return nil
+	}
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		return fmt.Errorf("%q is neither a duration ago, such as 5m or 1h30m, nor a time, such as 2026-01-02T15:04:05Z", text)
+	}
+	*m = moment{time: at, text: text}
+	return nil
+}
+
+// revisionFlag is the flag of a moment's revision.
+type revisionFlag struct{ *moment }
+
+func (f revisionFlag) Type() string { return "revision" }
+
+func (f revisionFlag) String() string { return "" }
+
+func (f revisionFlag) Set(text string) error {
+	var revision int64
+	if _, err := fmt.Sscanf(text, "%d", &revision); err != nil || revision <= 0 || fmt.Sprint(revision) != text {
+		return fmt.Errorf("%q is no revision: give the resource version of an object or a list", text)
+	}
+	*f.moment = moment{revision: revision, text: "revision " + text}
+	return nil
+}
+
+// momentFlags adds the flags name and name-revision, of which a user may set one.
+func momentFlags(flags *pflag.FlagSet, m *moment, name, usage string) {
+	flags.Var(m, name, usage+": a duration ago, or a time (RFC 3339)")
+	flags.Var(revisionFlag{m}, name+"-revision", usage+": a revision")
+}
+
+// at returns the moment as a time of the server, if it is one.
+func (m *moment) at(now time.Time) (time.Time, bool) {
+	switch {
+	case m.text == "" || m.revision != 0:
+		return time.Time{}, false
+	case !m.time.IsZero():
+		return m.time, true
+	}
+	return now.Add(-m.ago), true
+}
+
+// fix replaces a duration by the time that it means, so that it means the same for all resources.
+func (m *moment) fix(now time.Time) {
+	if t, ok := m.at(now); ok {
+		m.time = t
+	}
+}
+
+// in returns the moment's revision in a resource's history. An unset moment is the revision unset.
+func (m *moment) in(resource string, times *revisiontimes.RevisionTimes, unset int64) (int64, error) {
+	if m.text == "" {
+		return unset, nil
+	}
+	revision, err := m.revision, error(nil)
+	if t, ok := m.at(times.Now); ok {
+		revision, err = times.At(t)
+	} else {
+		err = times.Check(revision)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read %s at %s: %w", resource, m.text, err)
+	}
+	return revision, nil
+}
+
+// stamp is a revision with the time at which it was written, which is nil if the server does not know it.
+type stamp struct {
+	Revision int64      `json:"revision,string"`
+	Time     *time.Time `json:"time,omitempty"`
+}
+
+func stampOf(times *revisiontimes.RevisionTimes, revision int64) stamp {
+	t, ok := times.TimeOf(revision)
+	if !ok {
+		if len(times.Times) == 0 || revision < times.Times[0].Revision {
+			return stamp{Revision: revision}
+		}
+		t = times.Now // newer than the last time that the server has recorded, which is a second ago
+	}
+	t = t.UTC().Truncate(time.Second)
+	return stamp{revision, &t}
+}
+
+// when is the time of a stamp for a table.
+func (s stamp) when() string {
+	if s.Time == nil {
+		return "<unknown>"
+	}
+	return s.Time.Format(time.RFC3339)
+}
+
+func (s stamp) String() string {
+	if s.Time == nil {
+		return fmt.Sprintf("revision %d", s.Revision)
+	}
+	return fmt.Sprintf("revision %d (%s)", s.Revision, s.when())
+}
