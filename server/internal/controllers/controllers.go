@@ -9,9 +9,12 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/sets"
 	genericcontrollermanager "k8s.io/controller-manager/app"
+	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	"k8s.io/kubernetes/cmd/kube-controller-manager/app/options"
 	"k8s.io/kubernetes/cmd/kube-controller-manager/names"
+
+	"github.com/stratakube/strata/server/internal/errorlog"
 )
 
 const (
@@ -28,10 +31,24 @@ const (
 	clientBurst = 1000
 )
 
-// Default are the controllers that basic API behaviour depends on: without them, namespaces and objects with a finalizer or an
-// owner would never be deleted, and new namespaces would lack the objects that pods need. They are lightweight; controllers
-// that create pods or similar objects may be added by name.
+// Default are the controllers that users of workloads depend on: without them, namespaces and objects with a finalizer or an owner would
+// never be deleted, new namespaces would lack the objects that pods need, and a Deployment would have no pods. The others need a cloud,
+// volumes or metrics, or serve nodes that join; they may be added by name.
 var Default = []string{
+	names.DeploymentController,
+	names.ReplicaSetController,
+	names.ReplicationControllerController,
+	names.StatefulSetController,
+	names.DaemonSetController,
+	names.JobController,
+	names.CronJobController,
+	names.EndpointsController,
+	names.EndpointSliceController,
+	names.EndpointSliceMirroringController,           // slices of Endpoints that users write
+	names.DisruptionController,                       // the status of PodDisruptionBudgets
+	names.NodeLifecycleController,                    // taints of nodes that are not ready
+	names.TaintEvictionController,                    // deletes the pods of such nodes
+	names.PodGarbageCollectorController,              // deletes the pods of nodes that no longer exist
 	names.NamespaceController,                        // ends the deletion of namespaces
 	names.GarbageCollectorController,                 // deletes the dependents of a deleted owner
 	names.ServiceAccountController,                   // the account "default" in each namespace
@@ -112,8 +129,9 @@ func Enabled(list []string, name string) bool {
 
 // Run runs the controllers until ctx is cancelled and all of them have ended, which takes 10 s at most; then it returns nil.
 // The API server must be ready. If it runs in this process, it must have been started before: feature gates are shared, and Run
-// does not set them.
+// does not set them. The controllers log errors only, unless klog's verbosity is 1 or more.
 func Run(ctx context.Context, o Options) error {
+	ctx = klog.NewContext(ctx, errorlog.Logger())
 	s, err := options.NewKubeControllerManagerOptions()
 	if err != nil {
 		return err

@@ -31,8 +31,8 @@ func TestResolve_EnablesListedControllers(t *testing.T) {
 	withoutQuota := slices.DeleteFunc(sorted(Default), func(name string) bool { return name == names.ResourceQuotaController })
 	for name, test := range map[string]struct{ list, want []string }{
 		"default":                    {[]string{"default"}, sorted(Default)},
-		"default and more":           {[]string{"default", "deployment-controller"}, sorted(Default, names.DeploymentController)},
-		"a short name":               {[]string{"default", "deployment"}, sorted(Default, names.DeploymentController)},
+		"default and more":           {[]string{"default", "horizontal-pod-autoscaler-controller"}, sorted(Default, names.HorizontalPodAutoscalerController)},
+		"a short name":               {[]string{"default", "horizontalpodautoscaling"}, sorted(Default, names.HorizontalPodAutoscalerController)},
 		"default but one":            {[]string{"default", "-resourcequota"}, withoutQuota},
 		"default but one, one first": {[]string{"-resourcequota-controller", "default"}, withoutQuota},
 		"one":                        {[]string{"namespace"}, []string{names.NamespaceController}},

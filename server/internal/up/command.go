@@ -11,6 +11,7 @@ import (
 
 	"github.com/stratakube/strata/server/internal/controllers"
 	"github.com/stratakube/strata/server/internal/datadir"
+	"github.com/stratakube/strata/server/internal/simulation"
 )
 
 const defaultPort = 6443
@@ -21,7 +22,7 @@ func NewCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "up [flags] [-- flags of the API server]",
 		Short: "Start a control plane with an embedded etcd",
-		Long: fmt.Sprintf(`Start a Kubernetes control plane in one process: etcd, the API server and a few
+		Long: fmt.Sprintf(`Start a Kubernetes control plane in one process: etcd, the API server and the
 controllers. No other program is required; strata kubectl connects to it.
 
 The data directory contains the data of etcd (every write is on disk before it is
@@ -35,15 +36,19 @@ neither etcd nor the files.
 
 The terminal shows the steps; the components log to strata.log in the data directory.
 
-Controllers that run by default (without them, deleted namespaces are never removed):
+There is no kubelet and no scheduler, so pods remain Pending. With --nodes, there are
+simulated nodes and kube-scheduler: pods get a node and become Running, and pods of Jobs
+complete, but no container is started. The number of nodes is that of the last start.
+
+Controllers that run by default:
 %s
 
---controllers enables other controllers (short names work: default,deployment,replicaset),
-or disables some of the default ones (default,-resourcequota). There is no scheduler and no
-kubelet, so pods do not run. Other controllers:
+--controllers enables other controllers (default,horizontalpodautoscaling; short names work),
+or disables some of the default ones (default,-cronjob). Other controllers:
 %s`, wrapped(controllers.Default), wrapped(controllers.Others())),
 		Example: `  strata up
-  strata up --data-dir /var/lib/strata --controllers default,deployment,replicaset
+  strata up --nodes 3                          pods run, on simulated nodes
+  strata up --data-dir /var/lib/strata --controllers default,-cronjob
   strata up --secure-port 0                    pick a free port
   strata up -- --v=2 --audit-policy-file=policy.yaml`,
 		SilenceUsage:  true,
@@ -63,6 +68,9 @@ kubelet, so pods do not run. Other controllers:
 			if s.securePort < 0 || s.securePort > 65535 {
 				return fmt.Errorf("--secure-port %d is not a valid port", s.securePort)
 			}
+			if s.nodes < 0 || s.nodes > simulation.MaxNodes {
+				return fmt.Errorf("--nodes %d is not between 0 and %d", s.nodes, simulation.MaxNodes)
+			}
 			return run(cmd.Context(), s)
 		},
 	}
@@ -73,6 +81,7 @@ kubelet, so pods do not run. Other controllers:
 	fs.IntVar(&s.securePort, "secure-port", defaultPort, "port on which the API server listens; 0 selects a free port")
 	fs.StringSliceVar(&s.tlsSANs, "tls-san", nil, "comma-separated names and IP addresses to add to the certificate of the API server")
 	fs.StringVar(&s.kubeconfig, "kubeconfig", "", "path to which the administrator's kubeconfig is also written; an existing file that strata up did not write is an error")
+	fs.IntVar(&s.nodes, "nodes", 0, fmt.Sprintf("number of simulated nodes, at most %d, on which pods seem to run; 0 removes those of an earlier start", simulation.MaxNodes))
 	fs.StringSliceVar(&s.controllers, "controllers", []string{controllers.DefaultName},
 		"comma-separated controllers to run, as for kube-controller-manager: name, -name to exclude one, * for all, default for the list above, none for none")
 	fs.DurationVar(&s.progressInterval, "etcd-progress-notify-interval", 5*time.Second, "interval at which etcd sends progress notifications to watches without events; at least 100ms, 0 means 10m")

@@ -58,6 +58,8 @@ func TestUp_Misuse_PrintsOneLineAndWritesNothing(t *testing.T) {
 		want string
 	}{
 		"unknown flag":          {[]string{"--bogus"}, "unknown flag: --bogus"},
+		"too many nodes":        {[]string{"--nodes=1001"}, "--nodes 1001 is not between 0 and 1000"},
+		"negative nodes":        {[]string{"--nodes=-1"}, "--nodes -1 is not between 0 and 1000"},
 		"an argument":           {[]string{"now"}, `takes no argument "now"`},
 		"an argument before --": {[]string{"now", "--", "--v=1"}, `takes no argument "now"`},
 		"port in use":           {[]string{"--secure-port=" + usedPort}, "127.0.0.1:" + usedPort + ": address already in use"},

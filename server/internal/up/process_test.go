@@ -57,12 +57,16 @@ func (p *upProcess) printed() string {
 	return log
 }
 
-// requireUp returns when p has printed the commands for the user.
+// requireUp returns when p has printed the commands for the user, and then that its controllers are ready.
 func (p *upProcess) requireUp(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
-	if _, _, err := p.WaitLine(ctx, 0, "export KUBECONFIG="); err != nil {
+	_, commands, err := p.WaitLine(ctx, 0, "export KUBECONFIG=")
+	if err == nil {
+		_, _, err = p.WaitLine(ctx, commands, "controllers:")
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 }

@@ -1,8 +1,8 @@
-// Package up implements `strata up`: a control plane in one process, with an embedded etcd, its own certificates, and a few
-// controllers.
+// Package up implements `strata up`: a control plane in one process, with an embedded etcd, its own certificates, the controllers of
+// workloads, and simulated nodes if the user wants some.
 //
-//	lock the data directory ─▶ certificates ─▶ etcd ─▶ API server ─▶ kubeconfigs ─▶ controllers ─▶ (a signal)
-//	                                                        controllers stop ─▶ API server ─▶ etcd ─▶ unlock
+//	lock the data directory ─▶ certificates ─▶ etcd ─▶ API server ─▶ kubeconfigs ─▶ controllers, nodes ─▶ (a signal)
+//	                                                 nodes, controllers stop ─▶ API server ─▶ etcd ─▶ unlock
 //
 // Every step is printed when it happens. An error before the API server serves leaves the data unchanged.
 package up
@@ -28,10 +28,11 @@ import (
 	"github.com/stratakube/strata/server/internal/datadir"
 	"github.com/stratakube/strata/server/internal/embedetcd"
 	"github.com/stratakube/strata/server/internal/pki"
+	"github.com/stratakube/strata/server/internal/simulation"
 )
 
 const (
-	// remindInterval is the interval of messages that a step is still in progress. A start takes 3 s on two cores.
+	// remindInterval is the interval of messages that a step is still in progress. A start takes 2 s on two cores.
 	remindInterval = 10 * time.Second
 
 	// stopTimeout bounds the wait for a startup in progress after a signal: several times the duration of a start.
@@ -49,6 +50,7 @@ type settings struct {
 	tlsSANs          []string
 	kubeconfig       string // "" for only the one in the data directory
 	controllers      []string
+	nodes            int    // simulated ones
 	engine           string // deprecated; "" for the API server's default
 	progressInterval time.Duration
 	serverFlags      []string // after --
@@ -84,6 +86,7 @@ type plane struct {
 	etcd    *embedetcd.Server
 	server  *component
 	manager *component // of the controllers
+	kubelet *component // of the simulated nodes
 }
 
 // prepare checks the flags, locks the data directory, and creates missing certificates. Invalid
@@ -179,11 +182,10 @@ func (p *plane) start(ctx context.Context) (started bool, err error) {
 			return false, err
 		}
 	}
+	p.printNext(p.dir)
+	p.kubelet = p.startNodes(info.URL)
 	if p.manager, err = p.startControllers(ctx, p.show, p.dir, info.URL, p.files, p.enabled); err != nil {
 		return false, err
-	}
-	if ctx.Err() == nil {
-		p.printNext(p.dir)
 	}
 	return true, nil
 }
@@ -198,6 +200,8 @@ func (p *plane) serve(ctx context.Context) error {
 		return p.server.ended()
 	case <-p.manager.done:
 		return p.manager.ended()
+	case <-p.kubelet.done:
+		return p.kubelet.ended()
 	case err := <-p.etcd.Err():
 		return fmt.Errorf("etcd: %w", err)
 	}
@@ -206,6 +210,9 @@ func (p *plane) serve(ctx context.Context) error {
 // stop ends all components in the reverse order of their start, and unlocks the data directory. It
 // returns err, or else the first error of a component.
 func (p *plane) stop(err error) error {
+	if p.kubelet != nil {
+		err = firstError(err, p.kubelet.stop())
+	}
 	if p.manager != nil {
 		err = firstError(err, p.manager.stop())
 	}
@@ -265,7 +272,6 @@ func (s settings) startControllers(ctx context.Context, show *progress, dir *dat
 	if err := controllersKubeconfig(dir.ControllersKubeconfig(), url, files); err != nil {
 		return nil, err
 	}
-	show.step("controllers: starting")
 	manager := launch("controllers", func(ctx context.Context) error {
 		return controllers.Run(ctx, controllers.Options{
 			Controllers:       enabled,
@@ -275,6 +281,7 @@ func (s settings) startControllers(ctx context.Context, show *progress, dir *dat
 		})
 	})
 	if !controllers.Enabled(enabled, names.ServiceAccountController) {
+		show.step("controllers: started")
 		return manager, nil
 	}
 	// Pods can be created in a namespace only when its service account exists.
@@ -311,20 +318,45 @@ func waitForServiceAccount(ctx context.Context, manager *component, url string, 
 	})
 }
 
+// startNodes makes the cluster have p.nodes simulated nodes, and returns at once.
+func (p *plane) startNodes(url string) *component {
+	client := func(file string) *rest.Config {
+		return &rest.Config{Host: url, TLSClientConfig: rest.TLSClientConfig{CAFile: p.files.CA, CertFile: file, KeyFile: file}}
+	}
+	if p.nodes > 0 {
+		p.show.step("nodes: creating %d simulated ones", p.nodes)
+		if !controllers.Enabled(p.enabled, names.NodeLifecycleController) {
+			p.show.step("nodes: they accept pods only when a %s runs, which --controllers excludes", names.NodeLifecycleController)
+		}
+	}
+	return launch("nodes", func(ctx context.Context) error {
+		return simulation.Run(ctx, simulation.Options{
+			Nodes:     p.nodes,
+			Kubelets:  client(p.files.Kubelets),
+			Scheduler: client(p.files.Scheduler),
+			OnReady:   func() { p.show.step("nodes: ready") },
+		})
+	})
+}
+
 // printNext prints the next three commands for the user.
 func (s settings) printNext(dir *datadir.Dir) {
 	kubectl := s.program + " kubectl"
 	if found, err := filepath.Abs(datadir.Default(func(string) string { return "" })); err != nil || found != dir.Path {
 		kubectl += " --kubeconfig=" + quote(dir.Kubeconfig())
 	}
+	first, second := "get namespaces", "create configmap greeting --from-literal=hello=world"
+	if s.nodes > 0 {
+		first, second = "create deployment hello --image=hello --replicas=3", "get pods --output=wide --watch"
+	}
 	fmt.Fprintf(s.out, `
 Strata is up; press Ctrl-C to stop it. The log is %s. In another terminal, run:
 
-  %s get namespaces
-  %s create configmap greeting --from-literal=hello=world
+  %s %s
+  %s %s
   export KUBECONFIG=%s    # for other Kubernetes clients
 
-`, dir.Log(), kubectl, kubectl, quote(dir.Kubeconfig()))
+`, dir.Log(), kubectl, first, kubectl, second, quote(dir.Kubeconfig()))
 }
 
 // quote quotes path as one word of a POSIX shell, if necessary.

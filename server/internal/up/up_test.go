@@ -150,6 +150,7 @@ func TestUp_NewDataDir_ServesCompleteCluster(t *testing.T) {
 		p.apply(t, `{apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: claim}, spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}`)
 		p.kubectl(t, "delete", "persistentvolumeclaim", "claim", "--timeout="+timeout.String())
 	})
+	t.Run("a deployment has pods", p.checkWorkload)
 	t.Run("quotas count", p.checkQuota)
 	t.Run("a pod gets its service account and root CA", p.checkPod)
 	t.Run("token secrets are filled", func(t *testing.T) {
@@ -165,7 +166,8 @@ func (p *upProcess) checkNextLines(t *testing.T) {
 	if !found {
 		t.Fatal("no commands are printed")
 	}
-	lines := strings.Split(strings.TrimSpace(next), "\n")
+	next, _, _ = strings.Cut(strings.TrimSpace(next), "\n\n")
+	lines := strings.Split(next, "\n")
 	if len(lines) != 3 {
 		t.Fatalf("%d lines: %q", len(lines), lines)
 	}
@@ -181,6 +183,17 @@ func (p *upProcess) checkNextLines(t *testing.T) {
 	if want := "export KUBECONFIG=" + filepath.Join(p.dir, "strata-data", "kubeconfig"); !strings.Contains(lines[2], want) {
 		t.Errorf("%q, want %q", lines[2], want)
 	}
+}
+
+// checkWorkload demands that the controllers of workloads run by default. Without nodes, their pods remain Pending.
+func (p *upProcess) checkWorkload(t *testing.T) {
+	p.kubectl(t, "create", "deployment", "web", "--image=example.test/i", "--replicas=2")
+	p.kubectl(t, "wait", "deployment/web", "--for=jsonpath={.status.replicas}=2", "--timeout="+timeout.String())
+	if got := p.kubectl(t, "get", "pods", "-l", "app=web", "-o", "jsonpath={.items[*].status.phase}"); got != "Pending Pending" {
+		t.Errorf("the pods are %q", got)
+	}
+	p.kubectl(t, "delete", "deployment", "web")
+	p.kubectl(t, "wait", "--for=delete", "pods", "-l", "app=web", "--timeout="+timeout.String())
 }
 
 func (p *upProcess) checkVersion(t *testing.T) {
@@ -280,7 +293,7 @@ func TestUp_OpenWatch_DoesNotDelayStop(t *testing.T) {
 }
 
 func TestUp_SignalDuringStart_StopsAndRestarts(t *testing.T) {
-	for _, step := range []string{"data directory:", "etcd: ready", "API server: starting", "controllers: starting"} {
+	for _, step := range []string{"data directory:", "etcd: ready", "API server: starting", "Strata is up"} {
 		t.Run(strings.NewReplacer(":", "", " ", "-").Replace(step), func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()

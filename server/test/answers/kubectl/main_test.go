@@ -14,8 +14,9 @@ const testTimeout = 2 * time.Minute
 
 var cluster *harness.Server
 
+// The tests write the status of Deployments themselves.
 func TestMain(m *testing.M) {
-	harness.Main(m, func(e *harness.Env) { cluster = e.Up() })
+	harness.Main(m, func(e *harness.Env) { cluster = e.Up("--controllers=default,-deployment") })
 }
 
 // user runs kubectl in one namespace and checks its output.

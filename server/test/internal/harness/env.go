@@ -162,7 +162,7 @@ func (e *Env) check(err error) {
 func (e *Env) start(name string, args ...string) *Process {
 	path, err := Binary()
 	e.check(err)
-	return e.startProgram(name, path, args...)
+	return e.StartProgram(name, path, args...)
 }
 
 // startServer is start for an API server, with a function to call before the process runs, which may be nil. Unless it is
@@ -182,8 +182,8 @@ func (e *Env) startServer(name, program string, unchecked bool, prepare func(pid
 	return e.startProcess(name, path, environ, prepare, args)
 }
 
-// startProgram starts any program as a process of this environment.
-func (e *Env) startProgram(name, path string, args ...string) *Process {
+// StartProgram starts any program as a process of this environment.
+func (e *Env) StartProgram(name, path string, args ...string) *Process {
 	return e.startProcess(name, path, e.environ(), nil, args)
 }
 

@@ -125,7 +125,7 @@ func (e *Env) EtcdProgram(name, url, path string, args ...string) *Etcd {
 
 // Launch is Start without the wait, for an etcd of EtcdProgram.
 func (e *Etcd) Launch() {
-	e.p = e.env.startProgram(e.name, e.program, e.args...)
+	e.p = e.env.StartProgram(e.name, e.program, e.args...)
 	e.p.anyEnd.Store(true) // it exits by the signal it receives
 }
 

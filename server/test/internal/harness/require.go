@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -13,8 +14,9 @@ import (
 )
 
 const (
-	requireEnv = "STRATA_TEST_REQUIRE"
-	oldEtcdEnv = "STRATA_TEST_OLD_ETCD"
+	requireEnv    = "STRATA_TEST_REQUIRE"
+	oldEtcdEnv    = "STRATA_TEST_OLD_ETCD"
+	prometheusEnv = "STRATA_TEST_PROMETHEUS"
 )
 
 // Missing skips the test because a third-party program is missing, or fails it if STRATA_TEST_REQUIRE names the program.
@@ -24,6 +26,17 @@ func Missing(t testing.TB, name, why string) {
 		t.Fatalf("%s is required (%s), and %s", name, requireEnv, why)
 	}
 	t.Skipf("skipped without %s: %s (%s=%s makes this a failure)", name, why, requireEnv, name)
+}
+
+// Prometheus returns the path of a program of Prometheus, promtool or prometheus. If there is none the test is skipped; its name in
+// STRATA_TEST_REQUIRE is prometheus.
+func Prometheus(t testing.TB, program string) string {
+	t.Helper()
+	path, err := exec.LookPath(filepath.Join(os.Getenv(prometheusEnv), program))
+	if err != nil {
+		Missing(t, "prometheus", fmt.Sprintf("%v; .ci/prometheus fetches it, and %s names its directory", err, prometheusEnv))
+	}
+	return path
 }
 
 // OldEtcd returns the path of an etcd 3.4 whose progress notifications may overtake events (etcd#15220, etcd#17507), and its

@@ -38,18 +38,20 @@ type Server struct {
 	unchecked bool                // see Unchecked
 }
 
-// Up starts `strata up` in a new data directory with the engine under test and returns when it reports that it is up.
-func (e *Env) Up(args ...string) *Server {
+// Up starts `strata up` in a new data directory with the engine under test and returns when it reports that its controllers are ready.
+func (e *Env) Up(args ...string) *Server { return e.UpIn(filepath.Join(e.Dir("up"), "data"), args...) }
+
+// UpIn is Up in the data directory dataDir, which no running server uses.
+func (e *Env) UpIn(dataDir string, args ...string) *Server {
 	ctx, cancel := ready()
 	defer cancel()
-	dataDir := filepath.Join(e.Dir("up"), "data")
 	args = append([]string{"up", "--data-dir=" + dataDir, "--secure-port=0"}, args...)
 	if !slices.Contains(args, "--") {
 		args = append(args, "--")
 	}
 	args = append(append(args, "--engine="+Engine()), checkFlags(args, false)...)
 	p := e.startServer("up", "", false, nil, args)
-	if _, _, err := p.WaitLine(ctx, 0, "Strata is up"); err != nil {
+	if _, _, err := p.WaitLine(ctx, 0, "controllers:"); err != nil {
 		e.fail(fmt.Errorf("%w\n%s", err, process.Tail(filepath.Join(dataDir, "strata.log"))))
 	}
 	kubeconfig := filepath.Join(dataDir, "kubeconfig")
@@ -144,6 +146,11 @@ func (s *Server) StartAgain(more ...string) {
 	s.args = append(s.args, more...)
 	s.before = append(s.before, s.Process)
 	s.Process = s.env.startServer("apiserver", s.program, s.unchecked, s.prepare, s.args)
+}
+
+// Flags returns the flags of the last start.
+func (s *Server) Flags() []string {
+	return slices.DeleteFunc(slices.Clone(s.args), func(arg string) bool { return !strings.HasPrefix(arg, "--") })
 }
 
 // Outputs returns the logs of all starts of the server. It must not be called concurrently with a restart.
