@@ -41,15 +41,18 @@ NEWEST := apiserver_v0_37
 OLDEST := apiserver_v0_36
 
 .DEFAULT_GOAL := build
-.PHONY: help build run test test-engine test-kube test-server test-race test-long test-storage test-oldest \
+.PHONY: help build kubectl-strata run test test-engine test-kube test-server test-race test-long test-storage test-oldest \
         test-invariants fuzz bench bench-read bench-consistent bench-watch bench-lists bench-storm bench-check bench-profiles conformance robustness stock skew \
-        suites suites-quick lint gofmt vet staticcheck boundaries tidy generate check-docs check-commits prose vulncheck clean
+        suites suites-quick release release-ci release-check lint gofmt vet staticcheck boundaries tidy generate check-docs check-commits prose vulncheck clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9.-]*\):.*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
 
 build: ## build bin/strata (several minutes the first time)
 	$(GO) build -buildvcs=$(BUILDVCS) -ldflags '$(LDFLAGS)' -o $(BIN) ./server/cmd/strata
+
+kubectl-strata: ## build bin/kubectl-strata, the plugin of kubectl that reads the past
+	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=$(BUILDVCS) -ldflags '-s -w' -o bin/kubectl-strata ./server/cmd/kubectl-strata
 
 run: build ## run a control plane on an embedded etcd: make run ARGS='--help'
 	./$(BIN) up $(ARGS)
@@ -117,10 +120,11 @@ boundaries: ## fail if the engine, its tests included, depends on Kubernetes, or
 
 # Not tools/kine: go mod tidy wants the modules that tests of kine's dependencies need, and a proxy may not have them.
 tidy: ## fail if a go.mod is not what go mod tidy would write
-	@set -e; for module in . kube server server/bench tools suites robustness conformance tools/stock/etcd-3.6; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
+	@set -e; for module in . kube server server/bench tools tools/kwok suites robustness conformance tools/stock/etcd-3.6; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
 
-generate: ## write the tables of flags and metrics in docs/reference.md; a test fails when they are stale
+generate: ## write the tables of flags and metrics in docs/reference.md, and the rules for the Prometheus operator; tests fail when they are stale
 	cd server && $(GO) test -vet=off -count=1 -run '^TestReference_TablesAreCurrent$$' ./internal/apiserver -update
+	cd server && $(GO) test -vet=off -count=1 -run '^TestPrometheusRule_EqualsRules$$' ./internal/deployment -update
 
 check-docs: ## fail if a document names a test, file or package that does not exist
 	.ci/check-docs
@@ -218,6 +222,27 @@ skew: stock ## run strata beside, before and after stock kube-apiservers, on sto
 	cd server && STRATA_TEST_STOCK=$(STOCK) STRATA_TEST_REQUIRE=stock $(GO) test -count=1 -timeout 30m -v $(ARGS) ./test/resumption/skew >$(STOCK)/skew.log 2>&1 || \
 		{ grep -E '^ *--- FAIL|_test.go:' $(STOCK)/skew.log; echo "$(STOCK)/skew.log has it all"; exit 1; }
 	@grep -E '^ *--- ' $(STOCK)/skew.log; ! grep -E '^ *--- SKIP' $(STOCK)/skew.log
+
+# Every build of a release is of the commit, in a temporary clone; uncommitted changes are not part of it.
+RELEASE_DIR := $(CURDIR)/bin/release
+PLATFORMS   ?= linux/amd64,linux/arm64
+RELEASE      = cd tools && $(ALONE) $(GO) run ./release
+
+release: ## write archives, checksums, licences and SBOMs of the commit to bin/release: make release VERSION=1.2.3
+	@$(RELEASE) -version '$(VERSION)' -platforms '$(PLATFORMS)' -out '$(RELEASE_DIR)/$(VERSION)'
+	@cd '$(RELEASE_DIR)/$(VERSION)' && cat SHA256SUMS
+
+release-ci: ## test the tool, make the files for linux/amd64 in two directories with one build cache, and compare them
+	cd tools && $(ALONE) $(GO) test -vet=off ./release
+	for copy in first second; do ($(RELEASE) -version 0.0.0-ci -platforms linux/amd64 -out '$(RELEASE_DIR)/'$$copy) || exit 1; done
+	cd '$(RELEASE_DIR)/first' && sha256sum -c SHA256SUMS && diff -r . ../second
+
+release-check: ## make the files for all platforms twice, each time with an empty build cache, and compare them: half an hour
+	@set -e; version='$(or $(VERSION),0.0.0-check)'; for copy in first second; do \
+		cache=$$(mktemp -d); \
+		(export GOCACHE=$$cache; $(RELEASE) -version "$$version" -platforms '$(PLATFORMS)' -out '$(RELEASE_DIR)/'$$copy) || { rm -rf $$cache; exit 1; }; \
+		rm -rf $$cache; \
+	done; cd '$(RELEASE_DIR)/first' && sha256sum -c SHA256SUMS && diff -r . ../second
 
 clean: ## remove what the build wrote; data directories stay
 	rm -rf bin

@@ -1,0 +1,241 @@
+// Command release makes the files of a release from the commit that is checked out: for each platform an archive of the static
+// strata command with the files of deploy/, the licences of the modules in it and a software bill of materials, and the checksums of
+// all. The same commit, version and Go version make the same bytes, in any directory.
+//
+//	go run ./release -version 1.2.3 -out ../bin/release
+package main
+
+import (
+	"crypto/sha256"
+	"debug/buildinfo"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	command = "./server/cmd/strata"
+	stamp   = "github.com/stratakube/strata/server/internal/version.strata"
+)
+
+// semantic matches a semantic version without build metadata, which the version is a part of (v1.37.1+strata.1.2.3).
+var semantic = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?$`)
+
+// options are the flags of the command.
+type options struct {
+	version   string
+	platforms []string // such as linux/amd64
+	root      string   // the repository
+	out       string
+}
+
+func main() {
+	var o options
+	platforms := flag.String("platforms", "linux/amd64,linux/arm64", "comma-separated platforms")
+	flag.StringVar(&o.version, "version", "", "version of the release, without the leading v (required)")
+	flag.StringVar(&o.root, "root", "..", "directory of the repository")
+	flag.StringVar(&o.out, "out", "", "directory of the files, which is replaced (required)")
+	flag.Parse()
+	o.platforms = strings.Split(*platforms, ",")
+	if err := release(o); err != nil {
+		fmt.Fprintln(os.Stderr, "release:", err)
+		os.Exit(1)
+	}
+}
+
+func release(o options) (err error) {
+	if !semantic.MatchString(o.version) {
+		return fmt.Errorf("version %q is not a semantic version without a leading v: make release VERSION=1.2.3", o.version)
+	}
+	if o.out == "" {
+		return errors.New("no -out")
+	}
+	if changed, err := output(o.root, nil, "git", "status", "--porcelain"); err != nil {
+		return err
+	} else if changed != "" {
+		fmt.Fprintln(os.Stderr, "release: uncommitted changes are not part of the release")
+	}
+	work, err := os.MkdirTemp("", "strata-release-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
+	// The files are those of the commit, whatever the checkout has besides.
+	src := filepath.Join(work, "src")
+	root, err := filepath.Abs(o.root)
+	if err != nil {
+		return err
+	}
+	if _, err := output(work, nil, "git", "clone", "-q", "--shared", root, src); err != nil {
+		return err
+	}
+	text, err := output(src, nil, "git", "log", "-1", "--format=%ct")
+	if err != nil {
+		return err
+	}
+	seconds, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return err
+	}
+	if err := os.RemoveAll(o.out); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(o.out, 0o755); err != nil {
+		return err
+	}
+	for _, platform := range o.platforms {
+		if err := releasePlatform(o, src, work, platform, time.Unix(seconds, 0).UTC()); err != nil {
+			return fmt.Errorf("%s: %w", platform, err)
+		}
+	}
+	return writeSums(o.out)
+}
+
+// releasePlatform writes the archive and the bill of materials of one platform.
+func releasePlatform(o options, src, work, platform string, at time.Time) error {
+	goos, goarch, ok := strings.Cut(platform, "/")
+	if !ok {
+		return errors.New("a platform is OS/ARCHITECTURE")
+	}
+	env := []string{
+		"GOOS=" + goos, "GOARCH=" + goarch, "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=", "GOEXPERIMENT=", "GOFIPS140=off", "GOAMD64=v1", "GOARM64=v8.0",
+		fmt.Sprintf("SOURCE_DATE_EPOCH=%d", at.Unix()),
+	}
+	name := fmt.Sprintf("strata-%s-%s-%s", o.version, goos, goarch)
+	binary := filepath.Join(work, name)
+	if _, err := output(src, env, "go", "build", "-trimpath", "-buildvcs=true", "-ldflags", "-s -w -buildid= -X "+stamp+"="+o.version, "-o", binary, command); err != nil {
+		return err
+	}
+	info, err := buildinfo.ReadFile(binary)
+	if err != nil {
+		return err
+	}
+	if platform == runtime.GOOS+"/"+runtime.GOARCH {
+		if err := checkVersion(binary, o.version, info); err != nil {
+			return err
+		}
+	}
+	packages, err := linkedPackages(src, env)
+	if err != nil {
+		return err
+	}
+	licences, err := collectLicences(info, packages)
+	if err != nil {
+		return err
+	}
+	content, err := os.ReadFile(binary)
+	if err != nil {
+		return err
+	}
+	bill, err := billOfMaterials(info, o.version, platform, content, at)
+	if err != nil {
+		return err
+	}
+	files := []file{{"strata", content, 0o755}, {"sbom.cdx.json", bill, 0o644}}
+	for path, text := range licences {
+		files = append(files, file{"licenses/" + path, text, 0o644})
+	}
+	committed, err := committedFiles(src, "LICENSE", "README.md", "CHANGELOG.md", "docs", "deploy")
+	if err != nil {
+		return err
+	}
+	packed, err := pack(name, append(files, committed...), at)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(o.out, name+".tar.gz"), packed, 0o644); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(o.out, name+".cdx.json"), bill, 0o644)
+}
+
+// checkVersion runs the binary: it must print the version of the release and the commit.
+func checkVersion(binary, version string, info *buildinfo.BuildInfo) error {
+	settings := map[string]string{}
+	for _, s := range info.Settings {
+		settings[s.Key] = s.Value
+	}
+	if settings["vcs.revision"] == "" || settings["vcs.modified"] != "false" {
+		return fmt.Errorf("the binary has commit %q, modified %q", settings["vcs.revision"], settings["vcs.modified"])
+	}
+	for _, args := range [][]string{{"version"}, {"--version"}, {"apiserver", "--version"}} {
+		got, err := output(".", nil, binary, args...)
+		if err != nil {
+			return err
+		}
+		want := fmt.Sprintf("strata      v%s (commit %.12s of ", version, settings["vcs.revision"])
+		if args[0] == "apiserver" {
+			want = "+strata." + version
+		}
+		if !strings.Contains(got, want) {
+			return fmt.Errorf("strata %s prints %q without %q", strings.Join(args, " "), got, want)
+		}
+	}
+	return nil
+}
+
+// committedFiles returns the files below the paths that git tracks, relative to the repository.
+func committedFiles(src string, paths ...string) (files []file, err error) {
+	listed, err := output(src, nil, "git", append([]string{"ls-files", "-z", "--"}, paths...)...)
+	if err != nil {
+		return nil, err
+	}
+	for path := range strings.SplitSeq(strings.Trim(listed, "\x00"), "\x00") {
+		if strings.HasPrefix(path, "docs/benchmarks/") {
+			continue // tables of measurements
+		}
+		info, err := os.Stat(filepath.Join(src, path))
+		if err != nil {
+			return nil, err
+		}
+		content, err := os.ReadFile(filepath.Join(src, path))
+		if err != nil {
+			return nil, err
+		}
+		mode := int64(0o644)
+		if info.Mode()&0o100 != 0 {
+			mode = 0o755
+		}
+		files = append(files, file{path, content, mode})
+	}
+	return files, nil
+}
+
+// writeSums writes SHA256SUMS, in the form that sha256sum -c reads.
+func writeSums(dir string) error {
+	entries, err := os.ReadDir(dir) // sorted
+	if err != nil {
+		return err
+	}
+	var sums strings.Builder
+	for _, e := range entries {
+		content, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(&sums, "%x  %s\n", sha256.Sum256(content), e.Name())
+	}
+	return os.WriteFile(filepath.Join(dir, "SHA256SUMS"), []byte(sums.String()), 0o644)
+}
+
+// output runs a program and returns its standard output without the last newline.
+func output(dir string, env []string, name string, args ...string) (string, error) {
+	cmd := exec.Command(name, args...)
+	cmd.Dir = dir
+	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "GIT_") }), env...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s %s: %w", name, strings.Join(args, " "), err)
+	}
+	return strings.TrimSuffix(string(out), "\n"), nil
+}

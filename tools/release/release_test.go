@@ -1,0 +1,170 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"debug/buildinfo"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	cdx "github.com/CycloneDX/cyclonedx-go"
+)
+
+var commitTime = time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
+
+func TestPack_SameFilesInAnyOrder_MakeSameBytes(t *testing.T) {
+	files := []file{{"strata", []byte("program"), 0o755}, {"licenses/b/LICENSE", []byte("b"), 0o644}, {"LICENSE", []byte("own"), 0o644}}
+	first, err := pack("strata-1.2.3", files, commitTime)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Reverse(files)
+	second, err := pack("strata-1.2.3", files, commitTime)
+	if err != nil || !bytes.Equal(first, second) {
+		t.Errorf("two archives of the same files differ (%v)", err)
+	}
+	uncompressed, err := gzip.NewReader(bytes.NewReader(first))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	archive := tar.NewReader(uncompressed)
+	for {
+		h, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h.Uid != 0 || h.Gid != 0 || h.Uname != "" || !h.ModTime.Equal(commitTime) {
+			t.Errorf("%s belongs to %d:%d %q at %v", h.Name, h.Uid, h.Gid, h.Uname, h.ModTime)
+		}
+		names = append(names, h.Name)
+	}
+	want := []string{"strata-1.2.3/", "strata-1.2.3/LICENSE", "strata-1.2.3/licenses/", "strata-1.2.3/licenses/b/", "strata-1.2.3/licenses/b/LICENSE", "strata-1.2.3/strata"}
+	if !slices.Equal(names, want) {
+		t.Errorf("the archive has %q, want %q", names, want)
+	}
+	if _, err := pack("x", append(files, files[0]), commitTime); err == nil {
+		t.Error("two files of one path were packed")
+	}
+}
+
+// modules writes modules in a temporary directory and returns their packages and build information.
+func modules(t *testing.T, texts map[string]string) (*buildinfo.BuildInfo, []goPackage) {
+	t.Helper()
+	root := t.TempDir()
+	for path, text := range texts {
+		full := filepath.Join(root, path)
+		if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(full, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	standard := goPackage{ImportPath: "fmt", Standard: true, Dir: filepath.Join(root, "go/src/fmt"), Root: filepath.Join(root, "go")}
+	p := goPackage{ImportPath: "example.com/m/forked/p", Dir: filepath.Join(root, "m/forked/p")}
+	p.Module = &struct {
+		Path    string
+		Version string
+		Dir     string
+		Replace *struct{ Path, Version string }
+	}{Path: "example.com/m", Version: "v1.0.0", Dir: filepath.Join(root, "m")}
+	return &buildinfo.BuildInfo{Deps: []*debug.Module{{Path: "example.com/m", Version: "v1.0.0"}}}, []goPackage{standard, p}
+}
+
+func TestCollectLicences_TextsOfModulesAndCopiedCode_AreFound(t *testing.T) {
+	info, packages := modules(t, map[string]string{
+		"go/LICENSE": "go", "go/src/fmt/print.go": "", "m/LICENSE.txt": "m", "m/NOTICE": "n", "m/license.go": "package m", "m/forked/p/LICENSE": "p", "m/forked/p/p.go": "",
+	})
+	found, err := collectLicences(info, packages)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, text := range map[string]string{
+		"go/LICENSE": "go", "example.com/m@v1.0.0/LICENSE.txt": "m", "example.com/m@v1.0.0/NOTICE": "n", "example.com/m@v1.0.0/forked/p/LICENSE": "p",
+	} {
+		if string(found[path]) != text {
+			t.Errorf("%s is %q, want %q", path, found[path], text)
+		}
+		delete(found, path)
+	}
+	if len(found) > 0 {
+		t.Errorf("further files: %v", found)
+	}
+}
+
+func TestCollectLicences_Missing_Fails(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		texts map[string]string
+		want  string
+	}{
+		{"of a module", map[string]string{"go/LICENSE": "go", "m/NOTICE": "n", "m/forked/p/LICENSE": "p"}, "module example.com/m@v1.0.0 has no licence"},
+		{"empty", map[string]string{"go/LICENSE": "go", "m/LICENSE": "\n", "m/forked/p/p.go": ""}, "module example.com/m@v1.0.0 has no licence"},
+		{"of Go", map[string]string{"go/README": "go", "m/LICENSE": "m", "m/forked/p/p.go": ""}, "Go distribution has no licence"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			info, packages := modules(t, test.texts)
+			if _, err := collectLicences(info, packages); err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error %v, want %q", err, test.want)
+			}
+		})
+	}
+	info, packages := modules(t, map[string]string{"go/LICENSE": "go", "m/LICENSE": "m", "m/forked/p/p.go": ""})
+	info.Deps = append(info.Deps, &debug.Module{Path: "example.com/other", Version: "v1.0.0"})
+	if _, err := collectLicences(info, packages); err == nil || !strings.Contains(err.Error(), "example.com/other") {
+		t.Errorf("error %v for a module of the binary without packages", err)
+	}
+}
+
+func TestBillOfMaterials_HasEveryModule(t *testing.T) {
+	const sum = "h1:K6j46C81hXtZQfuX60cVWQFBJahKSE2gfRbNuvr5bFs="
+	info := &buildinfo.BuildInfo{GoVersion: "go1.26.0", Main: debug.Module{Path: "github.com/stratakube/strata/server"}, Deps: []*debug.Module{
+		{Path: "cel.dev/expr", Version: "v0.25.2", Sum: sum},
+		{Path: "k8s.io/api", Version: "v0.0.0", Replace: &debug.Module{Path: "k8s.io/api", Version: "v0.37.1", Sum: sum}},
+		{Path: "github.com/stratakube/strata", Version: "(devel)"},
+	}}
+	made, err := billOfMaterials(info, "1.2.3", "linux/arm64", []byte("program"), commitTime)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := billOfMaterials(info, "1.2.3", "linux/arm64", []byte("program"), commitTime)
+	if err != nil || !bytes.Equal(made, again) {
+		t.Errorf("two bills of the same binary differ (%v)", err)
+	}
+	var bom cdx.BOM
+	if err := cdx.NewBOMDecoder(bytes.NewReader(made), cdx.BOMFileFormatJSON).Decode(&bom); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, c := range *bom.Components {
+		got = append(got, c.PackageURL)
+	}
+	want := []string{"pkg:golang/std@go1.26.0", "pkg:golang/cel.dev/expr@v0.25.2", "pkg:golang/k8s.io/api@v0.37.1"}
+	if !slices.Equal(got, want) || bom.Metadata.Component.Version != "v1.2.3" || bom.Metadata.Timestamp != "2026-11-22T10:00:00Z" {
+		t.Errorf("bill of %v %v: %q, want %q", bom.Metadata.Component.Version, bom.Metadata.Timestamp, got, want)
+	}
+	info.Deps[0].Sum = ""
+	if _, err := billOfMaterials(info, "1.2.3", "linux/arm64", nil, commitTime); err == nil {
+		t.Error("a module without a checksum was accepted")
+	}
+}
+
+func TestRelease_InvalidVersion_IsRefused(t *testing.T) {
+	for _, version := range []string{"", "v1.2.3", "1.2", "1.2.3+build", "01.2.3", "1.2.3 -X x=y"} {
+		if err := release(options{version: version, out: t.TempDir(), root: "../.."}); err == nil || !strings.Contains(err.Error(), "VERSION=") {
+			t.Errorf("version %q: error %v", version, err)
+		}
+	}
+}

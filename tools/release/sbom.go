@@ -1,0 +1,59 @@
+package main
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"debug/buildinfo"
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"strings"
+	"time"
+
+	cdx "github.com/CycloneDX/cyclonedx-go"
+)
+
+// billOfMaterials returns a bill of materials in CycloneDX JSON, from the build information of the binary: the command, Go, and each
+// module with the checksum of go.sum. Its time is that of the commit, and it has no serial number, so that it can be reproduced.
+func billOfMaterials(info *buildinfo.BuildInfo, version, platform string, binary []byte, at time.Time) ([]byte, error) {
+	goos, goarch, _ := strings.Cut(platform, "/")
+	sum := sha256.Sum256(binary)
+	bom := cdx.NewBOM()
+	main := cdx.Component{
+		BOMRef: purl(info.Main.Path, "v"+version), Type: cdx.ComponentTypeApplication, Name: "strata", Version: "v" + version,
+		PackageURL: purl(info.Main.Path, "v"+version) + "?goarch=" + goarch + "&goos=" + goos,
+		Hashes:     &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: hex.EncodeToString(sum[:])}},
+		Licenses:   &cdx.Licenses{{License: &cdx.License{ID: "Apache-2.0"}}},
+	}
+	var settings []cdx.Property
+	for _, s := range info.Settings {
+		settings = append(settings, cdx.Property{Name: "go:build:" + s.Key, Value: s.Value})
+	}
+	main.Properties = &settings
+	bom.Metadata = &cdx.Metadata{Timestamp: at.Format(time.RFC3339), Component: &main}
+	standard := purl("std", info.GoVersion)
+	components := []cdx.Component{{BOMRef: standard, Type: cdx.ComponentTypeLibrary, Name: "std", Version: info.GoVersion, PackageURL: standard}}
+	refs := []string{standard}
+	for _, m := range thirdParty(info) {
+		ref := purl(m.Path, m.Version)
+		c := cdx.Component{BOMRef: ref, Type: cdx.ComponentTypeLibrary, Name: m.Path, Version: m.Version, PackageURL: ref}
+		digest, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(m.Sum, "h1:"))
+		if err != nil || len(digest) != sha256.Size {
+			return nil, fmt.Errorf("module %s %s has the checksum %q, which is none of go.sum", m.Path, m.Version, m.Sum)
+		}
+		c.Hashes = &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: hex.EncodeToString(digest)}}
+		components, refs = append(components, c), append(refs, ref)
+	}
+	bom.Components = &components
+	bom.Dependencies = &[]cdx.Dependency{{Ref: main.BOMRef, Dependencies: &refs}}
+	var out bytes.Buffer
+	if err := cdx.NewBOMEncoder(&out, cdx.BOMFileFormatJSON).SetPretty(true).SetEscapeHTML(false).EncodeVersion(bom, cdx.SpecVersion1_6); err != nil {
+		return nil, err
+	}
+	return out.Bytes(), nil
+}
+
+// purl returns the package URL of a Go module.
+func purl(path, version string) string {
+	return "pkg:golang/" + path + "@" + strings.ReplaceAll(version, "+", "%2B")
+}
