@@ -20,13 +20,11 @@ func (k knownFinding) finding() Finding {
 // known are all findings that may occur, and must.
 var known = []knownFinding{
 	{"kubernetes", "test/integration/apiserver/tracing", "TestAPIServerTracing/get_node", Pass, Fail, spansOfStorage},
-	{"kubernetes", "test/integration/apiserver/tracing", "TestAPIServerTracing/get_node_from_cache", Pass, Fail, spansOfStorage},
-	{"kubernetes", "test/integration/apiserver/tracing", "TestAPIServerTracing/WatchList_nodes", Pass, Fail, spansOfStorage},
 	{"kubernetes", "test/integration/apiserver/tracing", "TestAPIServerTracing/List_nodes", Pass, Fail, spansOfStorage},
 }
 
-const spansOfStorage = "The test waits for spans of upstream's watch cache and of requests to etcd. Strata answers reads from memory, without these calls. " +
-	"The spans of the handlers are those of upstream (server/test/answers/readclients, TestTraces)."
+const spansOfStorage = "The test waits for the span of a request to etcd that belongs to the read. Strata answers it from memory, after a read of etcd's revision that " +
+	"other requests share. The spans of the handlers and of the watch cache are those of upstream (server/test/answers/readclients, TestTraces)."
 
 // idleUnit is a unit in which no test passes and no API server is started, for a reason.
 type idleUnit struct{ Suite, Unit, Reason string }

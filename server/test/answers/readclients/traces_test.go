@@ -84,7 +84,8 @@ func (c *collector) await(ctx context.Context, trace, handler string) (root *tra
 
 const clientSpan = "00f067aa0ba902b7"
 
-// TestTraces: a traced request leaves the same spans with both engines, except those of upstream's watch cache and of etcd.
+// TestTraces: a traced request leaves the same spans with both engines, except those of etcd: a consistent GET or LIST of the engine
+// shares a read of etcd's revision with others, and upstream answers a consistent GET from etcd.
 func TestTraces(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -92,11 +93,19 @@ func TestTraces(t *testing.T) {
 	created, err := both.strata.API().Create(ctx, maps(namespace), configMap("one", "data"))
 	harness.Check(t, err)
 	harness.Check(t, both.awaitRevision(ctx, maps(namespace), created.Metadata.ResourceVersion))
+	const consistent = "  cacher.Get " // of the engine only
 	for i, test := range []struct{ name, path, query, handler string }{
 		{"get", maps(namespace) + "/one", "", "Get"},
 		{"get a missing object", maps(namespace) + "/two", "", "Get"},
+		{"get from memory", maps(namespace) + "/one", "resourceVersion=0", "Get"},
+		{"get a missing object from memory", maps(namespace) + "/two", "resourceVersion=0", "Get"},
+		{"get a table", maps(namespace) + "/one", "resourceVersion=0&table", "Get"},
 		{"list", maps(namespace), "labelSelector=name%3Done", "List"},
 		{"list everything", "/api/v1/configmaps", "", "List"},
+		{"list a table", maps(namespace), "table", "List"},
+		{"list not older than", maps(namespace), "resourceVersionMatch=NotOlderThan&resourceVersion=" + created.Metadata.ResourceVersion, "List"},
+		{"list an exact revision", maps(namespace), "resourceVersionMatch=Exact&resourceVersion=" + created.Metadata.ResourceVersion, "List"},
+		{"list no object", maps(namespace), "labelSelector=name%3Dthree", "List"},
 		{"watch", maps(namespace), "watch=true&timeoutSeconds=1", "audit"}, // its handler has no span
 		{"watch with initial events", maps(namespace), "watch=true&sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan&timeoutSeconds=1", "WatchList"},
 	} {
@@ -104,14 +113,24 @@ func TestTraces(t *testing.T) {
 			t.Parallel()
 			trace := fmt.Sprintf("%032x", 0x7ace0000+i)
 			seen := map[string]string{}
+			header := http.Header{"Traceparent": {"00-" + trace + "-" + clientSpan + "-01"}}
+			if strings.HasSuffix(test.query, "table") {
+				header.Set("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
+			}
 			for _, engine := range both.each() {
-				_, err := engine.send(ctx, adminToken, http.MethodGet, test.path, test.query, http.Header{"Traceparent": {"00-" + trace + "-" + clientSpan + "-01"}})
+				_, err := engine.send(ctx, adminToken, http.MethodGet, test.path, test.query, header)
 				harness.Check(t, err)
 				root, all, err := engine.traces.await(ctx, trace, test.handler)
 				if err != nil {
 					t.Fatalf("%s: %v", engine.name, err)
 				}
-				seen[engine.name] = root.Name + " " + attributes(root) + "\n" + inHandlers(all)
+				seen[engine.name] = root.Name + " " + attributes(root) + "\n" + inServer(all)
+			}
+			if test.handler == "Get" && test.query == "" {
+				if !strings.Contains(seen[harness.Strata], consistent) || strings.Contains(seen[harness.Upstream], consistent) {
+					t.Errorf("got the spans\n%s\nwant%sin them, as upstream has it for a GET from memory:\n%s", seen[harness.Strata], consistent, seen[harness.Upstream])
+				}
+				seen[harness.Strata] = withoutLine(seen[harness.Strata], consistent)
 			}
 			if seen[harness.Strata] != seen[harness.Upstream] {
 				t.Errorf("got the spans\n%s\nwant\n%s", seen[harness.Strata], seen[harness.Upstream])
@@ -133,12 +152,17 @@ func attributes(span *tracepb.Span) string {
 	return strings.Join(pairs, " ")
 }
 
-// inHandlers describes the spans of upstream's handlers, and their events, one per line.
-func inHandlers(spans []*tracepb.Span) string {
+// withoutLine returns text without the line that begins with prefix.
+func withoutLine(text, prefix string) string {
+	return strings.Join(slices.DeleteFunc(strings.Split(text, "\n"), func(line string) bool { return strings.HasPrefix(line, prefix) }), "\n")
+}
+
+// inServer describes the spans of upstream's handlers and watch cache, and their events, one per line.
+func inServer(spans []*tracepb.Span) string {
 	var lines []string
 	for _, span := range spans {
 		switch span.Name {
-		case "Get", "List", "WatchList", "SerializeObject", "WatchServer.HandleHTTP":
+		case "Get", "List", "WatchList", "SerializeObject", "WatchServer.HandleHTTP", "cacher.Get", "cacher.GetList", "cacher.Watch":
 		default:
 			continue
 		}

@@ -25,18 +25,20 @@ type engine struct {
 }
 
 func newEngine(name string, server *harness.Server) *engine {
-	client := func(http1 bool) *http.Client {
-		config, err := rest.TLSConfigFor(server.Config)
-		if err != nil {
-			panic(err) // the certificates are those of the harness
-		}
-		transport := &http.Transport{TLSClientConfig: config, DisableCompression: true, ForceAttemptHTTP2: !http1, MaxIdleConnsPerHost: 16}
-		if http1 {
-			transport.TLSNextProto = map[string]func(string, *tls.Conn) http.RoundTripper{}
-		}
-		return &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	return &engine{name: name, server: server, http1: newClient(server, true), http2: newClient(server, false)}
+}
+
+// newClient returns a client with connections of its own.
+func newClient(server *harness.Server, http1 bool) *http.Client {
+	config, err := rest.TLSConfigFor(server.Config)
+	if err != nil {
+		panic(err) // the certificates are those of the harness
 	}
-	return &engine{name: name, server: server, http1: client(true), http2: client(false)}
+	transport := &http.Transport{TLSClientConfig: config, DisableCompression: true, ForceAttemptHTTP2: !http1, MaxIdleConnsPerHost: 16}
+	if http1 {
+		transport.TLSNextProto = map[string]func(string, *tls.Conn) http.RoundTripper{}
+	}
+	return &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
 // request is a request to both servers. The zero value is the administrator's GET over HTTP/2 without an Accept header.
@@ -107,8 +109,13 @@ func (e *engine) begin(ctx context.Context, r request) (*http.Response, error) {
 		req.Header.Set("Authorization", "Bearer "+token)
 	}
 	client := e.http2
-	if r.http1 {
+	switch {
+	case r.http1:
 		client = e.http1
+	case r.token == tokenAnonymous || r.token == tokenUnknown:
+		// The server closes the HTTP/2 connection of an unauthenticated request, with the last bytes of other responses on it
+		// (UnauthenticatedHTTP2DOSMitigation).
+		client = newClient(e.server, false)
 	}
 	return client.Do(req)
 }
