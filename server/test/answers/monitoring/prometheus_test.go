@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -66,11 +67,8 @@ func TestPrometheus_ScrapesServer_EvaluatesRulesAndDashboard(t *testing.T) {
 		evaluated := 0
 		for _, group := range found.Groups {
 			for _, r := range group.Rules {
-				if r.Health == "err" {
-					t.Fatalf("%s: %s", r.Name, r.LastError)
-				}
 				if r.Health != "ok" {
-					return false, fmt.Errorf("%s: %s", r.Name, r.Health)
+					return false, fmt.Errorf("%s: %s: %s", r.Name, r.Health, r.LastError)
 				}
 				evaluated++
 			}
@@ -81,14 +79,18 @@ func TestPrometheus_ScrapesServer_EvaluatesRulesAndDashboard(t *testing.T) {
 		return true, nil
 	}))
 	for where, expr := range readDashboard(t).expressions() {
-		var result struct{ Result []json.RawMessage }
-		if err := query(ctx, base+"/api/v1/query?query="+url.QueryEscape(expr), &result); err != nil {
-			t.Errorf("%s: %v", where, err)
-		}
 		stored := !strings.Contains(expr, "rate(") && !strings.Contains(expr, "increase(") && !strings.Contains(expr, "instance:")
 		event := strings.Contains(expr, "strata_watch_lag_events") || strings.Contains(expr, "strata_compaction_kept_revisions") // an open watch, a compaction
-		if stored && !event && len(result.Result) == 0 {
-			t.Errorf("%s: no result", where)
+		// The samples of a target are stale while its last scrape failed, as on a busy machine.
+		err := harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+			var result struct{ Result []json.RawMessage }
+			if err := query(ctx, base+"/api/v1/query?query="+url.QueryEscape(expr), &result); err != nil {
+				return false, err
+			}
+			return !stored || event || len(result.Result) > 0, errors.New("no result")
+		})
+		if err != nil {
+			t.Errorf("%s: %s: %v", where, expr, err)
 		}
 	}
 }
@@ -102,7 +104,7 @@ func startPrometheus(t *testing.T) string {
 	harness.Check(t, err)
 	dir := t.TempDir()
 	config := filepath.Join(dir, "prometheus.yml")
-	harness.Check(t, os.WriteFile(config, fmt.Appendf(nil, `global: {scrape_interval: 1s, evaluation_interval: 1s}
+	harness.Check(t, os.WriteFile(config, fmt.Appendf(nil, `global: {scrape_interval: 2s, evaluation_interval: 1s}
 rule_files: [%q]
 scrape_configs:
 - job_name: apiserver
