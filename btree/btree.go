@@ -78,8 +78,8 @@ type node[T Item] struct {
 
 	weighed uint64 // see Weigh; not read by other code
 
-	leaf *Leaf[T]            // leaf only
-	sums atomic.Pointer[sum] // inner node only; see Measure
+	leaf    *Leaf[T] // leaf only
+	digests Digests  // sums of inner nodes too; see Measure and Sift
 
 	// Inner node: seps[i] is greater than every key in kids[i] and at most the
 	// smallest key in kids[i+1]; len(seps) == len(kids)-1.
@@ -272,35 +272,6 @@ func (n *node[T]) last(end string) (item T, ok bool) {
 	return n.kids[i-1].last("")
 }
 
-// sum is a cached result of Measure for an inner node, in a list by name that nearly always has one
-// element.
-type sum struct {
-	of    any
-	total int64
-	next  *sum
-}
-
-func (s *sum) find(of any) *sum {
-	for s != nil && s.of != of {
-		s = s.next
-	}
-	return s
-}
-
-// closer is the name of a sum that may be closed.
-type closer interface{ Closed() bool }
-
-// open returns the sums without those whose names are closed.
-func (s *sum) open() *sum {
-	var kept *sum
-	for ; s != nil; s = s.next {
-		if name, ok := s.of.(closer); !ok || !name.Closed() {
-			kept = &sum{of: s.of, total: s.total, next: kept}
-		}
-	}
-	return kept
-}
-
 // Measure adds up the results of measure for the runs with start <= key < end; an empty end means
 // no upper bound. It returns false as soon as measure does, which means that the value of a run is
 // not known. It caches the sums of whole subtrees under the name of, which must be comparable, so
@@ -325,7 +296,7 @@ func (n *node[T]) measure(start, end string, of any, measure func(Run[T]) (int64
 	}
 	whole := start == "" && end == ""
 	if whole {
-		if s := n.sums.Load().find(of); s != nil {
+		if s := n.digests.head.Load().find(of); s != nil {
 			return s.total, true
 		}
 	}
@@ -337,8 +308,8 @@ func (n *node[T]) measure(start, end string, of any, measure func(Run[T]) (int64
 		total += part
 	}
 	for whole {
-		cur := n.sums.Load()
-		if cur.find(of) != nil || n.sums.CompareAndSwap(cur, &sum{of: of, total: total, next: cur.open()}) {
+		cur := n.digests.head.Load()
+		if cur.find(of) != nil || n.digests.head.CompareAndSwap(cur, &derived{of: of, total: total, next: cur.without(nil)}) {
 			break
 		}
 	}

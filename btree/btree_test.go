@@ -365,10 +365,10 @@ func TestMeasure_ManyNames_DoesNotGrowTree(t *testing.T) {
 		n.closed = true
 	}
 	length := 0
-	for s := tree.root.sums.Load(); s != nil; s = s.next {
+	for s := tree.root.digests.head.Load(); s != nil; s = s.next {
 		length++
 	}
-	if length > 2 || tree.root.sums.Load().find(kept) == nil {
+	if length > 2 || tree.root.digests.head.Load().find(kept) == nil {
 		t.Errorf("%d cached sums, want that of the open name, and at most one more", length)
 	}
 }

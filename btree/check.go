@@ -4,7 +4,7 @@ import "fmt"
 
 // Check returns an error if the tree breaks one of its invariants: keys ascend, separators
 // separate, counts and bytes add up, all leaves have the same depth, no node except the root is too
-// small or too large, and no node has two sums of one name (see Measure). Cost is O(n); for tests.
+// small or too large, and no node has two sums or digests of one name (see Measure, Sift). Cost is O(n); for tests.
 func (t Tree[T]) Check() error {
 	if t.root == nil {
 		return nil
@@ -24,11 +24,11 @@ func (n *node[T]) check(low, high string, root bool) (depth int, err error) {
 		return 0, fmt.Errorf("node counts %d items, %d bytes; holds %d, %d", n.count, n.bytes, want.count, want.bytes)
 	}
 	names := map[any]bool{}
-	for s := n.sums.Load(); s != nil; s = s.next {
-		if names[s.of] || n.kids == nil {
-			return 0, fmt.Errorf("a second sum of %v, or one of a leaf", s.of)
+	for l := n.digests.head.Load(); l != nil; l = l.next {
+		if names[l.of] || n.kids == nil && l.value == nil {
+			return 0, fmt.Errorf("a second digest or sum of %v, or a sum of a leaf", l.of)
 		}
-		names[s.of] = true
+		names[l.of] = true
 	}
 	if n.kids == nil {
 		prev := ""

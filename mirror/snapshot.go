@@ -55,6 +55,18 @@ func (s Snapshot) Measure(start, end string, of any, measure func(Run) (int64, b
 	return s.tree.Measure(start, end, of, measure)
 }
 
+// Sieve selects entries by digests of leaves; see btree.Sieve.
+type Sieve = btree.Sieve[*Entry]
+
+// Sift yields the entries with start <= key < end that the sieve selects, in key order; an empty end means no upper bound. Snapshots
+// share digests as they share leaves. See Tree.Sift.
+func (s Snapshot) Sift(start, end string, by Sieve) iter.Seq[*Entry] {
+	return s.tree.Sift(start, end, by)
+}
+
+// Digests yields the digests of all nodes of the snapshot. Cost is O(nodes).
+func (s Snapshot) Digests() iter.Seq[*btree.Digests] { return s.tree.Digests() }
+
 // DetachedRun returns a run of keys that were read from the source at another revision, in ascending
 // order, for readers of runs. A key with the same mod revision in the snapshot is represented by
 // the snapshot's entry, with its memos; bytes is the memory of the other entries. Cost is O(k log

@@ -27,7 +27,6 @@ import (
 
 	"github.com/stratakube/strata/kube/consistency"
 	"github.com/stratakube/strata/kube/internal/metrics"
-	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -441,53 +440,4 @@ func TestConsistencyHandler_Requests_ReturnChecks(t *testing.T) {
 	ask("GET", "?revision=0", 400)
 	ask("POST", "?revision=1", 400)
 	ask("DELETE", "", 405)
-}
-
-// TestIndex_BuiltDuringRepair_GivesNoLaterCursor: a watch whose initial events come from an index of the state
-// before a repair does not get a cursor on the state after it.
-func TestIndex_BuiltDuringRepair_GivesNoLaterCursor(t *testing.T) {
-	f, etcd := inMemory(t, onDemand)
-	s, ctx := f.engine(t), contextFor(t)
-	catchUp := func() {
-		t.Helper()
-		if err := s.mirror.Wait(ctx, etcd.Revision()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	put(t, etcd, podOn("seen", "a", 1))
-	catchUp()
-	etcd.DropIf(func(driver.Change) bool { return true })
-	put(t, etcd, podOn("lost", "a", 1))
-	catchUp()
-	etcd.DropIf(nil)
-	var once sync.Once
-	s.selections.Index(storage.FieldIndex("spec.nodeName"), func(a *objects.Attributes) string {
-		once.Do(func() { // while the index is built
-			all, err := f.cluster.checker.Check(ctx, nil)
-			if err != nil || len(all) != 1 || !all[0].Repaired {
-				t.Errorf("%+v, %v", all, err)
-			}
-		})
-		return a.Fields.Get("spec.nodeName")
-	})
-	w, err := f.Watch(ctx, "/pods", storage.ListOptions{Recursive: true, Predicate: onNode("a", true)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.Stop()
-	put(t, etcd, podOn("later", "a", 2))
-	for received := map[string]bool{}; !received["lost"]; {
-		select {
-		case e, ok := <-w.ResultChan():
-			if !ok || e.Type == watch.Error {
-				return // the client relists
-			}
-			pod := e.Object.(*example.Pod)
-			if received[pod.Name] = true; pod.Name == "later" && !received["lost"] {
-				t.Fatal("the watch continues without the lost event")
-			}
-		case <-ctx.Done():
-			t.Fatal("the watch has no further event")
-		}
-	}
 }

@@ -46,8 +46,8 @@ func (s *Store) EstimateList(key string, opts storage.ListOptions) (x ListEstima
 // candidates, or for a page the share of its limit. Not for a list FromEtcd. Cost is O(log n).
 func (r *ListRead) EstimatedBytes() int64 {
 	n, bytes := r.Objects().Count(r.Start, r.End)
-	if r.index != nil {
-		_, bytes = pageShare(n, bytes, int64(max(r.estimate(), 1)))
+	if r.plan != nil {
+		_, bytes = pageShare(n, bytes, int64(r.estimate()))
 	}
 	_, bytes = pageShare(n, bytes, r.Limit)
 	return bytes

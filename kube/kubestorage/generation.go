@@ -26,6 +26,9 @@ func dropClosed(ctx context.Context, r *mirror.Resource) {
 	if err != nil {
 		return // being relisted
 	}
+	for d := range snap.Digests() {
+		d.DropClosed()
+	}
 	for run := range snap.Runs("", "") {
 		if ctx.Err() != nil {
 			return

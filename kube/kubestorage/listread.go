@@ -61,10 +61,8 @@ type ListRead struct {
 	request      listRequest
 	selector     objects.Selector
 	shard        *selected.ShardVersion // nil: the request is not for a whole shard, or its shard has no tree
-	index        *selected.IndexVersion // nil: no index matches
-	name         string                 // of the index
-	value        string                 // to look up in it
-	changedKeys  []string               // keys changed between Rev and the index's revision, ascending
+	plan         *selected.Plan         // nil: all objects of the range are candidates
+	estimated    int                    // see estimate
 	etcdRange    *etcdread.Range        // nil: memory has the revision
 	inconsistent bool                   // memory has the revision too, and may be wrong
 	err          error                  // see Err
@@ -78,7 +76,7 @@ type ListRead struct {
 func (r *ListRead) FromEtcd() bool { return r.etcdRange != nil }
 
 // Runs yields the entries of the range in key order, leaf by leaf, before selection. For a request
-// with an index see Candidates.
+// with a selector see Candidates.
 func (r *ListRead) Runs() iter.Seq[mirror.Run] {
 	if r.etcdRange != nil {
 		return r.etcdRange.Runs()
@@ -110,8 +108,8 @@ func (r *ListRead) endSpan() {
 	r.span = nil
 }
 
-// Candidates yields, in key order, a superset of the selected entries: those of the selector's
-// index if there is one, else all of Runs.
+// Candidates yields, in key order, a superset of the selected entries: those that the selector's indexes select if there are any,
+// else all of Runs.
 func (r *ListRead) Candidates() iter.Seq[*mirror.Entry] {
 	switch {
 	case r.etcdRange != nil:
@@ -124,36 +122,10 @@ func (r *ListRead) Candidates() iter.Seq[*mirror.Entry] {
 				}
 			}
 		}
-	case r.index == nil:
-		return r.Objects().All(r.Start, r.End)
+	case r.plan != nil:
+		return r.plan.Candidates(r.Snapshot, r.Start, r.End)
 	}
-	return r.indexed
-}
-
-// indexed yields the entries of the index, except for the keys changed since, for which it yields
-// the entries of the snapshot.
-func (r *ListRead) indexed(yield func(*mirror.Entry) bool) {
-	changed := r.changedKeys
-	before := func(key string) bool { // yields the entries of changed keys below key
-		for ; len(changed) > 0 && changed[0] < key; changed = changed[1:] {
-			if e, ok := r.Snapshot.Get(changed[0]); ok && !yield(e) {
-				return false
-			}
-		}
-		return true
-	}
-	for e := range selected.Entries(r.index, r.value, r.Start, r.End) {
-		if !before(e.Key()) {
-			return
-		}
-		if len(changed) > 0 && changed[0] == e.Key() {
-			continue // yielded with the changed keys
-		}
-		if !yield(e) {
-			return
-		}
-	}
-	before(r.End)
+	return r.Objects().All(r.Start, r.End)
 }
 
 // Selecting is Candidates for a loop that selects and does not wait for a client. It yields the processor to short requests
@@ -192,12 +164,15 @@ func (r *ListRead) MoreAfter(key string) bool {
 	return n > 0
 }
 
-// estimate returns an upper bound of the number of objects, for allocations.
+// estimate returns an upper bound of the number of objects.
 func (r *ListRead) estimate() int {
-	if r.index != nil {
-		return selected.CountEntries(r.index, r.value, r.Start, r.End) + len(r.changedKeys)
+	if r.plan == nil {
+		return r.Count()
 	}
-	return r.Count()
+	if r.estimated == 0 {
+		r.estimated = max(r.plan.Known(r.Snapshot, r.Start, r.End), 1)
+	}
+	return r.estimated
 }
 
 // Selective reports whether the caller has to filter candidates with Matches.

@@ -239,6 +239,8 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg storeC
 		Context:  s.ctx,
 		Start:    s.goroutines.Start,
 		Filtered: s.watchMetrics.Filtered,
+		Refused:  s.listMetrics.IndexRefused,
+		Measured: s.listMetrics.Indexes,
 	})
 	return s
 }

@@ -75,7 +75,7 @@ func (r *ListRead) traceListed() {
 	switch {
 	case r.request.exact > 0:
 		r.span.event(eventExact)
-	case r.index != nil:
+	case r.plan != nil:
 		r.span.event(eventByIndex)
 	default:
 		r.span.event(eventLatest)
@@ -211,7 +211,17 @@ func (r *ListRead) Served(walked, returned int) {
 	if r.FromEtcd() {
 		return
 	}
-	r.store.listMetrics.Served(r.name, walked, returned)
+	name, plan := "", metrics.PlanScan
+	switch {
+	case r.plan != nil:
+		name, plan = r.plan.Name(), metrics.PlanIndex
+	case r.shard != nil:
+		plan = metrics.PlanShard
+	}
+	r.store.listMetrics.Served(name, walked, returned)
+	if !r.selector.All {
+		r.store.listMetrics.Selected(plan, walked, returned)
+	}
 	if returned > 0 && !r.request.opts.Predicate.Empty() {
 		r.span.event(eventResized)
 	}

@@ -7,39 +7,20 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// useIndex narrows a list from memory to the entries of an index. For a list of the latest revision
-// the index may be a little newer than the snapshot, which is then replaced by the index's
-// revision: the request allows that revision or later. For one of old revisions useIndex takes the
-// index of the latest revision and the keys changed since.
+// useIndex narrows a list from memory to the candidates of its selector, if examining all objects of the range costs more.
 func (r *ListRead) useIndex(ctx context.Context) {
-	if r.selector.Plain && r.selector.Shard != nil {
+	switch {
+	case r.selector.All:
+	case r.selector.Plain:
 		r.useShard(ctx)
-		return
-	}
-	x, value := r.store.selections.IndexFor(r.selector.Predicate)
-	if x == nil {
-		return
-	}
-	cur, err := x.At(ctx, r.Rev)
-	if err != nil {
-		return // the walk over all entries meets the same error and reports it
-	}
-	if r.request.exact == 0 {
-		// Check the index last: if its lineage has ended meanwhile, the next lineage may have the
-		// same revision with other entries.
-		if snap, err := r.store.resource.At(cur.Revision()); err == nil && cur.Continues() {
-			r.Snapshot, r.Rev, r.index, r.name, r.value = snap, cur.Revision(), cur, x.Name(), value
-		}
-		return
-	}
-	if changed, ok := changedSince(r.Snapshot.Cursor(r.Start, r.End)); ok {
-		r.index, r.name, r.value, r.changedKeys = cur, x.Name(), value, changed
+	default:
+		n, _ := r.Snapshot.Count(r.Start, r.End)
+		r.plan = r.store.selections.Plan(ctx, &r.selector, n)
 	}
 }
 
-// useShard narrows a list from memory to the entries of its shard. As with an index, the shard of
-// the latest revision may be a little newer than the snapshot, which is then replaced by the
-// shard's revision.
+// useShard narrows a list from memory to the entries of its shard. The shard of the latest revision
+// may be a little newer than the snapshot, which is then replaced by the shard's revision: the request allows that revision or later.
 func (r *ListRead) useShard(ctx context.Context) {
 	s := r.store
 	x := s.selections.Shard(r.selector.Shard)
@@ -80,7 +61,7 @@ func (r *ListRead) useShard(ctx context.Context) {
 // readAtOnce is the number of events per read of the log.
 const readAtOnce = 256
 
-// maxChanged bounds the changes between a revision and the latest state for which the index of the
+// maxChanged bounds the changes between a revision and the latest state for which the shard of the
 // latest revision is used: more changes cost as much as reading some hundred objects.
 const maxChanged = 4096
 

@@ -259,11 +259,11 @@ func FuzzSelectors(f *testing.F) {
 	store := fix.engine(f)
 	values := []string{"", "a", "b", "A", "a/b", "node-1", "node-10", "\x00", "é", "1", "10", "-5", strings.Repeat("v", 300)}
 	for i, v := range values {
-		for j := range 3 {
+		for j := range 9 { // more objects than a list examines without an index
 			pod := newPod(fmt.Sprintf("p-%02d-%d", i, j))
-			pod.Namespace = []string{"ns", "other", "ns-2"}[j]
+			pod.Namespace = []string{"ns", "other", "ns-2"}[j%3]
 			pod.Labels = map[string]string{"zone": v, "n": fmt.Sprint(i * j)}
-			if j == 1 {
+			if j%3 == 1 {
 				delete(pod.Labels, "zone")
 			}
 			pod.Spec.NodeName = values[(i+j)%len(values)]

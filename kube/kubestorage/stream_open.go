@@ -184,7 +184,7 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 			all, _ := snap.Count(st.start, st.end)
 			s.watchMetrics.Filtered(all - r.Count())
 		}
-		if r.index != nil {
+		if r.plan != nil {
 			st.found = slices.Collect(r.Candidates())
 			st.listing = len(st.found) > 0
 		}

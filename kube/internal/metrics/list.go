@@ -54,9 +54,33 @@ var (
 		Name: "strata_lists_expired_total", StabilityLevel: metrics.ALPHA,
 		Help: "Lists answered with 410, because etcd has compacted their revision or the key of their token was deleted.",
 	}, []string{"group", "resource"})
+	ListPlans = metrics.NewCounterVec(&metrics.CounterOpts{
+		Name: "strata_list_plans_total", StabilityLevel: metrics.ALPHA,
+		Help: "Lists from memory with a selector, by plan: index (candidates of indexes on labels or fields), shard (objects of the shard), scan (all objects of the range).",
+	}, []string{"group", "resource", "plan"})
+	ListExamined = metrics.NewCounterVec(&metrics.CounterOpts{
+		Name: "strata_list_examined_objects_total", StabilityLevel: metrics.ALPHA,
+		Help: "Objects that the lists of strata_list_plans_total compared with their selectors, by plan.",
+	}, []string{"group", "resource", "plan"})
+	ListSelected = metrics.NewCounterVec(&metrics.CounterOpts{
+		Name: "strata_list_selected_objects_total", StabilityLevel: metrics.ALPHA,
+		Help: "Objects that the lists of strata_list_plans_total returned, by plan.",
+	}, []string{"group", "resource", "plan"})
+	Indexes = metrics.NewGaugeVec(&metrics.GaugeOpts{
+		Name: "strata_indexes", StabilityLevel: metrics.ALPHA,
+		Help: "Labels and fields that are indexed, as of the last list with a selector, or the last count, about a minute ago.",
+	}, []string{"group", "resource"})
+	IndexBytes = metrics.NewGaugeVec(&metrics.GaugeOpts{
+		Name: "strata_index_bytes", StabilityLevel: metrics.ALPHA,
+		Help: "Memory of the indexes of strata_indexes. It is a part of strata_representation_bytes, and at most a quarter of its bound for each resource.",
+	}, []string{"group", "resource"})
+	IndexRefusals = metrics.NewCounterVec(&metrics.CounterOpts{
+		Name: "strata_index_refusals_total", StabilityLevel: metrics.ALPHA,
+		Help: "Times an index was dropped because it alone exceeded the bound of strata_index_bytes. Its lists examine all objects for the next ten minutes.",
+	}, []string{"group", "resource"})
 
 	registerListMetrics = sync.OnceFunc(func() {
-		legacyregistry.MustRegister(ListsTotal, ListPages, ListsExpired)
+		legacyregistry.MustRegister(ListsTotal, ListPages, ListsExpired, ListPlans, ListExamined, ListSelected, Indexes, IndexBytes, IndexRefusals)
 	})
 )
 
@@ -91,3 +115,26 @@ func (m Lists) Failed(err error) error {
 func (m Lists) Served(index string, walked, returned int) {
 	cachermetrics.RecordListCacheMetrics(m.group, index, walked, returned)
 }
+
+// Plans of lists with a selector: the label plan.
+const (
+	PlanIndex = "index"
+	PlanShard = "shard"
+	PlanScan  = "scan"
+)
+
+// Selected counts a list with a selector: the objects that it compared with the selector, and those that it returned.
+func (m Lists) Selected(plan string, examined, returned int) {
+	ListPlans.WithLabelValues(m.group.Group, m.group.Resource, plan).Inc()
+	ListExamined.WithLabelValues(m.group.Group, m.group.Resource, plan).Add(float64(examined))
+	ListSelected.WithLabelValues(m.group.Group, m.group.Resource, plan).Add(float64(returned))
+}
+
+// Indexes records the number of indexes and their bytes.
+func (m Lists) Indexes(n int, bytes int64) {
+	Indexes.WithLabelValues(m.group.Group, m.group.Resource).Set(float64(n))
+	IndexBytes.WithLabelValues(m.group.Group, m.group.Resource).Set(float64(bytes))
+}
+
+// IndexRefused counts an index that is too large.
+func (m Lists) IndexRefused() { IndexRefusals.WithLabelValues(m.group.Group, m.group.Resource).Inc() }

@@ -2,227 +2,277 @@ package selected
 
 import (
 	"context"
-	"iter"
 	"slices"
-	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/semaphore"
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/btree"
 	"github.com/stratakube/strata/kube/internal/blockcache"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/memo"
 )
 
-// Index finds the entries of a resource by the value of one field or label that a registry has declared
-// (SelectionPredicate.IndexFields, IndexLabels), for example the pods of a node. A reader brings it up to date and decodes only
-// entries that no reader has decoded before. Its version is dropped when it had no reader for IndexIdle, and within that time after
-// a relist of its resource. Its entries are those of its last read. Its bytes are charged to the block cache. Safe for concurrent
-// use.
+// Index finds the entries of a resource by the values of one label or field. It consists of digests on the leaves of the resource's
+// trees and on the nodes above them, so it belongs to every version: two versions share the digests of the leaves that they share,
+// and a list at an old revision uses those of its own tree. Readers make missing digests: of all leaves at first, later those of
+// leaves that have changed. The digests of an index are dropped when it had no reader for IndexIdle. Safe for concurrent use.
 type Index struct {
-	selection[*IndexItem]
 	name   string
+	label  bool // not a field
+	gen    *objects.Generation
+	lookup lookup
+
+	of     *memo.Key // names the digests; closed when they are dropped
 	blocks *blockcache.Cache
-	value  func(*objects.Attributes) string
-
-	used    time.Time          // of the last read; guarded by indexes.mu
-	watched *mirror.WatchIndex // for watches of one value
+	bytes  atomic.Int64 // of digests, as last counted, and of those made since
+	used   time.Time    // of the last plan; guarded by indexes.mu
 }
 
-// IndexVersion is an index at one revision.
-type IndexVersion = Version[*IndexItem]
+// lookup returns the value of a field or label, and whether the object has it.
+type lookup = func(*objects.Attributes) (value string, ok bool)
 
-// ItemOverhead is the cost of an item of an index beside its key: its struct (24 bytes), its place
-// in a leaf, and the approximate rounding of the allocator.
-const ItemOverhead = 56
-
-// IndexItem is one entry under its value. Items of equal value are neighbours, in
-// key order.
-type IndexItem struct {
-	key   string // value, a zero byte, the etcd key
-	entry *mirror.Entry
+// declared reports whether a registry has declared the field or label (SelectionPredicate.IndexFields, IndexLabels), for example
+// spec.nodeName of pods. Others are chosen by clients.
+func (x *Index) declared(pred *storage.SelectionPredicate) bool {
+	names, of := pred.IndexFields, storage.FieldIndex
+	if x.label {
+		names, of = pred.IndexLabels, storage.LabelIndex
+	}
+	return slices.ContainsFunc(names, func(n string) bool { return of(n) == x.name })
 }
 
-// Key implements btree.Item.
-func (i *IndexItem) Key() string { return i.key }
+// fieldIndex describes the index of a field. An object without it has the value "", as field selectors have it.
+func fieldIndex(field string) *Index {
+	return &Index{name: storage.FieldIndex(field), lookup: func(a *objects.Attributes) (string, bool) { return a.Fields.Get(field), true }}
+}
 
-// Size implements btree.Item.
-func (i *IndexItem) Size() int64 { return int64(len(i.key)) }
+// labelIndex describes the index of a label.
+func labelIndex(label string) *Index {
+	return &Index{name: storage.LabelIndex(label), label: true, lookup: func(a *objects.Attributes) (string, bool) { return a.Labels.Lookup(label) }}
+}
 
-func indexKey(value, key string) string { return value + "\x00" + key }
-
-// Entries yields the entries of an index with the value and start <= key < end in key order.
-func Entries(v *IndexVersion, value, start, end string) iter.Seq[*mirror.Entry] {
-	return func(yield func(*mirror.Entry) bool) {
-		for item := range v.tree.All(indexKey(value, start), indexKey(value, end)) {
-			if !yield(item.entry) {
-				return
+// newLeaf makes and caches the digest of a leaf. The entries of unknown cannot be decoded now; the digest is then not cached, and the
+// caller reports the errors. It is nil if ctx has ended.
+func (x *Index) newLeaf(ctx context.Context, items []*mirror.Entry, in *btree.Digests) (d *digest, unknown uint64) {
+	var values [64]string
+	var found [64]pair
+	var present uint64
+	n := 0
+	for i, e := range items {
+		a, err := x.gen.Attributes(ctx, e)
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil, 0
 			}
+			unknown |= 1 << i
+			continue
+		}
+		v, ok := x.lookup(a)
+		if !ok {
+			continue
+		}
+		present |= 1 << i
+		values[i] = v
+		found[n] = newPair(hashOf(v), i)
+		n++
+	}
+	all := ^uint64(0) >> (64 - len(items))
+	d = newDigest(found[:n], present, all&^present&^unknown)
+	for i := 1; i < n; i++ { // sorted now
+		if p, q := found[i-1], found[i]; p.hash() == q.hash() && values[p.bit()] != values[q.bit()] {
+			d.shared = true
 		}
 	}
+	if unknown == 0 {
+		x.cache(in, nil, d)
+	}
+	return d, unknown
 }
 
-// CountEntries returns the number of Entries. Cost is O(log n).
-func CountEntries(v *IndexVersion, value, start, end string) int {
-	n, _ := v.tree.Count(indexKey(value, start), indexKey(value, end))
-	return n
-}
-
-// Name returns the name of the index.
-func (x *Index) Name() string { return x.name }
-
-// items implements kind.
-func (x *Index) items(ctx context.Context, gen *objects.Generation, snap mirror.Snapshot) ([]*IndexItem, error) {
-	n, _ := snap.Count("", "")
-	items := make([]*IndexItem, 0, n)
-	for e := range snap.All("", "") {
-		item, err := x.item(ctx, gen, e)
-		if err != nil {
-			return nil, err
+// parent returns the digest of a parent of leaves, nil if it has none yet.
+func (x *Index) parent(leaves btree.DigestsOfLeaves, in *btree.Digests) *digest {
+	cur := in.Get(x.of)
+	switch c := cur.(type) {
+	case *digest:
+		return c
+	case *visits:
+		if c.n.Add(1) < parentVisits {
+			return nil
 		}
-		items = append(items, item)
+		c.n.Store(0) // a later reader tries again if a leaf lacks its digest
+	default:
+		in.Swap(x.of, nil, &visits{})
+		return nil
 	}
-	slices.SortFunc(items, func(a, b *IndexItem) int { return strings.Compare(a.key, b.key) })
-	return items, nil
+	d := joinDigests(leaves, x.of)
+	if d != nil {
+		x.cache(in, cur, d)
+	}
+	return d
 }
 
-// apply implements kind.
-func (x *Index) apply(ctx context.Context, gen *objects.Generation, edit *btree.Edit[*IndexItem], ev *mirror.Event) error {
-	if ev.Prev != nil {
-		old, err := x.item(ctx, gen, ev.Prev)
-		if err != nil {
-			return err
-		}
-		edit.Delete(old.key)
+// cache puts a digest on its node in place of old.
+func (x *Index) cache(in *btree.Digests, old any, d *digest) {
+	if !x.of.Closed() && in.Swap(x.of, old, d) {
+		x.bytes.Add(d.size())
+		x.blocks.Charge(d.size())
 	}
-	if ev.Entry != nil {
-		item, err := x.item(ctx, gen, ev.Entry)
-		if err != nil {
-			return err
-		}
-		edit.Set(item)
-	}
-	return nil
 }
 
-func (x *Index) item(ctx context.Context, gen *objects.Generation, e *mirror.Entry) (*IndexItem, error) {
-	a, err := gen.Attributes(ctx, e)
-	if err != nil {
-		return nil, err
-	}
-	return &IndexItem{key: indexKey(x.value(a), e.Key()), entry: e}, nil
+// setBytes records the counted bytes of the digests; before is the value of bytes before they were counted.
+func (x *Index) setBytes(before, counted int64) {
+	x.bytes.Add(counted - before)
+	x.blocks.Charge(counted - before)
 }
 
-// install implements kind.
-func (x *Index) install(_, next *IndexVersion, _ *btree.Edit[*IndexItem]) { x.set(next) }
-
-// dropEnded implements kind.
-func (x *Index) dropEnded() { x.drop() }
-
-// set replaces the current version and charges the difference in bytes.
-func (x *Index) set(next *IndexVersion) {
-	x.blocks.Charge(indexBytes(next) - indexBytes(x.cur.Swap(next)))
-}
-
-// drop removes the current version, so that the next reader builds the index. The caller need not
-// have the turn.
-func (x *Index) drop() { x.set(nil) }
-
-// indexBytes returns the approximate memory of an index beside the entries; 0 for nil.
-func indexBytes(v *IndexVersion) int64 {
-	if v == nil {
-		return 0
-	}
-	return v.tree.Bytes() + int64(v.tree.Len())*ItemOverhead
+// close ends the index. Its digests are dropped by a walk (Selections.DropIndexes, DropClosed).
+func (x *Index) close() {
+	x.of.Close()
+	x.blocks.Charge(-x.bytes.Swap(0))
 }
 
 // indexes are the indexes of a resource by name. The zero value is empty.
 type indexes struct {
-	mu     sync.Mutex // leaf
-	byName map[string]*Index
-	timer  *time.Timer // drops indexes without readers; nil if there is no index
+	mu      sync.Mutex // leaf
+	byName  map[string]*Index
+	refused map[string]time.Time // until when a label or field is not indexed, because its digests were too large
+	timer   *time.Timer          // runs DropIndexes; nil if there is no index
 }
 
-// IndexFor returns an index for the selection, and the value to look up; nil if there is none.
-// Namespace and name are no indexes: they are key ranges.
-func (s *Selections) IndexFor(pred storage.SelectionPredicate) (*Index, string) {
-	if pred.Field != nil {
-		for _, field := range pred.IndexFields {
-			if field == "metadata.namespace" || field == "metadata.name" {
-				continue
-			}
-			if value, ok := pred.Field.RequiresExactMatch(field); ok {
-				return s.Index(storage.FieldIndex(field), func(a *objects.Attributes) string { return a.Fields.Get(field) }), value
-			}
-		}
-	}
-	if pred.Label != nil {
-		for _, label := range pred.IndexLabels {
-			if value, ok := pred.Label.RequiresExactMatch(label); ok && value != "" {
-				return s.Index(storage.LabelIndex(label), func(a *objects.Attributes) string { return a.Labels.Get(label) }), value
-			}
-		}
-	}
-	return nil, ""
-}
+const (
+	// IndexIdle is how long an index without readers is kept. Making it anew costs about a microsecond for each object.
+	IndexIdle = 10 * time.Minute
+	// maxIndexes bounds the indexes of a resource: clients choose the labels of their selectors.
+	maxIndexes = 64
+	// indexShare is the inverse of the part of the block cache that the indexes of one resource may take.
+	indexShare = 4
+)
 
-// Index returns the index of the name, which the first call makes. Names are declared by the
-// registry, so there are few.
-func (s *Selections) Index(name string, value func(*objects.Attributes) string) *Index {
-	t := &s.indexes
+// get returns the index that x describes, which the first call makes; nil if it is refused.
+func (t *indexes) get(s *Selections, gen *objects.Generation, x *Index) *Index {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	x := t.byName[name]
-	if x == nil {
-		x = &Index{name: name, blocks: s.cfg.Blocks, value: value}
-		x.selection = selection[*IndexItem]{resource: s.cfg.Resource, view: s.cfg.View, kind: x, buildLock: semaphore.NewWeighted(1)}
-		x.watched = mirror.NewWatchIndex(s.cfg.Context, s.cfg.Resource, s.cfg.Start, func(ev *mirror.Event) (before, now string, known bool) {
-			return s.values(ev, value, "value")
-		}, nil)
-		if t.byName == nil {
-			t.byName = map[string]*Index{}
+	now := time.Now()
+	if cur := t.byName[x.name]; cur != nil {
+		if cur.gen == gen {
+			cur.used = now
+			t.trimLocked(s, cur)
+			return t.byName[x.name]
 		}
-		t.byName[name] = x
+		t.removeLocked(cur)
 	}
-	x.used = time.Now()
-	if t.timer == nil && s.cfg.Context.Err() == nil {
-		t.timer = time.AfterFunc(IndexIdle/2, s.DropIndexes)
+	if s.cfg.Context.Err() != nil || gen.Ended() || now.Before(t.refused[x.name]) {
+		return nil
+	}
+	x.gen, x.of, x.blocks, x.used = gen, &memo.Key{}, s.cfg.Blocks, now
+	if t.byName == nil {
+		t.byName, t.refused = map[string]*Index{}, map[string]time.Time{}
+	}
+	t.byName[x.name] = x
+	t.trimLocked(s, x)
+	if t.timer == nil {
+		t.timer = time.AfterFunc(IndexIdle/10, s.DropIndexes)
 	}
 	return x
 }
 
-// IndexIdle is how long an index without readers is kept. Clients that list by a value, such as
-// kubelets, watch afterwards; rebuilding the index costs less than a microsecond for each object.
-const IndexIdle = time.Minute
+// trimLocked reports the indexes and their bytes. It removes indexes, except x, least recently used first, until the others are within the bounds. If x alone is not, it is
+// removed too, and refused for IndexIdle.
+func (t *indexes) trimLocked(s *Selections, x *Index) {
+	limit, total := s.cfg.Blocks.Stats().Limit/indexShare, int64(0)
+	for _, o := range t.byName {
+		total += o.bytes.Load()
+	}
+	for total > limit || len(t.byName) > maxIndexes {
+		var oldest *Index
+		for _, o := range t.byName {
+			if o != x && (oldest == nil || o.used.Before(oldest.used)) {
+				oldest = o
+			}
+		}
+		if oldest == nil {
+			s.cfg.Refused()
+			t.refused[x.name] = time.Now().Add(IndexIdle)
+			oldest = x
+		}
+		total -= oldest.bytes.Load()
+		t.removeLocked(oldest)
+		if oldest == x {
+			break
+		}
+	}
+	s.cfg.Measured(len(t.byName), total)
+}
 
-// DropIndexes drops the indexes that have no readers any more, or whose resource was relisted, and
-// all if the storage has ended.
+func (t *indexes) removeLocked(x *Index) {
+	delete(t.byName, x.name)
+	x.close()
+}
+
+// DropIndexes drops the indexes that have no readers any more, or all if the storage has ended, and counts the bytes of the others.
 func (s *Selections) DropIndexes() {
 	t := &s.indexes
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	ended, left := s.cfg.Context.Err() != nil, false
+	ended := s.cfg.Context.Err() != nil
+	before := map[*Index]int64{}
 	for _, x := range t.byName {
-		cur, idle := x.cur.Load(), time.Since(x.used) >= IndexIdle
-		if cur != nil && (ended || idle || !cur.Serves(s.cfg.View.CurrentGeneration(), 0)) {
-			x.drop()
+		if ended || time.Since(x.used) >= IndexIdle || x.gen.Ended() {
+			t.removeLocked(x)
+		} else {
+			before[x] = x.bytes.Load()
 		}
-		left = left || !idle // a reader may be building it
 	}
-	if t.timer = nil; left && !ended {
-		t.timer = time.AfterFunc(IndexIdle/2, s.DropIndexes)
+	for name, until := range t.refused {
+		if time.Now().After(until) {
+			delete(t.refused, name)
+		}
+	}
+	if t.timer = nil; len(t.byName) > 0 && !ended {
+		t.timer = time.AfterFunc(IndexIdle/10, s.DropIndexes)
+	}
+	t.mu.Unlock()
+	if !ended {
+		s.countDigests(before)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	total := int64(0)
+	for _, x := range t.byName {
+		total += x.bytes.Load()
+	}
+	s.cfg.Measured(len(t.byName), total)
+}
+
+// countDigests drops digests of closed indexes, and counts the bytes of the others; before has their bytes so far.
+func (s *Selections) countDigests(before map[*Index]int64) {
+	snap, err := s.cfg.Resource.Latest()
+	if err != nil {
+		return // being relisted
+	}
+	bytes := map[any]int64{}
+	for d := range snap.Digests() {
+		d.DropClosed()
+		d.Each(func(of, value any) {
+			if v, ok := value.(*digest); ok {
+				bytes[of] += v.size()
+			}
+		})
+	}
+	for x, was := range before {
+		x.setBytes(was, bytes[x.of])
 	}
 }
 
-// KeysReplaced drops the current versions of all indexes, because the keys that decrypt values were replaced. It may be
+// KeysReplaced closes all indexes, because the keys that decrypt values were replaced. It may be
 // called with the view's mutex held. For shards see DropEnded.
 func (s *Selections) KeysReplaced() {
 	s.indexes.mu.Lock()
 	defer s.indexes.mu.Unlock()
 	for _, x := range s.indexes.byName {
-		x.drop()
+		s.indexes.removeLocked(x)
 	}
 }

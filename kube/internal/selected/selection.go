@@ -1,6 +1,6 @@
-// Package selected caches secondary indexes of a resource, as trees of their own: its entries by the value of a field
-// or label (Index), and the entries of a shard (Shard). A part is made on its first read, follows the log from then on,
-// and is dropped when it has no readers. The package also limits the events that a watch reads to those of its part.
+// Package selected reads parts of a resource without examining all of it: by the values of fields and labels, with digests of the
+// resource's own trees (Index, Plan), and by shards, each a tree of its own (Shard). Both are made when they are first read, and are
+// dropped when they have no readers. The package also limits the events that a watch reads to those of its part.
 package selected
 
 import (
@@ -28,6 +28,10 @@ type Config struct {
 	Context  context.Context   // ends with the storage
 	// Start runs a goroutine that the storage waits for; false if the storage has ended.
 	Start func(run func()) bool
+	// Refused counts labels and fields that are not indexed because their digests are too large.
+	Refused func()
+	// Measured receives the number of indexes and the bytes of their digests, whenever a plan is made and about once a minute.
+	Measured func(indexes int, bytes int64)
 	// Filtered counts objects that a shard selector withholds from watches.
 	Filtered func(n int)
 }

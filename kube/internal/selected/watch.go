@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 
+	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/klog/v2"
 
 	"github.com/stratakube/strata/kube/internal/guard"
@@ -11,12 +12,17 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Follow subscribes a cursor to the events of its selector: the objects with one value of an index, one shard if the cursor reads
-// the whole resource, else all events of its keys. The caller calls end, unless it is nil, when the watch ends.
+// Follow subscribes a cursor to the events of its selector: the objects with one value of a field or label, one shard if the cursor
+// reads the whole resource, else all events of its keys. The caller calls end, unless it is nil, when the watch ends.
 func (s *Selections) Follow(c *mirror.Cursor, sel *objects.Selector, whole bool) (end func()) {
-	if x, value := s.IndexFor(sel.Predicate); x != nil {
-		c.FollowIndex(x.watched, value)
-		return nil
+	if name, lookup, value, declared := watchedValue(&sel.Predicate); lookup != nil {
+		if x := s.watches.byValue(s, name, lookup, declared); x != nil {
+			c.FollowIndex(x, value)
+			if declared {
+				return nil
+			}
+			return func() { s.watches.leaveValue(name) }
+		}
 	}
 	if set := sel.Shard; set != nil && whole {
 		w := s.watchesBy(set.Key)
@@ -63,10 +69,82 @@ func (s *Selections) values(ev *mirror.Event, value func(*objects.Attributes) st
 	return before, now, err == nil
 }
 
-// watches are the watches of shards, by key. The zero value is empty. Safe for concurrent use.
+// watchedValue returns a field or label of which the selector demands one value, and the value; nil if there is none. It prefers
+// those that a registry has declared, which are never dropped, then fields, then labels.
+func watchedValue(pred *storage.SelectionPredicate) (name string, lookup lookup, value string, declared bool) {
+	for _, t := range termsOf(pred) {
+		switch {
+		case t.test != oneOf || len(t.values) != 1 || t.index.label && t.values[0] == "":
+		case t.index.name == namespaceField || declared:
+		case lookup == nil || t.index.declared(pred):
+			name, lookup, value, declared = t.index.name, t.index.lookup, t.values[0], t.index.declared(pred)
+		}
+	}
+	return name, lookup, value, declared
+}
+
+// namespaceField is the index of the namespace: a watch of one namespace follows a range of keys, one of everything that selects a
+// namespace is rare.
+var namespaceField = storage.FieldIndex("metadata.namespace")
+
+// maxWatchedLabels bounds the fields and labels of a resource, beside the declared ones, by which watches are woken. Each of them costs
+// less than a microsecond for each event. Watches beyond the bound read every event.
+const maxWatchedLabels = 16
+
+// watches are the watches of values and shards, by name and key. The zero value is empty. Safe for concurrent use.
 type watches struct {
-	mu    sync.Mutex // leaf
-	byKey [objects.ShardKeys]*shardWatches
+	mu      sync.Mutex // leaf
+	byKey   [objects.ShardKeys]*shardWatches
+	byName  map[string]*valueWatches
+	clients int // elements of byName that are not declared
+}
+
+// valueWatches are the watches of the values of one field or label. Those of a declared one are not counted.
+type valueWatches struct {
+	index   *mirror.WatchIndex
+	watches int
+}
+
+// byValue returns the watch index of the name, nil if there are too many. The caller calls leaveValue once, unless it is declared.
+func (w *watches) byValue(s *Selections, name string, lookup lookup, declared bool) *mirror.WatchIndex {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	v := w.byName[name]
+	if v == nil {
+		if !declared && w.clients == maxWatchedLabels {
+			return nil
+		}
+		value := func(a *objects.Attributes) string {
+			v, _ := lookup(a)
+			return v
+		}
+		v = &valueWatches{index: mirror.NewWatchIndex(s.cfg.Context, s.cfg.Resource, s.cfg.Start, func(ev *mirror.Event) (before, now string, known bool) {
+			return s.values(ev, value, "value")
+		}, nil)}
+		if w.byName == nil {
+			w.byName = map[string]*valueWatches{}
+		}
+		w.byName[name] = v
+		if !declared {
+			w.clients++
+		}
+	}
+	if !declared {
+		v.watches++
+	}
+	return v.index
+}
+
+// leaveValue undoes byValue.
+func (w *watches) leaveValue(name string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if v := w.byName[name]; v != nil {
+		if v.watches--; v.watches == 0 {
+			delete(w.byName, name)
+			w.clients--
+		}
+	}
 }
 
 // watchesBy returns the watches by the key.
