@@ -15,7 +15,7 @@ import (
 
 // provideData puts a copy of an etcd directory with the objects of spec into dataDir. The original is filled at the first request, and
 // kept in Config.DataDir for later ones. Several benchmarks may do this at once.
-func provideData(ctx context.Context, config Config, spec dataset.Spec, dataDir, logDir string, progress *progress) error {
+func provideData(ctx context.Context, config Config, spec dataset.Spec, dataDir, logDir string, progress *steps) error {
 	filled := filepath.Join(config.DataDir, "filled", spec.ID())
 	if _, err := os.Stat(filled); os.IsNotExist(err) {
 		if err := fill(ctx, config, spec, filled, logDir, progress); err != nil {
@@ -34,7 +34,7 @@ func provideData(ctx context.Context, config Config, spec dataset.Spec, dataDir,
 }
 
 // fill makes the original: under another name until it is complete, so that an interrupted fill is never taken for one.
-func fill(ctx context.Context, config Config, spec dataset.Spec, filled, logDir string, progress *progress) error {
+func fill(ctx context.Context, config Config, spec dataset.Spec, filled, logDir string, progress *steps) error {
 	parent := filepath.Dir(filled)
 	if err := os.MkdirAll(parent, 0o755); err != nil {
 		return fmt.Errorf("fill etcd: %w", err)

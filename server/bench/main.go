@@ -70,7 +70,7 @@ func benchmark(ctx context.Context, config Config, stdout io.Writer, stderr *os.
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, config.Timeout, fmt.Errorf("took longer than -timeout %v", config.Timeout))
 	defer cancel()
-	progress := newProgress(stderr)
+	progress := newSteps(stderr)
 	if config.Binary == "" {
 		if err := config.build(ctx, progress); err != nil {
 			return err
@@ -150,7 +150,7 @@ func benchmark(ctx context.Context, config Config, stdout io.Writer, stderr *os.
 }
 
 // build builds the command of this repository.
-func (c *Config) build(ctx context.Context, progress *progress) error {
+func (c *Config) build(ctx context.Context, progress *steps) error {
 	c.Binary = filepath.Join(c.root, "bin", "strata")
 	progress.step("go build -o bin/strata ./server/cmd/strata")
 	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", c.Binary, "./server/cmd/strata")

@@ -2,61 +2,65 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"sync"
 	"time"
+
+	"github.com/stratakube/strata/internal/progress"
 )
 
-// progress prints a line per step, with the time since the start. On a terminal a step's line grows while it runs. Its methods
-// may be called concurrently.
-type progress struct {
-	out      io.Writer
-	terminal bool
-	began    time.Time
+// steps prints a line per step, with the time since the start, and while a step runs its state. Its methods may be called
+// concurrently.
+type steps struct {
+	line  *progress.Line
+	began time.Time
 
 	mu      sync.Mutex
 	current string // the step that runs; "" between steps
+	state   string // of current
+	end     func() // ends the display of current
 }
 
-func newProgress(out *os.File) *progress {
-	info, err := out.Stat()
-	return &progress{out: out, terminal: err == nil && info.Mode()&os.ModeCharDevice != 0, began: time.Now()}
+func newSteps(out *os.File) *steps {
+	return &steps{line: progress.NewLine(out), began: time.Now(), end: func() {}}
 }
 
-func (p *progress) prefix() string {
-	elapsed := time.Since(p.began)
-	return fmt.Sprintf("[%3d:%02d] ", int(elapsed.Minutes()), int(elapsed.Seconds())%60)
+func (s *steps) textLocked(state string) string {
+	elapsed := time.Since(s.began)
+	return fmt.Sprintf("[%3d:%02d] %s  %s", int(elapsed.Minutes()), int(elapsed.Seconds())%60, s.current, state)
 }
 
 // step begins a step.
-func (p *progress) step(format string, args ...any) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.current = fmt.Sprintf(format, args...)
-	p.showLocked("...")
+func (s *steps) step(format string, args ...any) {
+	s.mu.Lock()
+	end := s.end
+	s.current, s.state = fmt.Sprintf(format, args...), "..."
+	s.mu.Unlock()
+	end() // not under the mutex, which the display takes
+	end = s.line.Watch(func(time.Duration) string {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.textLocked(s.state)
+	})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.end = end
 }
 
-// update prints the state of the step.
-func (p *progress) update(format string, args ...any) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.showLocked(fmt.Sprintf(format, args...))
-}
-
-func (p *progress) showLocked(text string) {
-	if p.terminal {
-		fmt.Fprintf(p.out, "\r\033[K%s%s  %s", p.prefix(), p.current, text)
-	}
+// update sets the state of the step.
+func (s *steps) update(format string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.state = fmt.Sprintf(format, args...)
 }
 
 // done ends the step with its result.
-func (p *progress) done(format string, args ...any) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.terminal {
-		fmt.Fprint(p.out, "\r\033[K")
-	}
-	fmt.Fprintf(p.out, "%s%s  %s\n", p.prefix(), p.current, fmt.Sprintf(format, args...))
-	p.current = ""
+func (s *steps) done(format string, args ...any) {
+	s.mu.Lock()
+	end := s.end
+	s.end = func() {}
+	text := s.textLocked(fmt.Sprintf(format, args...))
+	s.mu.Unlock()
+	end()
+	s.line.Print(text)
 }

@@ -24,7 +24,7 @@ type runner struct {
 	config      Config
 	credentials *target.Credentials
 	runDir      string // logs, credentials and the copy of etcd's data; removed at the end unless something failed
-	progress    *progress
+	progress    *steps
 
 	observed map[string]map[string][]Observation // by workload and engine
 	failed   map[string]map[string]error         // the same; the first failure
