@@ -31,9 +31,11 @@ type counters struct {
 	ReplayTime       atomic.Int64
 	CompressedValues atomic.Int64
 
-	EtcdRevision    atomic.Int64 // without the published revision, which may be newer
-	replayedRecords atomic.Int64 // changes read from etcd's history, including failed replays
-	uncounted       atomic.Bool  // see Mirror.VerifiesVersions
+	EtcdRevision    atomic.Int64           // without the published revision, which may be newer
+	listing         atomic.Int64           // keys read by the current or last list of the whole prefix
+	position        atomic.Pointer[string] // the last one of them
+	replayedRecords atomic.Int64           // changes read from etcd's history, including failed replays
+	uncounted       atomic.Bool            // see Mirror.VerifiesVersions
 }
 
 // resourceCounters count for one resource since its first claim; see ResourceStats.

@@ -69,6 +69,10 @@ type loader struct {
 // revision returns ErrDiverged.
 func (o *loader) list(ctx context.Context, prefix string, at Revision) *load {
 	l := &load{}
+	whole := prefix == o.opts.Prefix
+	if whole {
+		o.count.listing.Store(0)
+	}
 	var last []byte
 	var newest Revision
 	l.header, l.err = o.opts.Source.List(ctx, prefix, at, func(page []driver.KV) error {
@@ -84,6 +88,11 @@ func (o *loader) list(ctx context.Context, prefix string, at Revision) *load {
 			}
 		}
 		o.count.ListedKeys.Add(int64(len(page)))
+		if whole && len(page) > 0 {
+			position := string(last)
+			o.count.position.Store(&position)
+			o.count.listing.Add(int64(len(page)))
+		}
 		if len(page) > 0 && page[0].Version == 0 {
 			o.count.uncounted.Store(true)
 		}

@@ -78,11 +78,32 @@ func (m *Mirror) Exclude(prefix string) (*Resource, error) { return m.claim(pref
 // probably be served soon.
 func (m *Mirror) Loading() bool { return m.loading.Load() }
 
-// LoadProgress returns the number of keys and changes read so far, over all lists and replays, and
-// the number of times the whole prefix had to be relisted or could not be listed. Cost is a few
-// atomic loads.
-func (m *Mirror) LoadProgress() (received, failed int64) {
-	return m.stats.ListedKeys.Load() + m.stats.replayedRecords.Load(), m.stats.Relists.Load()
+// LoadProgress is the progress of a mirror's lists and restores.
+type LoadProgress struct {
+	Loading  bool   // the whole prefix is being listed; see Mirror.Loading
+	Listed   int64  // keys that its current or last list has read
+	Position string // the last one of them
+	// Restoring reports whether history is being read, and Restored is the number of changes read, over all restores.
+	Restoring bool
+	Restored  int64
+	Received  int64 // keys and changes read, over all lists and restores
+	Failed    int64 // times the whole prefix had to be relisted, or could not be listed
+}
+
+// LoadProgress returns the progress of lists and restores. Cost is a few atomic loads.
+func (m *Mirror) LoadProgress() LoadProgress {
+	p := LoadProgress{
+		Loading:   m.Loading(),
+		Listed:    m.stats.listing.Load(),
+		Restoring: m.stats.Restoring.Load() > 0,
+		Restored:  m.stats.replayedRecords.Load(),
+		Failed:    m.stats.Relists.Load(),
+	}
+	p.Received = m.stats.ListedKeys.Load() + p.Restored
+	if key := m.stats.position.Load(); key != nil {
+		p.Position = *key
+	}
+	return p
 }
 
 // Compact makes rev the oldest revision that At can read, like a compaction of etcd to rev: rev

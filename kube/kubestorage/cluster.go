@@ -5,6 +5,7 @@ import (
 	"path"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/kubernetes"
@@ -37,6 +38,8 @@ type cluster struct {
 	blocks       *blockcache.Cache // of the engine
 	tokens       *pages.Tokens
 	watches      watchset.Watches
+	resources    sync.Map     // from resource prefix, without slashes at its ends, to the name of the resource
+	total        atomic.Int64 // see totalKeys
 	reloads      keyrotation.Reloads
 	latestReads  latestReads
 	progressMode etcdsource.ProgressMode

@@ -95,9 +95,9 @@ func (e *Engine) WaitLoaded(ctx context.Context, stall time.Duration) error {
 		loaded := true
 		for _, c := range clusters {
 			if c.mirror != nil {
-				n, failed := c.mirror.LoadProgress()
-				received += n
-				if loaded = loaded && !c.mirror.Loading(); failed > 0 && !loaded {
+				p := c.mirror.LoadProgress()
+				received += p.Received
+				if loaded = loaded && !p.Loading; p.Failed > 0 && !loaded {
 					return false, errLoadFailed
 				}
 			}

@@ -191,7 +191,9 @@ func (c *cluster) open(cfg storeConfig) (storage.Interface, factory.DestroyFunc,
 }
 
 func (c *cluster) claim(cfg storeConfig) (*mirror.Resource, error) {
-	prefix := c.prefix + strings.Trim(cfg.ResourcePrefix, "/") + "/"
+	name := strings.Trim(cfg.ResourcePrefix, "/")
+	c.resources.Store(name, cfg.GroupResource.String())
+	prefix := c.prefix + name + "/"
 	if cfg.Uncached {
 		return c.mirror.Exclude(prefix)
 	}
