@@ -3,7 +3,6 @@
 package main
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,18 +11,21 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	_ "k8s.io/client-go/plugin/pkg/client/auth" // the authentication plugins that a kubeconfig may name
 
+	"github.com/stratakube/strata/server/internal/cli"
 	"github.com/stratakube/strata/server/internal/history"
 )
 
 func main() {
-	cmd := history.NewCommand(history.Config{IOStreams: genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}})
-	cmd.Use = "kubectl-strata"
-	cmd.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl strata"}
+	cmd := newCommand()
 	if strings.TrimSuffix(filepath.Base(os.Args[0]), ".exe") == "kubectl_complete-strata" {
 		cmd.SetArgs(append([]string{cobra.ShellCompRequestCmd}, os.Args[1:]...))
 	}
-	if err := cmd.Execute(); err != nil {
-		fmt.Fprintln(os.Stderr, "kubectl strata:", err)
-		os.Exit(1)
-	}
+	os.Exit(cli.Main(cmd, os.Stderr))
+}
+
+func newCommand() *cobra.Command {
+	cmd := history.NewCommand(history.Config{IOStreams: genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}})
+	cmd.Use = "kubectl-strata"
+	cmd.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl strata"}
+	return cmd
 }

@@ -32,17 +32,17 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
+	cliflag "k8s.io/component-base/cli/flag"
 
 	"github.com/stratakube/strata/server/internal/apiserver"
+	"github.com/stratakube/strata/server/internal/cli"
 	"github.com/stratakube/strata/server/internal/embedetcd"
 	"github.com/stratakube/strata/server/internal/history"
 	"github.com/stratakube/strata/server/internal/kubectlcmd"
@@ -51,10 +51,7 @@ import (
 )
 
 func main() {
-	if err := newRootCommand().Execute(); err != nil {
-		fmt.Fprintln(os.Stderr, "strata:", oneLine(err))
-		os.Exit(1)
-	}
+	os.Exit(cli.Main(newRootCommand(), os.Stderr))
 }
 
 func newRootCommand() *cobra.Command {
@@ -66,14 +63,9 @@ memory, with the same guarantees as etcd.`,
 		Example: `  strata up                     a control plane with an embedded etcd, data in this directory
   strata kubectl get pods -A    kubectl, connected to it
   strata apiserver --help       run in place of kube-apiserver, on an existing etcd`,
-		// A failure is one line, which main prints.
-		SilenceUsage:  true,
-		SilenceErrors: true,
 	}
+	cli.SetHelp(root, cliflag.NamedFlagSets{})
 	cobra.EnableCommandSorting = false // the commands for new users come first
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())
-	})
 	root.AddCommand(
 		untilSignal(up.NewCommand()),
 		kubectlcmd.NewCommand(),
@@ -116,6 +108,3 @@ func untilSignal(cmd *cobra.Command) *cobra.Command {
 	}
 	return cmd
 }
-
-// oneLine returns the message of err with each sequence of white space replaced by one space.
-func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }

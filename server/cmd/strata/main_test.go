@@ -7,12 +7,16 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/stratakube/strata/internal/loopback"
+	"github.com/stratakube/strata/server/internal/cli"
 )
 
 // runEnv makes the test binary run another program: main with its arguments, or a command that ignores a signal to
@@ -57,7 +61,7 @@ func strata(t *testing.T, args ...string) (stdout, stderr string, exitCode int) 
 	return out.String(), errOut.String(), cmd.ProcessState.ExitCode()
 }
 
-func TestCommand_Misuse_PrintsOneLineAndExits1(t *testing.T) {
+func TestCommand_Misuse_PrintsOneLineAndExits2(t *testing.T) {
 	for name, tc := range map[string]struct {
 		args []string
 		want string // expected in the line
@@ -74,19 +78,28 @@ func TestCommand_Misuse_PrintsOneLineAndExits1(t *testing.T) {
 		"missing value":           {[]string{"apiserver", "--etcd-servers"}, "--etcd-servers"},
 		"argument to apiserver":   {[]string{"apiserver", "now"}, "takes flags only"},
 		"missing flag":            {[]string{"etcd"}, "data-dir"},
+		"history of nothing":      {[]string{"history", "get"}, "no resource is given: name one"},
+		"two moments":             {[]string{"history", "get", "pods", "--at=5m", "--at-revision=5"}, "--at and --at-revision exclude each other: set one of them"},
+		"moment":                  {[]string{"history", "get", "pods", "--at=yesterday"}, `--at: "yesterday" is neither a duration ago`},
+		"export without a file":   {[]string{"history", "export"}, "--file is required"},
+		"format":                  {[]string{"history", "top", "--output=xml"}, `--output "xml" does not exist: use one of json`},
+		"format of objects":       {[]string{"history", "get", "pods", "--output=xml"}, `--output "xml": unable to match a printer`},
+		"standing replay":         {[]string{"history", "replay", "--speed=0x"}, "give a factor such as 10x, or --serve"},
+		"address of a replay":     {[]string{"history", "replay", "--serve", "--listen=0.0.0.0:0"}, "--listen 0.0.0.0:0 is no loopback address"},
+		"time of a request":       {[]string{"history", "top", "--request-timeout=x"}, `--request-timeout "x": must be a duration such as 30s`},
 		"argument to version":     {[]string{"version", "now"}, `unknown command "now"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			stdout, stderr, code := strata(t, tc.args...)
-			if code != 1 {
-				t.Errorf("exit code %d, want 1", code)
+			if code != cli.Misused {
+				t.Errorf("exit code %d, want %d", code, cli.Misused)
 			}
 			if stdout != "" {
 				t.Errorf("standard output is %q, want nothing", stdout)
 			}
 			line := strings.TrimSuffix(stderr, "\n")
-			if !strings.HasPrefix(line, "strata: ") || strings.Contains(line, "\n") || !strings.Contains(line, tc.want) {
-				t.Errorf("standard error is %q, want one line with %q", stderr, tc.want)
+			if !strings.HasPrefix(line, "strata: ") || strings.Contains(line, "\n") || !strings.Contains(line, tc.want) || !strings.HasSuffix(line, "--help)") {
+				t.Errorf("standard error is %q, want one line with %q and the help of a command", stderr, tc.want)
 			}
 		})
 	}
@@ -95,12 +108,45 @@ func TestCommand_Misuse_PrintsOneLineAndExits1(t *testing.T) {
 // Errors of flag combinations are reported after the first log messages of the server.
 func TestAPIServer_MissingFlag_EndsWithOneLine(t *testing.T) {
 	_, stderr, code := strata(t, "apiserver", "--cert-dir="+t.TempDir())
-	if code != 1 {
-		t.Errorf("exit code %d, want 1", code)
+	if code != cli.Misused {
+		t.Errorf("exit code %d, want %d", code, cli.Misused)
 	}
 	lines := strings.Split(strings.TrimSpace(stderr), "\n")
 	if last := lines[len(lines)-1]; !strings.HasPrefix(last, "strata: ") || !strings.Contains(last, "--etcd-servers must be specified") {
 		t.Errorf("last line is %q, want it to ask for --etcd-servers", last)
+	}
+}
+
+// Failures of history without a server name the cause, the server or the file, and the next step, in one line.
+func TestHistory_Failures_NameNextStep(t *testing.T) {
+	dir := t.TempDir()
+	damaged := filepath.Join(dir, "damaged")
+	if err := os.WriteFile(damaged, []byte("garbage"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	reserved, err := loopback.Reserve() // refuses connections
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reserved.Release()
+	dead := "https://" + reserved.Address()
+	for name, tc := range map[string]struct {
+		args []string
+		want string
+	}{
+		"no server":          {[]string{"get", "pods", "--kubeconfig=" + os.DevNull, "--server=" + dead}, dead + " cannot be reached: connection refused; check that the server is running"},
+		"no server, all":     {[]string{"replay", "--kubeconfig=" + os.DevNull, "--server=" + dead}, "check that the server is running, and its address: --kubeconfig, --context, --server"},
+		"no server, top":     {[]string{"top", "--kubeconfig=" + os.DevNull, "--server=" + dead}, "check that the server is running"},
+		"no kubeconfig":      {[]string{"get", "pods", "--kubeconfig=" + filepath.Join(dir, "none")}, "no such file or directory; name one with --kubeconfig or KUBECONFIG"},
+		"damaged kubeconfig": {[]string{"get", "pods", "--kubeconfig=" + damaged}, "damaged\": the file is not a kubeconfig; name one with --kubeconfig or KUBECONFIG"},
+		"no context":         {[]string{"get", "pods", "--kubeconfig=" + os.DevNull, "--context=none"}, "context \"none\" does not exist; `kubectl config get-contexts` lists its contexts"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			stdout, stderr, code := strata(t, append([]string{"history", "--cache-dir=" + dir}, tc.args...)...)
+			if code != cli.Failed || stdout != "" || strings.Count(stderr, "\n") != 1 || !strings.HasPrefix(stderr, "strata: ") || !strings.Contains(stderr, tc.want) {
+				t.Errorf("exit code %d, standard output %q, standard error %q; want %d, and one line with %q", code, stdout, stderr, cli.Failed, tc.want)
+			}
+		})
 	}
 }
 

@@ -12,18 +12,21 @@ package apiserver
 
 import (
 	"context"
-	"fmt"
 	"io"
+	"maps"
 	"slices"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/apiserver/pkg/server/flagz"
 	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/component-base/cli/globalflag"
 	"k8s.io/component-base/logs"
-	"k8s.io/component-base/term"
 	"k8s.io/component-base/version/verflag"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
+
+	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/server/internal/cli"
 
 	_ "github.com/stratakube/strata/server/internal/version" // sets the version in Kubernetes' packages
 	_ "k8s.io/component-base/logs/json/register"             // --logging-format=json, as in kube-apiserver's main package
@@ -41,6 +44,9 @@ type Options struct {
 	// OnReady is called once, on a separate goroutine, when /readyz succeeds for the first time. It may be nil.
 	// Run returns only after OnReady has returned.
 	OnReady func(Info)
+	// OnLoad is called once, when memory begins to be loaded from etcd, with a function that returns the progress and may be
+	// called until Run returns. It may be nil, and is not called with upstream's engine.
+	OnLoad func(progress func(context.Context) kubestorage.LoadState)
 }
 
 // Info describes a ready server.
@@ -54,7 +60,7 @@ type Info struct {
 //
 // Feature gates, logging and metrics of k8s.io packages are global: call Run at most once per process.
 func Run(ctx context.Context, o Options) error {
-	cmd := newCommand(o.OnReady)
+	cmd := newCommand(o)
 	cmd.SetArgs(append([]string{}, o.Args...)) // never nil: cobra would read os.Args
 	out := o.Out
 	if out == nil {
@@ -66,7 +72,7 @@ func Run(ctx context.Context, o Options) error {
 }
 
 // NewCommand returns `strata apiserver`. It serves until the context of the command is cancelled.
-func NewCommand() *cobra.Command { return newCommand(nil) }
+func NewCommand() *cobra.Command { return newCommand(Options{}) }
 
 // settings are the values of the flags of one command.
 type settings struct {
@@ -84,7 +90,8 @@ func newSettings() *settings {
 		limits: defaultEngineLimits(), checks: defaultCheckSettings(), tokens: defaultTokenSettings()}
 }
 
-func newCommand(onReady func(Info)) *cobra.Command {
+// newCommand returns the command with the callbacks of o.
+func newCommand(o Options) *cobra.Command {
 	s := newSettings()
 
 	cmd := &cobra.Command{
@@ -95,22 +102,26 @@ func newCommand(onReady func(Info)) *cobra.Command {
 All flags of kube-apiserver work and mean the same; the data in etcd is the same, so
 that either server can take over from the other. Reads and watches are answered from
 memory by Strata's engine. --engine=upstream runs this program with the cache that
-Kubernetes ships: to compare the two, and as the way back.`,
-		Example: `  strata apiserver --etcd-servers=http://127.0.0.1:2379 \
+Kubernetes ships: to compare the two, and as the way back.
+
+Strata's own flags are optional and come first below. The available memory, which
+some of their defaults follow, is GOMEMLIMIT, the limit of the control group, or the
+memory of the machine, whichever is least. kube-apiserver's flags are after them.`,
+		Example: `  {program} apiserver --etcd-servers=http://127.0.0.1:2379 \
     --service-account-issuer=https://kubernetes.default.svc \
     --service-account-key-file=sa.pub --service-account-signing-key-file=sa.key \
     --authorization-mode=RBAC --client-ca-file=ca.crt`,
-		SilenceUsage:  true,
+		SilenceUsage:  true, // also without main, in strata up
 		SilenceErrors: true,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return fmt.Errorf("%s takes flags only, got %q", cmd.CommandPath(), args)
+				return cli.Misusef("%s takes flags only, got %q", cmd.CommandPath(), args)
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			verflag.PrintAndExitIfRequested()
-			return s.run(cmd.Context(), cmd.Flags(), onReady)
+			return s.run(cmd.Context(), cmd.Flags(), o)
 		},
 	}
 	cmd.SetGlobalNormalizationFunc(cliflag.WordSepNormalizeFunc)
@@ -118,24 +129,27 @@ Kubernetes ships: to compare the two, and as the way back.`,
 	sets := s.kube.Flags()
 	verflag.AddFlags(sets.FlagSet("global"))
 	globalflag.AddGlobalFlags(sets.FlagSet("global"), cmd.Name(), logs.SkipLoggingConfigurationFlags())
-	own := sets.FlagSet("strata")
+	for _, fs := range sets.FlagSets {
+		cmd.Flags().AddFlagSet(fs)
+	}
+	cli.SetHelp(cmd, sets)
+	withOwn := cliflag.NamedFlagSets{Order: slices.Concat([]string{"strata"}, sets.Order), FlagSets: maps.Clone(sets.FlagSets)}
+	withOwn.FlagSets["strata"] = s.ownFlags()
+	cmd.Flags().AddFlagSet(withOwn.FlagSets["strata"])
+	s.kube.Flagz = flagz.NamedFlagSetsReader{FlagSets: withOwn}
+	return cmd
+}
+
+// ownFlags returns Strata's own flags, which come first in --help.
+func (s *settings) ownFlags() *pflag.FlagSet {
+	own := pflag.NewFlagSet("strata", pflag.ContinueOnError)
+	own.SetNormalizeFunc(cliflag.WordSepNormalizeFunc)
 	own.Var(&s.engine, "engine", "Cache that serves reads and watches: strata (the engine of this program) or "+
 		"upstream (the watch cache of kube-apiserver).")
 	own.Var(s.gates, "strata-feature-gates", gatesUsage(s.gates))
 	s.limits.addFlags(own)
 	s.checks.addFlags(own)
 	s.tokens.addFlags(own)
-	sets.Order = slices.Insert(sets.Order[:len(sets.Order)-1], 0, "strata") // Strata's own flags come first in --help
-	s.kube.Flagz = flagz.NamedFlagSetsReader{FlagSets: sets}
-	for _, fs := range sets.FlagSets {
-		cmd.Flags().AddFlagSet(fs)
-	}
-	columns, _, _ := term.TerminalSize(cmd.OutOrStdout())
-	cliflag.SetUsageAndHelpFunc(cmd, sets, columns)
-	cmd.SetHelpFunc(func(cmd *cobra.Command, _ []string) {
-		out := cmd.OutOrStdout()
-		fmt.Fprintf(out, "%s\n\nUsage:\n  %s\n\nExample:\n%s\n", cmd.Long, cmd.UseLine(), cmd.Example)
-		cliflag.PrintSections(out, sets, columns)
-	})
-	return cmd
+	cli.ShortenDurations(own)
+	return own
 }

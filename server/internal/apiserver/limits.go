@@ -11,6 +11,7 @@ import (
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/kube/readpath"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/server/internal/cli"
 )
 
 // minProgressInterval is the minimum interval of progress requests while reads wait.
@@ -57,15 +58,16 @@ func (l *engineLimits) addFlags(fs *pflag.FlagSet) {
 		"History ends earlier if --strata-history-bytes is reached (metric strata_mirror_history_floor_revision).")
 	fs.Var(&l.historyBytes, flagHistoryBytes, "Maximum size of the history in memory, in bytes, for each etcd cluster: replaced and deleted values, and old versions "+
 		"(metrics strata_mirror_history_bytes, strata_mirror_version_bytes). At the start, at most as many bytes of history are read from etcd, "+
-		"which holds them in memory meanwhile. Must be positive. If the flag is not set, the maximum is the default or an eighth of the available memory, whichever is less; "+
-		"see --strata-list-bytes-in-flight.")
+		"which holds them in memory meanwhile. Must be positive.")
 	fs.Var(&l.keptBytes, flagRepresentationBytes, "Maximum size of cached encodings of objects (JSON, protobuf, metadata only, compressed, decoded), in bytes, "+
 		"of all resources together (metric strata_representation_bytes). Objects that do not fit are encoded at each use. Must be positive. "+
-		"If the flag is not set, the maximum is an eighth of the available memory; see --strata-list-bytes-in-flight. Beyond the default, encodings are dropped within a minute after their last use.")
+		"Beyond 384Mi, encodings are dropped within a minute after their last use.")
 	fs.Var(&l.listBytes, flagListBytes, "Maximum size of all lists in flight, in bytes (metric strata_lists_in_flight_bytes): encoded bytes of lists that are sent from memory, "+
 		"and estimated memory of lists that are made from decoded objects (tables, YAML, indented JSON). Further lists wait within their priority level "+
-		"for half of their remaining time, at most 30s, then get 429. 0 means an eighth of the available memory, which is GOMEMLIMIT, the limit of the control group, "+
-		"or the memory of the machine, whichever is least.")
+		"for half of their remaining time, at most 30s, then get 429. 0 means the default.")
+	cli.SetDefault(fs, flagHistoryBytes, l.historyBytes.String()+", or an eighth of the available memory if that is less")
+	cli.SetDefault(fs, flagRepresentationBytes, "an eighth of the available memory, "+l.keptBytes.String()+" if that is unknown")
+	cli.SetDefault(fs, flagListBytes, "an eighth of the available memory")
 
 	fs.Var(&l.unclaimedBytes, flagUnclaimedBytes, "Maximum size of the cached values of resources without a storage, in bytes, for each etcd cluster.")
 	fs.Int64Var(&l.replayRevisions, flagReplayRevisions, l.replayRevisions, "Number of etcd's last revisions that are restored at the start; 0 disables the restore.")

@@ -4,7 +4,10 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"regexp"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
@@ -17,6 +20,8 @@ import (
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/klog/v2"
+
+	"github.com/stratakube/strata/internal/progress"
 )
 
 const (
@@ -43,7 +48,7 @@ func awaitEtcd(ctx context.Context, etcd *genericoptions.EtcdOptions) error {
 		t := etcd.StorageConfig.Transport
 		t.ServerList = servers
 		if err := awaitServers(ctx, t); err != nil {
-			return fmt.Errorf("etcd at %s is not responding: %w", strings.Join(servers, ","), err)
+			return fmt.Errorf("etcd at %s cannot be reached: %w", strings.Join(servers, ","), err)
 		}
 	}
 	return nil
@@ -62,15 +67,19 @@ func awaitServers(ctx context.Context, t storagebackend.TransportConfig) error {
 	defer client.Close()
 	health := healthpb.NewHealthClient(client.ActiveConnection())
 
-	var last error
+	var last atomic.Pointer[string]
+	defer progress.Every(func(elapsed time.Duration) bool {
+		if reason := last.Load(); reason != nil {
+			klog.InfoS("Waiting for etcd", "servers", t.ServerList, "err", *reason, "took", elapsed.Round(time.Millisecond))
+		}
+		return true
+	})()
 	err = wait.PollUntilContextCancel(ctx, etcdRetry, true, func(ctx context.Context) (bool, error) {
 		_, err := health.Check(ctx, &healthpb.HealthCheckRequest{})
 		switch status.Code(err) {
 		case codes.Unavailable:
-			if last == nil {
-				klog.InfoS("Waiting for etcd", "servers", t.ServerList, "err", err)
-			}
-			last = fmt.Errorf("%s", status.Convert(err).Message())
+			reason := dialFailure(status.Convert(err).Message())
+			last.Store(&reason)
 			return false, nil
 		case codes.DeadlineExceeded, codes.Canceled:
 			return false, nil
@@ -78,10 +87,34 @@ func awaitServers(ctx context.Context, t storagebackend.TransportConfig) error {
 			return true, nil // not every server has a health service; an error response suffices
 		}
 	})
-	if err != nil && last != nil {
-		return last
+	if reason := last.Load(); err != nil && reason != nil {
+		return fmt.Errorf("%s; %s", *reason, nextStep(*reason, t.ServerList))
 	}
 	return err
+}
+
+// grpcPrefix matches the words that gRPC puts before the cause of a failed connection.
+var grpcPrefix = regexp.MustCompile(`^connection error: desc = "(?:transport: )?(?:Error while dialing: |authentication handshake failed: )?(.*)"$`)
+
+// dialFailure returns the cause in a message of gRPC.
+func dialFailure(message string) string {
+	if m := grpcPrefix.FindStringSubmatch(message); m != nil {
+		return m[1]
+	}
+	return message
+}
+
+// nextStep returns what the operator should check after a failure. A server that requires a client certificate may close the
+// connection without a reason.
+func nextStep(reason string, servers []string) string {
+	const running, files = "that etcd is running, and --etcd-servers", "--etcd-cafile, --etcd-certfile and --etcd-keyfile"
+	switch {
+	case strings.Contains(reason, "tls:") || strings.Contains(reason, "x509:"):
+		return "check " + files
+	case !strings.Contains(reason, "refused") && slices.ContainsFunc(servers, func(s string) bool { return strings.HasPrefix(s, "https:") }):
+		return "check " + running + ", and " + files
+	}
+	return "check " + running + " (address, http or https)"
 }
 
 // clientTLS returns the client's TLS configuration, nil if the flags name no file.
@@ -92,7 +125,7 @@ func clientTLS(t storagebackend.TransportConfig) (*tls.Config, error) {
 	info := transport.TLSInfo{CertFile: t.CertFile, KeyFile: t.KeyFile, TrustedCAFile: t.TrustedCAFile}
 	config, err := info.ClientConfig()
 	if err != nil {
-		return nil, fmt.Errorf("etcd client certificate: %w", err)
+		return nil, fmt.Errorf("read the client certificate: %w; check --etcd-cafile, --etcd-certfile and --etcd-keyfile", err)
 	}
 	return config, nil
 }

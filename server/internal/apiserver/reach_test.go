@@ -48,12 +48,36 @@ func TestAwaitEtcd_Unreachable_NamesEndpointAndReason(t *testing.T) {
 			if err == nil {
 				t.Fatal("no error")
 			}
-			for _, want := range []string{dead, "connection refused"} {
+			for _, want := range []string{dead + " cannot be reached", "connection refused", "; check that etcd is running, and --etcd-servers"} {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("error %q does not contain %q", err, want)
 				}
 			}
 		})
+	}
+}
+
+func TestDialFailure_MessagesOfGRPC_HaveCauseAndNextStep(t *testing.T) {
+	for message, want := range map[string]string{
+		`connection error: desc = "transport: Error while dialing: dial tcp 127.0.0.1:1: connect: connection refused"`:                                            "dial tcp 127.0.0.1:1: connect: connection refused; check that etcd is running",
+		`connection error: desc = "transport: authentication handshake failed: tls: failed to verify certificate: x509: certificate signed by unknown authority"`: "tls: failed to verify certificate: x509: certificate signed by unknown authority; check --etcd-cafile",
+		`connection error: desc = "error reading server preface: remote error: tls: certificate required"`:                                                        "error reading server preface: remote error: tls: certificate required; check --etcd-cafile",
+		`connection error: desc = "error reading server preface: EOF"`:                                                                                            "error reading server preface: EOF; check that etcd is running",
+		"no children to pick from": "no children to pick from; check that etcd is running",
+	} {
+		cause := dialFailure(message)
+		if got := cause + "; " + nextStep(cause, []string{"http://127.0.0.1:1"}); !strings.HasPrefix(got, want) {
+			t.Errorf("%s: %q, want %q", message, got, want)
+		}
+	}
+}
+
+func TestNextStep_ClosedTLSConnection_NamesCertificates(t *testing.T) {
+	servers := []string{"http://127.0.0.1:1", "https://127.0.0.1:2"}
+	for reason, want := range map[string]bool{"write: broken pipe": true, "connect: connection refused": false} {
+		if got := nextStep(reason, servers); strings.Contains(got, "--etcd-certfile") != want || !strings.Contains(got, "--etcd-servers") {
+			t.Errorf("%s: %q, certificates %t", reason, got, want)
+		}
 	}
 }
 
@@ -83,7 +107,7 @@ func TestServer_PortInUse_ExitsWithOneLine(t *testing.T) {
 		t.Errorf("exit code %d, want 1", code)
 	}
 	lines := strings.Split(p.Tail(), "\n")
-	if last := lines[len(lines)-1]; !strings.HasPrefix(last, "strata: ") || !strings.Contains(last, "address already in use") {
+	if last := lines[len(lines)-1]; !strings.HasPrefix(last, "strata: ") || !strings.Contains(last, taken.Addr().String()+": address already in use; choose another address with --bind-address and --secure-port") {
 		t.Errorf("last line %q, want strata: ... address already in use", last)
 	}
 }

@@ -103,18 +103,17 @@ func flagTable(flags *pflag.FlagSet, own func(*pflag.Flag) bool) string {
 		}
 		usage, _, _ := strings.Cut(f.Usage, " Options are:")
 		kind := strings.ReplaceAll(f.Value.Type(), "|", " or ")
-		table += fmt.Sprintf("| `--%s` | %s | %s | %s |\n", f.Name, kind, code(defaultOf(f)), cell(usage))
+		table += fmt.Sprintf("| `--%s` | %s | %s | %s |\n", f.Name, kind, defaultCell(f), cell(usage))
 	})
 	return table
 }
 
-// defaultOf returns the default of a flag, durations without zero units.
-func defaultOf(f *pflag.Flag) string {
-	if f.Value.Type() == "duration" {
-		d := regexp.MustCompile(`(\D)0s$`).ReplaceAllString(f.DefValue, "$1")
-		return regexp.MustCompile(`(\D)0m$`).ReplaceAllString(d, "$1")
+// defaultCell formats the default of a flag: a value as code, a description as text.
+func defaultCell(f *pflag.Flag) string {
+	if strings.Contains(f.DefValue, " ") {
+		return cell(f.DefValue)
 	}
-	return strings.Trim(f.DefValue, "[]")
+	return code(strings.Trim(f.DefValue, "[]"))
 }
 
 // named matches names of metrics, flags and gates in help texts.

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"regexp"
 	"sync"
 	"time"
 
@@ -23,12 +24,13 @@ import (
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
 
+	"github.com/stratakube/strata/server/internal/cli"
 	"github.com/stratakube/strata/server/internal/gcpolicy"
 )
 
 // run prepares, starts and serves until ctx is cancelled, and stops. When it returns, the port is
 // free and the engine closed.
-func (s *settings) run(ctx context.Context, flags *pflag.FlagSet, onReady func(Info)) error {
+func (s *settings) run(ctx context.Context, flags *pflag.FlagSet, o Options) error {
 	defer logs.FlushLogs()
 	completed, err := s.prepare(ctx, flags)
 	if err != nil {
@@ -42,30 +44,26 @@ func (s *settings) run(ctx context.Context, flags *pflag.FlagSet, onReady func(I
 	if err := kube.start(ctx, s, completed); err != nil {
 		return err
 	}
-	return kube.serve(ctx, onReady)
+	return kube.serve(ctx, o)
 }
 
 // prepare validates and applies the settings: feature gates, logging, memory limits.
 func (s *settings) prepare(ctx context.Context, flags *pflag.FlagSet) (completed options.CompletedOptions, err error) {
-	if err := s.limits.validate(); err != nil {
-		return completed, err
-	}
-	if err := s.checks.validate(); err != nil {
-		return completed, err
-	}
-	if err := s.tokens.validate(s.gates); err != nil {
-		return completed, err
+	for _, err := range []error{s.limits.validate(), s.checks.validate(), s.tokens.validate(s.gates)} {
+		if err != nil {
+			return completed, cli.Misuse(err)
+		}
 	}
 	registry := s.kube.GenericServerRunOptions.ComponentGlobalsRegistry
 	if err := registry.Set(); err != nil {
-		return completed, err
+		return completed, cli.Misuse(err)
 	}
 	rest.SetDefaultWarningHandler(rest.NoWarnings{}) // the server's own clients would log warnings sent by the server itself
 
 	logs.InitLogs()
 	gate := registry.FeatureGateFor(basecompatibility.DefaultKubeComponent)
 	if err := logsapi.ValidateAndApply(s.kube.Logs, gate); err != nil {
-		return completed, err
+		return completed, cli.Misuse(err)
 	}
 	cliflag.PrintFlags(flags)
 
@@ -73,7 +71,7 @@ func (s *settings) prepare(ctx context.Context, flags *pflag.FlagSet) (completed
 		return completed, err
 	}
 	if errs := completed.Validate(); len(errs) != 0 {
-		return completed, utilerrors.NewAggregate(errs)
+		return completed, cli.Misuse(utilerrors.NewAggregate(errs))
 	}
 	gate.(featuregate.MutableFeatureGate).AddMetrics()
 	registry.AddMetrics()
@@ -116,7 +114,7 @@ func (v *instance) start(ctx context.Context, s *settings, completed options.Com
 	config, err := app.NewConfig(completed)
 	v.listener = completed.SecureServing.Listener
 	if err != nil {
-		return err
+		return listenFailure(err)
 	}
 	v.attachment, v.config = attachment, config
 	if s.engine == engineStrata {
@@ -139,21 +137,37 @@ func (v *instance) start(ctx context.Context, s *settings, completed options.Com
 	return err
 }
 
-// serve loads the cache, then serves until ctx is cancelled. onReady, if not nil, is called when
-// the server is ready.
-func (v *instance) serve(ctx context.Context, onReady func(Info)) error {
+// upstreamListen matches upstream's error of a listener: the address and the cause.
+var upstreamListen = regexp.MustCompile(`^failed to create listener: failed to listen on (\S+): listen \S+ \S+ (?:bind: )?(.*)$`)
+
+// listenFailure returns err, or if a listener has failed, its address, the cause and the next step.
+func listenFailure(err error) error {
+	if m := upstreamListen.FindStringSubmatch(err.Error()); m != nil {
+		return fmt.Errorf("cannot listen on %s: %s; choose another address with --bind-address and --secure-port", m[1], m[2])
+	}
+	return err
+}
+
+// serve loads the cache, then serves until ctx is cancelled. It calls the callbacks of o.
+func (v *instance) serve(ctx context.Context, o Options) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if onReady != nil {
+	if o.OnReady != nil {
 		var waiting sync.WaitGroup
 		defer waiting.Wait()
 		defer cancel() // runs before the wait
 		loopback := v.config.KubeAPIs.ControlPlane.Generic.LoopbackClientConfig
 		waiting.Go(func() {
 			if waitReady(ctx, loopback) == nil {
-				onReady(Info{URL: loopback.Host})
+				o.OnReady(Info{URL: loopback.Host})
 			}
 		})
+	}
+	if engine := v.attachment.engine; engine != nil {
+		if o.OnLoad != nil {
+			o.OnLoad(engine.LoadState)
+		}
+		defer logLoad(ctx, engine.LoadState)()
 	}
 	v.attachment.AwaitMemory(ctx)
 	return v.prepared.Run(ctx)

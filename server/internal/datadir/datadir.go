@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"go.etcd.io/etcd/client/pkg/v3/fileutil"
 )
@@ -61,17 +62,17 @@ func Open(path string) (*Dir, error) {
 	case errors.Is(err, os.ErrNotExist):
 		d.New = true
 		if err := os.MkdirAll(abs, 0o700); err != nil {
-			return nil, fmt.Errorf("data directory: %w", err)
+			return nil, unusable(err)
 		}
 	case err != nil:
-		return nil, fmt.Errorf("data directory: %w", err)
+		return nil, unusable(err)
 	case len(entries) == 0:
 		d.New = true
 	default:
 		if _, err := os.Stat(d.join(lockName)); errors.Is(err, os.ErrNotExist) {
 			return nil, fmt.Errorf("data directory %s contains other files and was not created by strata up; choose a new or empty directory with --data-dir", abs)
 		} else if err != nil {
-			return nil, fmt.Errorf("data directory: %w", err)
+			return nil, unusable(err)
 		}
 	}
 	if d.lock, err = d.tryLock(os.O_RDWR | os.O_CREATE); err != nil {
@@ -79,7 +80,7 @@ func Open(path string) (*Dir, error) {
 	}
 	if err := d.prepare(); err != nil {
 		d.Close()
-		return nil, fmt.Errorf("data directory: %w", err)
+		return nil, unusable(err)
 	}
 	return d, nil
 }
@@ -101,16 +102,28 @@ func CheckFree(path string) error {
 	return lock.Close()
 }
 
+// unusable describes an error of a file or directory, which the error names, with the next step.
+func unusable(err error) error {
+	next := "choose another directory with --data-dir"
+	switch {
+	case errors.Is(err, os.ErrPermission):
+		next += ", or make it accessible to this user"
+	case errors.Is(err, syscall.ENOSPC):
+		next += ", or free space on its file system"
+	}
+	return fmt.Errorf("data directory: %w; %s", err, next)
+}
+
 func (d *Dir) tryLock(openFlags int) (*fileutil.LockedFile, error) {
 	lock, err := fileutil.TryLockFile(d.join(lockName), openFlags, 0o600)
 	switch {
 	case errors.Is(err, fileutil.ErrLocked):
-		return nil, fmt.Errorf("data directory %s is in use by another strata up%s", d.Path, d.holder())
+		return nil, fmt.Errorf("data directory %s is in use by another strata up%s; stop it, or choose another directory with --data-dir", d.Path, d.holder())
 	case err != nil:
 		if cause := errors.Unwrap(err); cause != nil { // without the name of a function of fileutil
 			err = cause
 		}
-		return nil, fmt.Errorf("data directory: %w", err)
+		return nil, unusable(err)
 	}
 	return lock, nil
 }

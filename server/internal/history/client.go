@@ -19,6 +19,7 @@ import (
 	"k8s.io/cli-runtime/pkg/resource"
 	"k8s.io/client-go/rest"
 
+	"github.com/stratakube/strata/internal/progress"
 	"github.com/stratakube/strata/kube/revisiontimes"
 )
 
@@ -185,8 +186,8 @@ func (c *client) failed(ctx context.Context, verb string, t target, revision int
 	return fmt.Errorf("%s %s at revision %d: %w", verb, t, revision, err)
 }
 
-// objects lists the target at a revision. count, if not nil, is called with the objects so far.
-func (c *client) objects(ctx context.Context, t target, revision int64, count func(int)) ([]*unstructured.Unstructured, error) {
+// objects lists the target at a revision, and counts the objects in the step of shown.
+func (c *client) objects(ctx context.Context, t target, revision int64, shown *progress.Steps) ([]*unstructured.Unstructured, error) {
 	var all []*unstructured.Unstructured
 	err := c.list(ctx, t, revision, jsonMedia, func(data []byte) error {
 		list := &unstructured.UnstructuredList{}
@@ -196,12 +197,18 @@ func (c *client) objects(ctx context.Context, t target, revision int64, count fu
 		for i := range list.Items {
 			all = append(all, &list.Items[i])
 		}
-		if count != nil {
-			count(len(all))
-		}
+		countPage(shown, len(all), list.GetRemainingItemCount())
 		return nil
 	})
 	return all, err
+}
+
+// countPage sets the count of a step to the items of a list so far, and its total if the server has sent the number of the remaining ones.
+func countPage(shown *progress.Steps, items int, remaining *int64) {
+	shown.Set(items)
+	if remaining != nil {
+		shown.Of(items + int(*remaining))
+	}
 }
 
 // event is one event of a watch. The revision is that of the change, also of a deletion.

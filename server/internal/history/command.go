@@ -4,19 +4,29 @@ package history
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
+	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	cliflag "k8s.io/component-base/cli/flag"
+	"k8s.io/klog/v2"
+
+	"github.com/stratakube/strata/server/internal/cli"
 )
 
 // Config is the environment of the commands.
@@ -46,32 +56,55 @@ func NewCommand(c Config) *cobra.Command {
 The server keeps every revision of a window in memory: --strata-history-age and --strata-history-bytes.
 
 get needs the right to list the resource, the other commands that to watch it too.`,
-		Example: `  get pods -A --at 5m                     the pods of five minutes ago
-  diff deployments --since 10m            what has changed since, field by field
-  log configmap/settings                  every version, with the manager that wrote it
-  replay pods --since 10m --speed 10x     the events again, ten times as fast
-  replay --since 10m --serve              a read-only server of the past, for any client
-  export --since 10m -f window.yaml       a recording for kwok
-  top                                     objects, bytes, watchers and reads of each resource`,
-		SilenceUsage:  true,
-		SilenceErrors: true,
-		Args:          cobra.NoArgs,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		Example: `  {program} get pods -A --at 5m                     the pods of five minutes ago
+  {program} diff deployments --since 10m            what has changed since, field by field
+  {program} log configmap/settings                  every version, with the manager that wrote it
+  {program} replay pods --since 10m --speed 10x     the events again, ten times as fast
+  {program} replay --since 10m --serve              a read-only server of the past, for any client
+  {program} export --since 10m -f window.yaml       a recording for kwok
+  {program} top                                     objects, bytes, watchers and reads of each resource`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.SetIn(c.In)
 	cmd.SetOut(c.Out)
 	cmd.SetErr(c.ErrOut)
 	b.flags.AddFlags(cmd.PersistentFlags())
 	cmd.AddCommand(b.commands()...)
+	b.setHelp(cmd)
 	_ = cmd.RegisterFlagCompletionFunc("namespace", b.completeNamespaces)
 	return cmd
 }
+
+// setHelp sets the help of the commands, with the flags of kubectl's libraries in sections after those of Strata.
+func (b *base) setHelp(cmd *cobra.Command) {
+	var connection cliflag.NamedFlagSets
+	b.flags.AddFlags(connection.FlagSet(connectionSection))
+	cli.SetHelp(cmd, connection)
+	for _, child := range cmd.Commands() {
+		var upstream cliflag.NamedFlagSets
+		if child.Name() == "get" {
+			printing := upstream.FlagSet("printing")
+			child.Flags().VisitAll(func(flag *pflag.Flag) {
+				if slices.Contains([]string{"allow-missing-template-keys", "show-managed-fields", "template"}, flag.Name) {
+					printing.AddFlag(flag)
+				}
+			})
+		}
+		b.flags.AddFlags(upstream.FlagSet(connectionSection))
+		cli.SetHelp(child, upstream)
+	}
+}
+
+// connectionSection is the section of the flags that name the server and the user.
+const connectionSection = "connection"
 
 func (b *base) commands() []*cobra.Command {
 	all := []*cobra.Command{b.getCommand(), b.diffCommand(), b.logCommand(), b.replayCommand(), b.exportCommand(), b.topCommand()}
 	for _, cmd := range all {
 		run := cmd.RunE
 		cmd.RunE = func(cmd *cobra.Command, args []string) error {
+			klog.SetLogger(logr.Discard()) // libraries of Kubernetes log errors that they also return
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
 			context.AfterFunc(ctx, stop) // a second signal ends the process immediately
@@ -80,6 +113,8 @@ func (b *base) commands() []*cobra.Command {
 			switch {
 			case err != nil && ctx.Err() != nil:
 				return errors.New("interrupted")
+			case cli.IsMisuse(err):
+				return cli.Misuse(errors.New(message(err)))
 			case err != nil:
 				return errors.New(message(err))
 			}
@@ -94,24 +129,59 @@ func (b *base) connect() (*client, error) {
 	if b.DefaultKubeconfig != nil && *b.flags.KubeConfig == "" && os.Getenv(clientcmd.RecommendedConfigPathEnvVar) == "" {
 		*b.flags.KubeConfig = b.DefaultKubeconfig()
 	}
+	if _, err := clientcmd.ParseTimeout(*b.flags.Timeout); err != nil {
+		return nil, cli.Misusef("--request-timeout %q: must be a duration such as 30s", *b.flags.Timeout)
+	}
 	config, err := b.flags.ToRESTConfig()
 	if err != nil {
-		return nil, fmt.Errorf("read the kubeconfig: %w; name one with --kubeconfig or KUBECONFIG", err)
+		next := "name one with --kubeconfig or KUBECONFIG"
+		if strings.HasPrefix(err.Error(), "context ") { // "context NAME does not exist"
+			next = "`kubectl config get-contexts` lists its contexts"
+		}
+		text, _, damaged := strings.Cut(err.Error(), ": couldn't get version/kind")
+		if damaged {
+			text += ": the file is not a kubeconfig"
+		}
+		return nil, fmt.Errorf("read the kubeconfig: %s; %s", text, next)
 	}
 	return newClient(config, b.flags, b.ErrOut)
 }
 
 // message returns the text of an error for the user, on one line.
 func message(err error) string {
-	var status apierrors.APIStatus
 	text := err.Error()
+	if failed, is := errors.AsType[*url.Error](err); is {
+		text = strings.Replace(text, failed.Error(), unreachable(failed), 1)
+	}
+	var status apierrors.APIStatus
+	isStatus := errors.As(err, &status)
 	switch {
-	case errors.As(err, &status) && apierrors.IsForbidden(err) && strings.Contains(text, "/metrics"):
+	case isStatus && apierrors.IsForbidden(err) && strings.Contains(text, "/metrics"):
 		text += "; top needs the right to get the path /metrics"
-	case errors.As(err, &status) && apierrors.IsForbidden(err):
+	case isStatus && apierrors.IsForbidden(err):
 		text += "; get needs the right to list the resource, the other commands also that to watch it"
-	case errors.As(err, &status) && apierrors.IsUnauthorized(err):
-		text += "; check the credentials of the kubeconfig"
+	case isStatus && apierrors.IsUnauthorized(err):
+		text += "; check the credentials of the kubeconfig, which may have expired"
 	}
 	return strings.Join(strings.Fields(text), " ")
+}
+
+// unreachable describes a request without a response: the server, the cause, and the next step.
+func unreachable(failed *url.Error) string {
+	host := failed.URL
+	if u, err := url.Parse(failed.URL); err == nil {
+		host = u.Scheme + "://" + u.Host
+	}
+	cause, next := failed.Err, "check that the server is running, and its address: --kubeconfig, --context, --server"
+	if invalid, is := errors.AsType[x509.CertificateInvalidError](cause); is && invalid.Reason == x509.Expired {
+		next = "compare the clocks of both machines, or renew the certificate of the server"
+	} else if _, is := errors.AsType[*tls.CertificateVerificationError](cause); is {
+		next = "check the certificate authority of the kubeconfig, or give one with --certificate-authority"
+	} else if failed.Timeout() {
+		next = "try again, or give it more time with --request-timeout"
+	}
+	if call, is := errors.AsType[*os.SyscallError](cause); is {
+		cause = call.Err // without the address, which host has
+	}
+	return fmt.Sprintf("%s cannot be reached: %v; %s", host, cause, next)
 }

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/stratakube/strata/internal/progress"
 	"github.com/stratakube/strata/kube/revisiontimes"
 )
 
@@ -62,9 +63,9 @@ func (b *base) diffCommand() *cobra.Command {
 		Long: `Print the objects that were added, deleted or changed between two times or revisions, and their changed fields with the last
 revision that changed each. A deleted object that was created again is replaced.
 metadata.managedFields and metadata.resourceVersion are left out. Without --since, the difference begins at the oldest revision.`,
-		Example: `  diff deployments --since 10m
-  diff configmap/settings --since-revision 5310 --until-revision 5400
-  diff pods -A --since 1h --until 30m -o wide`,
+		Example: `  {program} diff deployments --since 10m
+  {program} diff configmap/settings --since-revision 5310 --until-revision 5400
+  {program} diff pods -A --since 1h --until 30m -o wide`,
 		ValidArgsFunction: b.completeResources,
 		RunE:              func(cmd *cobra.Command, args []string) error { return o.run(cmd.Context(), args) },
 	}
@@ -131,12 +132,14 @@ func (o *diffOptions) run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	shown := progress.Start(o.ErrOut)
+	defer shown.Stop()
+	shown.Next("discovering the resources of %s", c.config.Host)
 	ts, err := c.targets(args, o.selection)
 	if err != nil {
 		return err
 	}
-	shown := startProgress(o.ErrOut)
-	defer shown.stop()
+	shown.Next("reading the history of %d resources", len(ts))
 	windows, err := c.windows(ctx, ts, &o.since, &o.until)
 	if err != nil {
 		return err
@@ -150,7 +153,7 @@ func (o *diffOptions) run(ctx context.Context, args []string) error {
 		}
 		result.Items = append(result.Items, items...)
 	}
-	shown.stop()
+	shown.Stop()
 	return o.printDiff(result)
 }
 
@@ -163,9 +166,9 @@ type state struct {
 }
 
 // diff returns the differences of a window, ordered by namespace and name.
-func (c *client) diff(ctx context.Context, w window, shown *progress) ([]objectDiff, error) {
-	shown.next("reading %s at revision %d", w.target, w.from)
-	objects, err := c.objects(ctx, w.target, w.from, shown.set)
+func (c *client) diff(ctx context.Context, w window, shown *progress.Steps) ([]objectDiff, error) {
+	shown.Next("reading %s at revision %d", w.target, w.from)
+	objects, err := c.objects(ctx, w.target, w.from, shown)
 	if err != nil {
 		return nil, err
 	}
@@ -173,9 +176,9 @@ func (c *client) diff(ctx context.Context, w window, shown *progress) ([]objectD
 	for _, object := range objects {
 		states[nameOf(object)] = &state{first: object, last: object}
 	}
-	shown.next("reading the events of %s after revision %d", w.target, w.from)
+	shown.Next("reading the events of %s after revision %d", w.target, w.from)
 	if err := c.events(ctx, w.target, w.from, w.to, func(e event) error {
-		shown.add(1)
+		shown.Add(1)
 		name := nameOf(e.object)
 		if states[name] == nil {
 			states[name] = &state{}

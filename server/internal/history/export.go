@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"compress/gzip"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -12,6 +13,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/stratakube/strata/internal/progress"
 )
 
 type exportOptions struct {
@@ -29,9 +32,9 @@ func (b *base) exportCommand() *cobra.Command {
 		Long: `Write the objects at the beginning of the window, and then every change with its time, to a file in the recording format of kwok, for
 "kwokctl snapshot replay --path FILE". Without types, all resources that you may list are written, except for events and leases. The
 file contains Secrets, unless other types are given; only you may read it. A name that ends in .gz is compressed.`,
-		Example: `  export --since 10m -f window.yaml
-  export pods,nodes --since 1h --until 30m -f window.yaml.gz
-  export -n web -f -`,
+		Example: `  {program} export --since 10m -f window.yaml
+  {program} export pods,nodes --since 1h --until 30m -f window.yaml.gz
+  {program} export -n web -f -`,
 		ValidArgsFunction: b.completeResources,
 		RunE:              func(cmd *cobra.Command, args []string) error { return o.run(cmd.Context(), args) },
 	}
@@ -52,13 +55,14 @@ func (o *exportOptions) run(ctx context.Context, args []string) (err error) {
 	if err != nil {
 		return err
 	}
+	shown := progress.Start(o.ErrOut)
+	defer shown.Stop()
+	shown.Next("discovering the resources of %s", c.config.Host)
 	ts, all, err := c.selected(args, o.selection)
 	if err != nil {
 		return err
 	}
-	shown := startProgress(o.ErrOut)
-	defer shown.stop()
-	shown.next("reading the history of %d resources", len(ts))
+	shown.Next("reading the history of %d resources", len(ts))
 	windows, err := c.commonWindows(ctx, ts, &o.since, &o.until, all)
 	if err != nil {
 		return err
@@ -71,7 +75,10 @@ func (o *exportOptions) run(ctx context.Context, args []string) (err error) {
 	if o.file != "-" {
 		file, err := os.OpenFile(o.file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 		if err != nil {
-			return fmt.Errorf("create the recording: %w; choose a name that does not exist", err)
+			if errors.Is(err, os.ErrExist) {
+				return fmt.Errorf("create the recording: %w; choose a name that does not exist with --file", err)
+			}
+			return fmt.Errorf("create the recording: %w; choose another file with --file", err)
 		}
 		defer func() {
 			if closeErr := file.Close(); err == nil {
@@ -87,14 +94,14 @@ func (o *exportOptions) run(ctx context.Context, args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	shown.stop()
+	shown.Stop()
 	fmt.Fprintf(o.ErrOut, "Wrote %s at %s, and %s until %s.\n", count(objects, "object"),
 		stampOf(windows[0].times, windows[0].from), count(events, "event"), stampOf(windows[0].times, windows[0].to))
 	return nil
 }
 
 // export writes windows with common revisions. A time since that is zero is that of the first revision.
-func (c *client) export(ctx context.Context, windows []window, since time.Time, out io.Writer, compressed bool, shown *progress) (objects, events int, err error) {
+func (c *client) export(ctx context.Context, windows []window, since time.Time, out io.Writer, compressed bool, shown *progress.Steps) (objects, events int, err error) {
 	buffer := bufio.NewWriter(out)
 	var w io.Writer = buffer
 	if compressed {
@@ -125,8 +132,8 @@ func (c *client) export(ctx context.Context, windows []window, since time.Time, 
 	}
 	r := newRecorder(w, since)
 	for _, win := range windows {
-		shown.next("writing %s at revision %d", win.target, win.from)
-		list, err := c.objects(ctx, win.target, win.from, shown.set)
+		shown.Next("writing %s at revision %d", win.target, win.from)
+		list, err := c.objects(ctx, win.target, win.from, shown)
 		if err != nil {
 			return 0, 0, err
 		}
@@ -137,12 +144,13 @@ func (c *client) export(ctx context.Context, windows []window, since time.Time, 
 			objects++
 		}
 	}
-	shown.next("writing the events")
+	shown.Next("writing the events")
+	shown.Of(len(all))
 	for _, e := range all {
 		if err := r.event(e); err != nil {
 			return 0, 0, err
 		}
-		shown.add(1)
+		shown.Add(1)
 	}
 	return objects, len(all), nil
 }

@@ -16,7 +16,9 @@ import (
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/printers"
 
+	"github.com/stratakube/strata/internal/progress"
 	"github.com/stratakube/strata/kube/revisiontimes"
+	"github.com/stratakube/strata/server/internal/cli"
 )
 
 type getOptions struct {
@@ -35,9 +37,9 @@ func (b *base) getCommand() *cobra.Command {
 		Short: "Print objects as they were",
 		Long: `Print objects as they were at a time or a revision. Tables are made by the server; the column AGE is the age at that time.
 Without --at and --at-revision, the objects are those of the newest revision.`,
-		Example: `  get pods -A --at 5m
-  get deployment/web --at 2026-01-02T15:04:05Z -o yaml
-  get configmaps -l app=web --at-revision 5310`,
+		Example: `  {program} get pods -A --at 5m
+  {program} get deployment/web --at 2026-01-02T15:04:05Z -o yaml
+  {program} get configmaps -l app=web --at-revision 5310`,
 		ValidArgsFunction: b.completeResources,
 		RunE:              func(cmd *cobra.Command, args []string) error { return o.run(cmd.Context(), args) },
 	}
@@ -86,19 +88,21 @@ func (o *getOptions) run(ctx context.Context, args []string) error {
 	if !isTable {
 		var err error
 		if printer, err = o.print.ToPrinter(); err != nil {
-			return err
+			return cli.Misusef("--output %q: %w", format, err)
 		}
 	}
 	c, err := o.connect()
 	if err != nil {
 		return err
 	}
+	shown := progress.Start(o.ErrOut)
+	defer shown.Stop()
+	shown.Next("discovering the resources of %s", c.config.Host)
 	ts, err := c.targets(args, o.selection)
 	if err != nil {
 		return err
 	}
-	shown := startProgress(o.ErrOut)
-	defer shown.stop()
+	shown.Next("reading the history of %d resources", len(ts))
 	snapshots, err := c.at(ctx, ts, &o.at)
 	if err != nil {
 		return err
@@ -115,11 +119,11 @@ func (s snapshot) notFound() error {
 		s.target, s.where(), stampOf(s.times, s.revision), s.target)
 }
 
-func (o *getOptions) printObjects(ctx context.Context, c *client, all []snapshot, shown *progress, printer printers.ResourcePrinter) error {
+func (o *getOptions) printObjects(ctx context.Context, c *client, all []snapshot, shown *progress.Steps, printer printers.ResourcePrinter) error {
 	list := &unstructured.UnstructuredList{Object: map[string]any{"apiVersion": "v1", "kind": "List", "metadata": map[string]any{}}}
 	for _, s := range all {
-		shown.next("reading %s at revision %d", s.target, s.revision)
-		objects, err := c.objects(ctx, s.target, s.revision, shown.set)
+		shown.Next("reading %s at revision %d", s.target, s.revision)
+		objects, err := c.objects(ctx, s.target, s.revision, shown)
 		if err != nil {
 			return err
 		}
@@ -130,7 +134,7 @@ func (o *getOptions) printObjects(ctx context.Context, c *client, all []snapshot
 			list.Items = append(list.Items, *object)
 		}
 	}
-	shown.stop()
+	shown.Stop()
 	if len(all) == 1 {
 		list.SetResourceVersion(fmt.Sprint(all[0].revision))
 		if all[0].name != "" {
@@ -140,7 +144,7 @@ func (o *getOptions) printObjects(ctx context.Context, c *client, all []snapshot
 	return printer.PrintObj(list, o.Out)
 }
 
-func (o *getOptions) printTables(ctx context.Context, c *client, all []snapshot, shown *progress) error {
+func (o *getOptions) printTables(ctx context.Context, c *client, all []snapshot, shown *progress.Steps) error {
 	// Several types are printed one after another; several names of a type, in one table.
 	printed := 0
 	for len(all) > 0 {
@@ -154,7 +158,7 @@ func (o *getOptions) printTables(ctx context.Context, c *client, all []snapshot,
 		}
 		several := n < len(all) || printed > 0
 		if len(table.Rows) > 0 {
-			shown.stop()
+			shown.Stop()
 			if printed > 0 {
 				fmt.Fprintln(o.Out)
 			}
@@ -186,10 +190,10 @@ func (o *getOptions) printNone(all []snapshot) error {
 }
 
 // table returns the table of snapshots of one resource.
-func (c *client) table(ctx context.Context, all []snapshot, shown *progress) (*metav1.Table, error) {
+func (c *client) table(ctx context.Context, all []snapshot, shown *progress.Steps) (*metav1.Table, error) {
 	result := &metav1.Table{}
 	for _, s := range all {
-		shown.next("reading %s at revision %d", s.target, s.revision)
+		shown.Next("reading %s at revision %d", s.target, s.revision)
 		rows := 0
 		err := c.list(ctx, s.target, s.revision, tableMedia+","+jsonMedia, func(data []byte) error {
 			page := &metav1.Table{}
@@ -207,7 +211,7 @@ func (c *client) table(ctx context.Context, all []snapshot, shown *progress) (*m
 			}
 			result.Rows = append(result.Rows, page.Rows...)
 			rows += len(page.Rows)
-			shown.set(rows)
+			countPage(shown, rows, page.RemainingItemCount)
 			return nil
 		})
 		if err != nil {

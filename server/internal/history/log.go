@@ -11,6 +11,9 @@ import (
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/stratakube/strata/internal/progress"
+	"github.com/stratakube/strata/server/internal/cli"
 )
 
 // The changes of versions, besides deleted and changed.
@@ -65,9 +68,9 @@ func (b *base) logCommand() *cobra.Command {
 		Long: `Print every version of an object in the window: when it was written, by which manager, and the fields that it changed.
 The manager is the one of metadata.managedFields whose entry the version changed; of a version that changed none, the manager of its
 changed fields. A deletion has no manager. Without --since, the log begins at the oldest revision.`,
-		Example: `  log configmap/settings
-  log deployment web --since 10m -o wide
-  log pod/a pod/b --since-revision 5310 -o json`,
+		Example: `  {program} log configmap/settings
+  {program} log deployment web --since 10m -o wide
+  {program} log pod/a pod/b --since-revision 5310 -o json`,
 		ValidArgsFunction: b.completeResources,
 		RunE:              func(cmd *cobra.Command, args []string) error { return o.run(cmd.Context(), args) },
 	}
@@ -84,16 +87,17 @@ func (o *logOptions) run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	shown := progress.Start(o.ErrOut)
+	defer shown.Stop()
+	shown.Next("discovering the resources of %s", c.config.Host)
 	ts, err := c.targets(args, selection{})
 	if err != nil {
 		return err
 	}
-	shown := startProgress(o.ErrOut)
-	defer shown.stop()
 	result := logResult{Kind: "HistoryLog", APIVersion: apiVersion}
 	for _, t := range ts {
 		if t.name == "" {
-			return fmt.Errorf("log of all %s: give the name of an object, such as %s/NAME; diff and replay take whole resources", t, t.kind())
+			return cli.Misusef("log of all %s: give the name of an object, such as %s/NAME; diff and replay take whole resources", t, t.kind())
 		}
 		w, err := c.window(ctx, t, &o.since, &o.until)
 		if err != nil {
@@ -109,14 +113,14 @@ func (o *logOptions) run(ctx context.Context, args []string) error {
 		}
 		result.Items = append(result.Items, versions...)
 	}
-	shown.stop()
+	shown.Stop()
 	return o.printLog(result, len(ts) > 1)
 }
 
 // log returns the versions of a window of one object, in order. The first one is that at the beginning, if there was one.
-func (c *client) log(ctx context.Context, w window, shown *progress) ([]version, error) {
-	shown.next("reading the versions of %s after revision %d", w.target, w.from)
-	objects, err := c.objects(ctx, w.target, w.from, nil)
+func (c *client) log(ctx context.Context, w window, shown *progress.Steps) ([]version, error) {
+	shown.Next("reading the versions of %s after revision %d", w.target, w.from)
+	objects, err := c.objects(ctx, w.target, w.from, shown)
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +135,7 @@ func (c *client) log(ctx context.Context, w window, shown *progress) ([]version,
 		versions = append(versions, version{Change: present, stamp: stampOf(w.times, revision), Managers: latestManagers(last)})
 	}
 	err = c.events(ctx, w.target, w.from, w.to, func(e event) error {
-		shown.add(1)
+		shown.Add(1)
 		versions = append(versions, versionOf(last, e, stampOf(w.times, e.revision)))
 		if last = e.object; e.kind == "DELETED" {
 			last = nil

@@ -14,6 +14,9 @@ import (
 
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
+
+	"github.com/stratakube/strata/internal/progress"
+	"github.com/stratakube/strata/server/internal/cli"
 )
 
 // apiVersion is that of the results that -o json and -o yaml print.
@@ -98,19 +101,9 @@ func cell(text string, wide bool) string {
 	return text
 }
 
-// isTerminal reports whether a stream is a terminal.
-func isTerminal(stream any) bool {
-	f, ok := stream.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
-}
-
 // colours reports whether output to w has colours: on a terminal only, and not if the user has turned them off.
 func colours(w io.Writer) bool {
-	return isTerminal(w) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+	return progress.IsTerminal(w) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
 }
 
 // output is the flag -o of commands whose results are not objects.
@@ -125,7 +118,7 @@ func (o *output) addFlag(cmd *cobra.Command) {
 
 func (o *output) check() error {
 	if o.format != "" && !slices.Contains(formats, o.format) {
-		return fmt.Errorf("output format %q does not exist: use one of %s", o.format, strings.Join(formats, ", "))
+		return cli.Misusef("--output %q does not exist: use one of %s", o.format, strings.Join(formats, ", "))
 	}
 	return nil
 }

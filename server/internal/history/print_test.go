@@ -5,7 +5,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -63,33 +62,6 @@ func TestOutput_Formats_AreChecked(t *testing.T) {
 	if err := (&output{"xml"}).check(); err == nil || !strings.Contains(err.Error(), "json, yaml, name, wide") {
 		t.Errorf("xml: %v", err)
 	}
-}
-
-func TestProgress_ShownAfterTwoSeconds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var out bytes.Buffer
-		p := startProgress(&out)
-		p.next("reading %s", "pods")
-		time.Sleep(progressAfter - time.Millisecond)
-		synctest.Wait()
-		if out.Len() > 0 {
-			t.Errorf("shown early: %q", out.String())
-		}
-		p.add(7)
-		time.Sleep(2 * time.Millisecond)
-		synctest.Wait()
-		if got := out.String(); got != "reading pods: 7 so far, 2s\n" {
-			t.Errorf("%q", got)
-		}
-		p.next("reading %s", "secrets")
-		time.Sleep(progressLines)
-		synctest.Wait()
-		p.stop()
-		p.stop()
-		if got := out.String(); got != "reading pods: 7 so far, 2s\nreading secrets: 0 so far, 12s\n" {
-			t.Errorf("%q", got)
-		}
-	})
 }
 
 func TestSetAges_PastTable_HasAgesOfThatTime(t *testing.T) {

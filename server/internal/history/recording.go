@@ -10,6 +10,8 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -20,6 +22,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
+
+	"github.com/stratakube/strata/internal/progress"
 )
 
 // parallelReads bounds the resources that are read at once. Most reads wait for a bookmark.
@@ -36,12 +40,17 @@ type recorded struct {
 // not list, are left out, with a note.
 func (c *client) commonWindows(ctx context.Context, ts []target, since, until *moment, skip bool) ([]window, error) {
 	found := make([]*window, len(ts))
+	var forbidden names
 	group, groupCtx := errgroup.WithContext(ctx)
 	group.SetLimit(parallelReads)
 	for i, t := range ts {
 		group.Go(func() error {
 			times, err := c.times(groupCtx, t)
-			if skip && (errors.Is(err, errNoHistory) || apierrors.IsForbidden(err) || apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err)) {
+			if skip && apierrors.IsForbidden(err) {
+				forbidden.add(t.resource())
+				return nil
+			}
+			if skip && (errors.Is(err, errNoHistory) || apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err)) {
 				fmt.Fprintf(c.errOut, "Left out: %s\n", message(err))
 				return nil
 			}
@@ -58,8 +67,14 @@ func (c *client) commonWindows(ctx context.Context, ts []target, since, until *m
 			all = append(all, *w)
 		}
 	}
-	if len(all) == 0 {
-		return nil, fmt.Errorf("%w: %s has none of the %d resources that you may list", errNoHistory, c.config.Host, len(ts))
+	left := forbidden.sorted()
+	switch {
+	case len(all) == 0 && len(left) > 0:
+		return nil, fmt.Errorf("read the history of %d resources: the user may list none of them at %s; name resources that the user may list and watch", len(ts), c.config.Host)
+	case len(all) == 0:
+		return nil, fmt.Errorf("read the history of %d resources: %w of any of them at %s; use a server of `strata apiserver` or `strata up`", len(ts), errNoHistory, c.config.Host)
+	case len(left) > 0:
+		fmt.Fprintf(c.errOut, "Left out, because the user may not list them: %s\n", strings.Join(left, ", "))
 	}
 	since.fix(all[0].times.Now)
 	until.fix(all[0].times.Now)
@@ -85,16 +100,34 @@ func (c *client) commonWindows(ctx context.Context, ts []target, since, until *m
 	return all, nil
 }
 
+// names collects names. Its methods may be called concurrently.
+type names struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (n *names) add(name string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.all = append(n.all, name)
+}
+
+func (n *names) sorted() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Sorted(slices.Values(n.all))
+}
+
 // collect returns the events of windows with common revisions, in order.
-func (c *client) collect(ctx context.Context, windows []window, shown *progress) ([]recorded, error) {
-	shown.next("reading the events of %d resources after revision %d", len(windows), windows[0].from)
+func (c *client) collect(ctx context.Context, windows []window, shown *progress.Steps) ([]recorded, error) {
+	shown.Next("reading the events of %d resources after revision %d", len(windows), windows[0].from)
 	events := make([][]recorded, len(windows))
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(parallelReads)
 	for i, w := range windows {
 		group.Go(func() error {
 			return c.events(ctx, w.target, w.from, w.to, func(e event) error {
-				shown.add(1)
+				shown.Add(1)
 				r := recorded{window: w, event: e}
 				if s := stampOf(windows[0].times, e.revision); s.Time != nil {
 					r.at, _ = windows[0].times.TimeOf(e.revision)

@@ -8,6 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
+
+	"github.com/stratakube/strata/internal/progress"
+	"github.com/stratakube/strata/server/internal/cli"
 )
 
 type replayOptions struct {
@@ -32,10 +35,10 @@ events and leases.
 With --serve, a server on this machine has the state of the replayed time: GET, LIST and WATCH of all resources, with your rights, and
 nothing else: it refuses writes. It prints a kubeconfig for it, with which kubectl, informers and other clients work. The replay stops at
 the end of the window, and the server with Ctrl-C.`,
-		Example: `  replay pods -A --since 10m --speed 10x
-  replay --since 1h --until 30m --speed max -o json
-  replay --since 10m --serve
-  replay --since 10m --speed 0x --serve       the state of ten minutes ago, standing still`,
+		Example: `  {program} replay pods -A --since 10m --speed 10x
+  {program} replay --since 1h --until 30m --speed max -o json
+  {program} replay --since 10m --serve
+  {program} replay --since 10m --speed 0x --serve       the state of ten minutes ago, standing still`,
 		ValidArgsFunction: b.completeResources,
 		RunE:              func(cmd *cobra.Command, args []string) error { return o.run(cmd.Context(), args) },
 	}
@@ -55,33 +58,39 @@ func (o *replayOptions) run(ctx context.Context, args []string) error {
 		return err
 	}
 	if o.speed == 0 && !o.serve {
-		return fmt.Errorf("--speed 0x prints nothing: give a factor such as 10x, or --serve")
+		return cli.Misusef("--speed 0x prints nothing: give a factor such as 10x, or --serve")
+	}
+	if o.serve {
+		if _, err := loopback(o.address); err != nil {
+			return err
+		}
 	}
 	c, err := o.connect()
 	if err != nil {
 		return err
 	}
+	shown := progress.Start(o.ErrOut)
+	defer shown.Stop()
+	shown.Next("discovering the resources of %s", c.config.Host)
 	ts, all, err := c.selected(args, o.selection)
 	if err != nil {
 		return err
 	}
-	shown := startProgress(o.ErrOut)
-	defer shown.stop()
-	shown.next("reading the history of %d resources", len(ts))
+	shown.Next("reading the history of %d resources", len(ts))
 	windows, err := c.commonWindows(ctx, ts, &o.since, &o.until, all)
 	if err != nil {
 		return err
 	}
 	clock := newClock(windows[0], o.since.time, o.speed)
 	if o.serve {
-		shown.stop()
+		shown.Stop()
 		return o.serveReplay(ctx, c, windows[0], clock)
 	}
 	events, err := c.collect(ctx, windows, shown)
 	if err != nil {
 		return err
 	}
-	shown.stop()
+	shown.Stop()
 	return o.printReplay(ctx, windows[0], events, clock)
 }
 

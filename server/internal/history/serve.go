@@ -18,6 +18,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/client-go/util/cert"
+
+	"github.com/stratakube/strata/server/internal/cli"
 )
 
 // pastServer serves the state of a clock's time: it reads revisions of the server of a client, with the rights of its user. Requests need
@@ -32,16 +34,25 @@ type pastServer struct {
 	token    string
 }
 
-func newPastServer(c *client, clock *clock, address string) (*pastServer, error) {
+// loopback returns the IP address of an address with a port, which must be a loopback address.
+func loopback(address string) (net.IP, error) {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
-		return nil, fmt.Errorf("parse --listen %s: %w; give a loopback address, such as 127.0.0.1:0", address, err)
+		return nil, cli.Misusef("parse --listen %s: %w; give a loopback address, such as 127.0.0.1:0", address, err)
 	}
 	ip := net.ParseIP(host)
 	if ip == nil || !ip.IsLoopback() {
-		return nil, fmt.Errorf("--listen %s is no loopback address: the server has your rights, so it serves this machine only", address)
+		return nil, cli.Misusef("--listen %s is no loopback address: the server has your rights, so it serves this machine only", address)
 	}
-	certificate, key, err := cert.GenerateSelfSignedCertKey(host, []net.IP{ip}, nil)
+	return ip, nil
+}
+
+func newPastServer(c *client, clock *clock, address string) (*pastServer, error) {
+	ip, err := loopback(address)
+	if err != nil {
+		return nil, err
+	}
+	certificate, key, err := cert.GenerateSelfSignedCertKey(ip.String(), []net.IP{ip}, nil)
 	if err != nil {
 		return nil, fmt.Errorf("make a serving certificate: %w", err)
 	}

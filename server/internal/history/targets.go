@@ -11,6 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/stratakube/strata/server/internal/cli"
 )
 
 // selection is the selection of objects by flags.
@@ -27,10 +29,10 @@ func (s *selection) addFlags(flags *pflag.FlagSet) {
 // targets returns the targets of arguments: TYPE[,TYPE...] [NAME...], or TYPE/NAME...
 func (c *client) targets(args []string, s selection) ([]target, error) {
 	if len(args) == 0 {
-		return nil, fmt.Errorf("no resource is given: name one, such as pods, deployments/web, or configmaps,secrets")
+		return nil, cli.Misusef("no resource is given: name one, such as pods, deployments/web, or configmaps,secrets")
 	}
 	if _, err := labels.Parse(s.selector); err != nil {
-		return nil, fmt.Errorf("parse --selector: %w", err)
+		return nil, cli.Misusef("--selector %q: %w", s.selector, err)
 	}
 	type pair struct{ resource, name string }
 	var pairs []pair
@@ -38,7 +40,7 @@ func (c *client) targets(args []string, s selection) ([]target, error) {
 		for _, arg := range args {
 			resource, name, ok := strings.Cut(arg, "/")
 			if !ok || resource == "" || name == "" || strings.Contains(name, "/") {
-				return nil, fmt.Errorf("argument %q: objects are given as TYPE/NAME, like the first one", arg)
+				return nil, cli.Misusef("argument %q: objects are given as TYPE/NAME, like the first one", arg)
 			}
 			pairs = append(pairs, pair{resource, name})
 		}
@@ -68,7 +70,7 @@ func (c *client) targets(args []string, s selection) ([]target, error) {
 			t.namespace = c.namespace
 		}
 		if t.name != "" && (s.selector != "" || s.allNamespaces && mapping.Scope.Name() == meta.RESTScopeNameNamespace) {
-			return nil, fmt.Errorf("%s is a name: it cannot be combined with --selector or --all-namespaces", t)
+			return nil, cli.Misusef("%s is a name: it cannot be combined with --selector or --all-namespaces", t)
 		}
 		if !slices.Contains(targets, t) {
 			targets = append(targets, t)

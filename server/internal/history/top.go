@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/stratakube/strata/internal/progress"
+	"github.com/stratakube/strata/server/internal/cli"
 )
 
 type topOptions struct {
@@ -49,10 +52,10 @@ func (b *base) topCommand() *cobra.Command {
 OBJECTS and BYTES are those in memory, as stored. LAG is the number of events that the slowest watch has not examined. Reads are GETs and
 LISTs since the start of the server: MEMORY of the newest state, PAST of an older one in memory, ETCD of etcd. HIT is the part that
 memory answered. READS/S is the rate since the last table. On a terminal, the table is printed again and again, until Ctrl-C.`,
-		Example: `  top
-  top pods configmaps
-  top --sort-by reads --interval 5s
-  top --count 1 -o json`,
+		Example: `  {program} top
+  {program} top pods configmaps
+  {program} top --sort-by reads --interval 5s
+  {program} top --count 1 -o json`,
 		ValidArgsFunction: b.completeTypes,
 		RunE:              func(cmd *cobra.Command, args []string) error { return o.run(cmd.Context(), args) },
 	}
@@ -72,10 +75,10 @@ func (o *topOptions) run(ctx context.Context, args []string) error {
 	}
 	order := topOrders[o.sortBy]
 	if order == nil {
-		return fmt.Errorf("--sort-by %q does not exist: use one of %s", o.sortBy, strings.Join(slices.Sorted(maps.Keys(topOrders)), ", "))
+		return cli.Misusef("--sort-by %q does not exist: use one of %s", o.sortBy, strings.Join(slices.Sorted(maps.Keys(topOrders)), ", "))
 	}
 	if o.interval <= 0 {
-		return fmt.Errorf("--interval %v is not positive: give a duration, such as 2s", o.interval)
+		return cli.Misusef("--interval %v is not positive: give a duration, such as 2s", o.interval)
 	}
 	c, err := o.connect()
 	if err != nil {
@@ -91,7 +94,7 @@ func (o *topOptions) run(ctx context.Context, args []string) error {
 			o.types[t.resource()] = true
 		}
 	}
-	terminal := isTerminal(o.Out)
+	terminal := progress.IsTerminal(o.Out)
 	if o.count == 0 && !terminal {
 		o.count = 1
 	}
@@ -99,7 +102,10 @@ func (o *topOptions) run(ctx context.Context, args []string) error {
 	defer ticker.Stop()
 	var before map[string]*usage
 	for i := 1; ; i++ {
+		shown := progress.Start(o.ErrOut)
+		shown.Next("reading /metrics of %s", c.config.Host)
 		all, err := c.usage(ctx)
+		shown.Stop()
 		if err != nil {
 			return err
 		}

@@ -88,7 +88,10 @@ func (m *moment) in(resource string, times *revisiontimes.RevisionTimes, unset i
 	} else {
 		err = times.Check(revision)
 	}
-	if err != nil {
+	switch {
+	case err != nil && m.revision != 0: // which the error names
+		return 0, fmt.Errorf("read %s: %w", resource, err)
+	case err != nil:
 		return 0, fmt.Errorf("read %s at %s: %w", resource, m.text, err)
 	}
 	return revision, nil

@@ -31,7 +31,7 @@ func TestMoment_Flags_AreParsed(t *testing.T) {
 		"--at=yesterday":                 {0, "neither a duration ago"},
 		"--at=2h":                        {0, "read pods at 2h: the server has observed times since 2026-01-01T12:00:00Z (revision 30)"},
 		"--at=2026-01-01T14:00:00Z":      {0, "in the future"},
-		"--at-revision=19":               {0, "read pods at revision 19: revision 19 is older than the server's history: the oldest revision is 20"},
+		"--at-revision=19":               {0, "read pods: revision 19 is older than the server's history: the oldest revision is 20"},
 		"--at-revision=71":               {0, "the newest one is 70"},
 		"--at-revision=0":                {0, "is no revision"},
 		"--at-revision=1x":               {0, "is no revision"},

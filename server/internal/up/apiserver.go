@@ -14,6 +14,7 @@ import (
 
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/server/internal/apiserver"
+	"github.com/stratakube/strata/server/internal/cli"
 	"github.com/stratakube/strata/server/internal/pki"
 )
 
@@ -147,7 +148,7 @@ var ownFlags = map[string]string{
 func checkServerFlags(engine string, extra []string) error {
 	for name, advice := range ownFlags {
 		if setsFlag(extra, name) {
-			return fmt.Errorf("--%s cannot be passed to the API server: %s", name, advice)
+			return cli.Misusef("--%s cannot be passed to the API server: %s", name, advice)
 		}
 	}
 	args := extra
@@ -158,11 +159,11 @@ func checkServerFlags(engine string, extra []string) error {
 	probe.SetOut(io.Discard) // the API server itself prints the warnings of deprecated flags
 	switch err := probe.ParseFlags(args); {
 	case err != nil && !errors.Is(err, pflag.ErrHelp):
-		return fmt.Errorf("%w (see strata apiserver --help)", err)
+		return cli.WithHelp(cli.FlagError(err), "strata apiserver")
 	case err != nil || probe.Flags().Changed("help") || probe.Flags().Changed("version"):
-		return errors.New("use strata apiserver for the help and version of the API server")
+		return cli.Misusef("use strata apiserver for the help and version of the API server: strata apiserver --help")
 	case probe.Flags().NArg() > 0:
-		return fmt.Errorf("the API server takes flags only, got %q", probe.Flags().Args())
+		return cli.WithHelp(cli.Misusef("the API server takes flags only, got %q", probe.Flags().Args()), "strata apiserver")
 	}
 	return nil
 }

@@ -4,17 +4,24 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/validation"
+	cliflag "k8s.io/component-base/cli/flag"
 
+	"github.com/stratakube/strata/server/internal/cli"
 	"github.com/stratakube/strata/server/internal/controllers"
 	"github.com/stratakube/strata/server/internal/datadir"
 	"github.com/stratakube/strata/server/internal/simulation"
 )
 
 const defaultPort = 6443
+
+// minProgressInterval is the shortest interval of progress notifications that etcd accepts.
+const minProgressInterval = 100 * time.Millisecond
 
 // NewCommand returns `strata up`. It serves until the context of the command is cancelled.
 func NewCommand() *cobra.Command {
@@ -46,16 +53,14 @@ Controllers that run by default:
 --controllers enables other controllers (default,horizontalpodautoscaling; short names work),
 or disables some of the default ones (default,-cronjob). Other controllers:
 %s`, wrapped(controllers.Default), wrapped(controllers.Others())),
-		Example: `  strata up
-  strata up --nodes 3                          pods run, on simulated nodes
-  strata up --data-dir /var/lib/strata --controllers default,-cronjob
-  strata up --secure-port 0                    pick a free port
-  strata up -- --v=2 --audit-policy-file=policy.yaml`,
-		SilenceUsage:  true,
-		SilenceErrors: true,
+		Example: `  {program} up
+  {program} up --nodes 3                          pods run, on simulated nodes
+  {program} up --data-dir /var/lib/strata --controllers default,-cronjob
+  {program} up --secure-port 0                    pick a free port
+  {program} up -- --v=2 --audit-policy-file=policy.yaml`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if dash := cmd.ArgsLenAtDash(); len(args) > 0 && dash != 0 {
-				return fmt.Errorf("%s takes no argument %q (flags of the API server go after --)", cmd.CommandPath(), args[0])
+				return cli.Misusef("%s takes no argument %q; flags of the API server go after --", cmd.CommandPath(), args[0])
 			}
 			return nil
 		},
@@ -63,19 +68,26 @@ or disables some of the default ones (default,-cronjob). Other controllers:
 			s.serverFlags = args
 			s.out = cmd.OutOrStdout()
 			if s.dataDir == "" {
-				return fmt.Errorf("--data-dir is empty")
+				return cli.Misusef("--data-dir is empty: name the directory of the control plane's files, such as %s", datadir.Default(func(string) string { return "" }))
 			}
 			if s.securePort < 0 || s.securePort > 65535 {
-				return fmt.Errorf("--secure-port %d is not a valid port", s.securePort)
+				return cli.Misusef("--secure-port %d is not a valid port: choose one between 1 and 65535, or 0 for a free one", s.securePort)
 			}
 			if s.nodes < 0 || s.nodes > simulation.MaxNodes {
-				return fmt.Errorf("--nodes %d is not between 0 and %d", s.nodes, simulation.MaxNodes)
+				return cli.Misusef("--nodes %d is not between 0 and %d", s.nodes, simulation.MaxNodes)
+			}
+			if s.progressInterval != 0 && s.progressInterval < minProgressInterval {
+				return cli.Misusef("--etcd-progress-notify-interval %s is too short: choose at least %s, or 0 for etcd's default of 10m", s.progressInterval, minProgressInterval)
+			}
+			for _, name := range s.tlsSANs {
+				if net.ParseIP(name) == nil && len(validation.IsDNS1123Subdomain(strings.TrimPrefix(name, "*."))) > 0 {
+					return cli.Misusef("--tls-san %q is neither an IP address nor a name of a host, such as strata.example.com", name)
+				}
 			}
 			return run(cmd.Context(), s)
 		},
 	}
 	fs := cmd.Flags()
-	fs.SortFlags = false
 	fs.StringVar(&s.dataDir, "data-dir", datadir.Default(os.Getenv), "directory of all files of the control plane; the environment variable "+datadir.EnvVar+" sets the default, also for strata kubectl")
 	fs.IPVar(&s.bindAddress, "bind-address", net.IPv4(127, 0, 0, 1), "IP address on which the API server listens; 0.0.0.0 means all addresses of the machine")
 	fs.IntVar(&s.securePort, "secure-port", defaultPort, "port on which the API server listens; 0 selects a free port")
@@ -87,6 +99,8 @@ or disables some of the default ones (default,-cronjob). Other controllers:
 	fs.DurationVar(&s.progressInterval, "etcd-progress-notify-interval", 5*time.Second, "interval at which etcd sends progress notifications to watches without events; at least 100ms, 0 means 10m")
 	fs.StringVar(&s.engine, "engine", "", "cache that serves reads and watches: strata or upstream")
 	utilruntime.Must(fs.MarkDeprecated("engine", "use strata up -- --engine; the flag will be removed in the next release"))
+	cli.ShortenDurations(fs)
+	cli.SetHelp(cmd, cliflag.NamedFlagSets{})
 	return cmd
 }
 

@@ -60,7 +60,7 @@ func ourKubeconfig(path string) (*clientcmdapi.Config, error) {
 	}
 	config, err := clientcmd.Load(data)
 	if err != nil || config.Clusters[clusterName] == nil || config.AuthInfos[adminName] == nil {
-		return nil, fmt.Errorf("kubeconfig %s was not written by strata up and is not overwritten", path)
+		return nil, fmt.Errorf("kubeconfig %s was not written by strata up and is not overwritten; name another file with --kubeconfig", path)
 	}
 	return config, nil
 }

@@ -40,7 +40,7 @@ func openLog(path string) (*logFile, error) {
 		copied: make(chan struct{}),
 	}
 	if _, err := fmt.Fprintf(l.file, "--- strata up, process %d, %s\n", os.Getpid(), time.Now().Format(time.RFC3339)); err != nil {
-		return nil, fmt.Errorf("log: %w", err)
+		return nil, fmt.Errorf("log: %w; make the file writable, or free space on its file system", err)
 	}
 	read, write, err := os.Pipe()
 	if err != nil {

@@ -10,15 +10,20 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/stratakube/strata/server/internal/cli"
 	"github.com/stratakube/strata/server/internal/testbin"
 )
 
-// requireOneLine fails the test unless a call of strata failed with exit code 1 and one line on standard error that contains
-// want.
+// requireOneLine fails the test unless a call of strata failed, with one line on standard error that contains want. The exit code is that
+// of misuse if the line names the help of a command.
 func requireOneLine(t *testing.T, stderr string, code int, want string) {
 	t.Helper()
-	if code != 1 {
-		t.Errorf("code %d, want 1", code)
+	wantCode := cli.Failed
+	if strings.HasSuffix(stderr, " --help)\n") || strings.HasSuffix(stderr, " --help\n") {
+		wantCode = cli.Misused
+	}
+	if code != wantCode {
+		t.Errorf("code %d, want %d", code, wantCode)
 	}
 	if !strings.HasPrefix(stderr, "strata: ") || strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, want) {
 		t.Errorf("standard error is %q, want one line with %q", stderr, want)
@@ -57,28 +62,34 @@ func TestUp_Misuse_PrintsOneLineAndWritesNothing(t *testing.T) {
 		args []string
 		want string
 	}{
-		"unknown flag":          {[]string{"--bogus"}, "unknown flag: --bogus"},
-		"too many nodes":        {[]string{"--nodes=1001"}, "--nodes 1001 is not between 0 and 1000"},
-		"negative nodes":        {[]string{"--nodes=-1"}, "--nodes -1 is not between 0 and 1000"},
-		"an argument":           {[]string{"now"}, `takes no argument "now"`},
-		"an argument before --": {[]string{"now", "--", "--v=1"}, `takes no argument "now"`},
-		"port in use":           {[]string{"--secure-port=" + usedPort}, "127.0.0.1:" + usedPort + ": address already in use"},
-		"no port":               {[]string{"--secure-port=65536"}, "--secure-port 65536 is not a valid port"},
-		"no address":            {[]string{"--bind-address=localhost"}, "--bind-address"},
+		"unknown flag":          {[]string{"--bogus"}, "unknown flag: --bogus (see strata up --help)"},
+		"too many nodes":        {[]string{"--nodes=1001"}, "--nodes 1001 is not between 0 and 1000 (see strata up --help)"},
+		"negative nodes":        {[]string{"--nodes=-1"}, "--nodes -1 is not between 0 and 1000 (see strata up --help)"},
+		"nodes in words":        {[]string{"--nodes=three"}, `--nodes "three": must be a whole number in the range of int (see strata up --help)`},
+		"an argument":           {[]string{"now"}, `takes no argument "now"; flags of the API server go after -- (see strata up --help)`},
+		"an argument before --": {[]string{"now", "--", "--v=1"}, `takes no argument "now"; flags of the API server go after -- (see strata up --help)`},
+		"port in use":           {[]string{"--secure-port=" + usedPort}, "127.0.0.1:" + usedPort + ": address already in use; choose another address with --bind-address and --secure-port"},
+		"no port":               {[]string{"--secure-port=65536"}, "--secure-port 65536 is not a valid port: choose one between 1 and 65535, or 0 for a free one (see strata up --help)"},
+		"no address":            {[]string{"--bind-address=localhost"}, `--bind-address "localhost": must be an IP address such as 127.0.0.1 (see strata up --help)`},
 		"foreign address":       {[]string{"--bind-address=192.0.2.1"}, "cannot serve on 192.0.2.1:"},
-		"unknown controller":    {[]string{"--controllers=default,bogus"}, `unknown controller "bogus"`},
-		"unknown engine":        {[]string{"--", "--engine=bogus"}, "must be strata or upstream"},
+		"no interval":           {[]string{"--etcd-progress-notify-interval=soon"}, `--etcd-progress-notify-interval "soon": must be a duration such as 90s or 1h30m (see strata up --help)`},
+		"short interval":        {[]string{"--etcd-progress-notify-interval=-5s"}, "--etcd-progress-notify-interval -5s is too short: choose at least 100ms, or 0 for etcd's default of 10m (see strata up --help)"},
+		"no host":               {[]string{"--tls-san=a b"}, `--tls-san "a b" is neither an IP address nor a name of a host, such as strata.example.com (see strata up --help)`},
+		"unknown controller":    {[]string{"--controllers=default,bogus"}, `unknown controller "bogus" (see strata up --help)`},
+		"unknown engine":        {[]string{"--", "--engine=bogus"}, `--engine "bogus": must be strata or upstream (see strata apiserver --help)`},
 		"server's flag":         {[]string{"--", "--bogus"}, "unknown flag: --bogus (see strata apiserver --help)"},
-		"server's argument":     {[]string{"--", "now"}, "takes flags only"},
+		"server's value":        {[]string{"--", "--strata-history-bytes=much"}, `--strata-history-bytes "much": must be a size such as 256Mi or 1Gi (see strata apiserver --help)`},
+		"server's gate":         {[]string{"--", "--strata-feature-gates=WatchBookmark=maybe"}, "invalid value of WatchBookmark=maybe: must be true or false (see strata apiserver --help)"},
+		"server's argument":     {[]string{"--", "now"}, `takes flags only, got ["now"] (see strata apiserver --help)`},
 		"server's help":         {[]string{"--", "--help"}, "use strata apiserver for the help and version"},
 		"server's version":      {[]string{"--", "--version"}, "use strata apiserver for the help and version"},
-		"own flag after --":     {[]string{"--", "--secure_port=1"}, "before the --"},
-		"another etcd":          {[]string{"--", "--etcd-servers=http://127.0.0.1:1"}, "use strata apiserver"},
-		"foreign kubeconfig":    {[]string{"--kubeconfig=foreign"}, "was not written by strata up"},
-		"empty data directory":  {[]string{"--data-dir="}, "--data-dir is empty"},
-		"data below a file":     {[]string{"--data-dir=foreign/data"}, "not a directory"},
-		"data in a file":        {[]string{"--data-dir=foreign"}, "not a directory"},
-		"foreign directory":     {[]string{"--data-dir=."}, "was not created by strata up"},
+		"own flag after --":     {[]string{"--", "--secure_port=1"}, "before the -- (see strata up --help)"},
+		"another etcd":          {[]string{"--", "--etcd-servers=http://127.0.0.1:1"}, "use strata apiserver (see strata up --help)"},
+		"foreign kubeconfig":    {[]string{"--kubeconfig=foreign"}, "was not written by strata up and is not overwritten; name another file with --kubeconfig"},
+		"empty data directory":  {[]string{"--data-dir="}, "--data-dir is empty: name the directory of the control plane's files, such as strata-data (see strata up --help)"},
+		"data below a file":     {[]string{"--data-dir=foreign/data"}, "not a directory; choose another directory with --data-dir"},
+		"data in a file":        {[]string{"--data-dir=foreign"}, "not a directory; choose another directory with --data-dir"},
+		"foreign directory":     {[]string{"--data-dir=."}, "was not created by strata up; choose a new or empty directory with --data-dir"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -106,7 +117,7 @@ func TestUp_DataDirInUse_IsRefused(t *testing.T) {
 	samePort := "--secure-port=" + first.config(t).Host[strings.LastIndex(first.config(t).Host, ":")+1:]
 	for _, port := range []string{"--secure-port=0", samePort} {
 		_, stderr, code := runStrata(t, dir, "", "up", port)
-		requireOneLine(t, stderr, code, "is in use by another strata up (process ")
+		requireOneLine(t, stderr, code, "); stop it, or choose another directory with --data-dir")
 	}
 	if got := first.kubectl(t, "get", "--raw", "/readyz"); got != "ok" {
 		t.Errorf("the first is %q after the second", got)
@@ -136,7 +147,7 @@ func TestUp_DataDirOfAnotherUser_IsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, stderr, code := runCommand(t, "", cmd)
-	requireOneLine(t, stderr, code, "permission denied")
+	requireOneLine(t, stderr, code, "permission denied; choose another directory with --data-dir, or make it accessible to this user")
 }
 
 func TestUp_DamagedData_PrintsOneLine(t *testing.T) {
@@ -146,8 +157,8 @@ func TestUp_DamagedData_PrintsOneLine(t *testing.T) {
 	first.requireUp(t)
 	first.requireStop(t, terminate)
 	for name, test := range map[string]struct{ pattern, want string }{
-		"certificate authority": {"pki/ca.pem", "certificate authority"},
-		"database":              {"etcd/member/snap/db", "etcd"},
+		"certificate authority": {"pki/ca.pem", "/pki from a backup, or remove it to create others"},
+		"database":              {"etcd/member/snap/db", "or restore the data directory from a backup, or choose another one with --data-dir"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(dir, "strata-data", test.pattern)

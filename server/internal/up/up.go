@@ -9,12 +9,14 @@ package up
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -24,6 +26,7 @@ import (
 	"k8s.io/kubernetes/cmd/kube-controller-manager/names"
 
 	"github.com/stratakube/strata/server/internal/apiserver"
+	"github.com/stratakube/strata/server/internal/cli"
 	"github.com/stratakube/strata/server/internal/controllers"
 	"github.com/stratakube/strata/server/internal/datadir"
 	"github.com/stratakube/strata/server/internal/embedetcd"
@@ -32,9 +35,6 @@ import (
 )
 
 const (
-	// remindInterval is the interval of messages that a step is still in progress. A start takes 2 s on two cores.
-	remindInterval = 10 * time.Second
-
 	// stopTimeout bounds the wait for a startup in progress after a signal: several times the duration of a start.
 	stopTimeout = 30 * time.Second
 
@@ -62,7 +62,7 @@ type settings struct {
 // run prepares, starts and serves until ctx is cancelled, and stops. The error is one line that
 // names a remedy.
 func run(ctx context.Context, s settings) (err error) {
-	p := &plane{settings: s, show: &progress{out: s.out, start: time.Now()}}
+	p := &plane{settings: s, show: newProgress(s.out)}
 	defer func() { err = p.stop(err) }()
 	if err := p.prepare(); err != nil {
 		return err
@@ -93,7 +93,7 @@ type plane struct {
 // flags are reported before any change is made.
 func (p *plane) prepare() (err error) {
 	if p.enabled, err = controllers.Resolve(p.controllers); err != nil {
-		return fmt.Errorf("--controllers: %w (see strata up --help)", err)
+		return cli.Misusef("--controllers: %w (see strata up --help)", err)
 	}
 	if err := checkServerFlags(p.engine, p.serverFlags); err != nil {
 		return err
@@ -112,7 +112,11 @@ func (p *plane) prepare() (err error) {
 		return err
 	}
 	if p.files, err = pki.Ensure(p.dir.PKI(), p.addr.hosts(p.tlsSANs), time.Now()); err != nil {
-		return fmt.Errorf("certificates: %w", err)
+		next := fmt.Sprintf("restore %s from a backup, or remove it to create others, which clients then need", p.dir.PKI())
+		if errors.Is(err, syscall.ENOSPC) {
+			next = "free space on the file system of the data directory"
+		}
+		return fmt.Errorf("certificates: %w; %s", err, next)
 	}
 	if len(p.files.Made) > 0 {
 		p.show.step("certificates: created %s", strings.Join(p.files.Made, ", "))
@@ -145,31 +149,37 @@ func (p *plane) openDir() (err error) {
 // start starts etcd, the API server and the controllers, and writes the kubeconfigs. It reports
 // false if ctx is cancelled before the API server is ready.
 func (p *plane) start(ctx context.Context) (started bool, err error) {
+	end := p.show.waiting(func() string { return "etcd: starting; see " + p.dir.Log() })
 	p.etcd, err = embedetcd.Start(ctx, embedetcd.Config{
 		Dir:                    p.dir.Etcd(),
 		ProgressNotifyInterval: p.progressInterval,
 		Logger:                 p.log.etcdLogger(),
 	})
+	end()
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return false, nil
 	case err != nil:
-		return false, err
+		return false, fmt.Errorf("%w; see %s, or restore the data directory from a backup, or choose another one with --data-dir", err, p.dir.Log())
 	}
 	p.show.step("etcd: ready")
 
 	p.show.step("API server: starting")
+	var load loading
 	ready := make(chan apiserver.Info, 1)
 	p.server = launch("API server", func(ctx context.Context) error {
 		return apiserver.Run(ctx, apiserver.Options{
 			Args:    serverFlags(p.etcd.Endpoint(), p.addr, p.files, p.engine, p.serverFlags),
 			Out:     p.out,
 			OnReady: func(info apiserver.Info) { ready <- info },
+			OnLoad:  load.begin,
 		})
 	})
-	info, err := waitReady(ctx, p.show, p.dir, p.server, ready, p.etcd)
+	end = p.show.waiting(func() string { return load.text(ctx, p.dir.Log()) })
+	info, err := waitReady(ctx, p.show, p.server, ready, p.etcd)
+	end()
 	if err != nil {
-		return false, err
+		return false, p.seeLog(err)
 	}
 	if ctx.Err() != nil {
 		p.show.step("stopping")
@@ -197,19 +207,29 @@ func (p *plane) serve(ctx context.Context) error {
 		p.show.step("stopping")
 		return nil
 	case <-p.server.done:
-		return p.server.ended()
+		return p.seeLog(p.server.ended())
 	case <-p.manager.done:
-		return p.manager.ended()
+		return p.seeLog(p.manager.ended())
 	case <-p.kubelet.done:
-		return p.kubelet.ended()
+		return p.seeLog(p.kubelet.ended())
 	case err := <-p.etcd.Err():
-		return fmt.Errorf("etcd: %w", err)
+		return p.seeLog(fmt.Errorf("etcd: %w", err))
 	}
+}
+
+// seeLog adds the path of the log to the error of a component, unless it is one of the command line.
+func (p *plane) seeLog(err error) error {
+	if cli.IsMisuse(err) {
+		return err
+	}
+	return fmt.Errorf("%w; see %s", err, p.dir.Log())
 }
 
 // stop ends all components in the reverse order of their start, and unlocks the data directory. It
 // returns err, or else the first error of a component.
 func (p *plane) stop(err error) error {
+	end := p.show.waiting(func() string { return "stopping; see " + p.dir.Log() })
+	defer end()
 	if p.kubelet != nil {
 		err = firstError(err, p.kubelet.stop())
 	}
@@ -221,7 +241,7 @@ func (p *plane) stop(err error) error {
 	}
 	if p.etcd != nil {
 		p.etcd.Close()
-		if err == nil {
+		if end(); err == nil {
 			p.show.step("stopped; the data remains in %s", p.dir.Path)
 		}
 	}
@@ -237,9 +257,7 @@ func (p *plane) stop(err error) error {
 // waitReady returns the Info of the API server when it is ready, or the error with which it ended. A signal does not end the
 // wait immediately, because upstream's server exits the process if it is stopped while its start hooks run. After a signal,
 // waitReady waits at most stopTimeout.
-func waitReady(ctx context.Context, show *progress, dir *datadir.Dir, server *component, ready <-chan apiserver.Info, etcd *embedetcd.Server) (apiserver.Info, error) {
-	remind := time.NewTicker(remindInterval)
-	defer remind.Stop()
+func waitReady(ctx context.Context, show *progress, server *component, ready <-chan apiserver.Info, etcd *embedetcd.Server) (apiserver.Info, error) {
 	signalled := ctx.Done()
 	var giveUp <-chan time.Time
 	for {
@@ -247,7 +265,7 @@ func waitReady(ctx context.Context, show *progress, dir *datadir.Dir, server *co
 		case info := <-ready:
 			return info, nil
 		case <-server.done:
-			return apiserver.Info{}, server.ended()
+			return apiserver.Info{}, cli.WithHelp(server.ended(), "strata apiserver")
 		case err := <-etcd.Err():
 			return apiserver.Info{}, fmt.Errorf("etcd: %w", err)
 		case <-signalled:
@@ -256,8 +274,6 @@ func waitReady(ctx context.Context, show *progress, dir *datadir.Dir, server *co
 			giveUp = time.After(stopTimeout)
 		case <-giveUp:
 			return apiserver.Info{}, nil
-		case <-remind.C:
-			show.step("API server: not ready yet; see %s", dir.Log())
 		}
 	}
 }
@@ -285,7 +301,9 @@ func (s settings) startControllers(ctx context.Context, show *progress, dir *dat
 		return manager, nil
 	}
 	// Pods can be created in a namespace only when its service account exists.
-	if err := waitForServiceAccount(ctx, manager, url, files); ctx.Err() != nil {
+	end := show.waiting(func() string { return "controllers: not ready yet; see " + dir.Log() })
+	err := waitForServiceAccount(ctx, manager, url, files)
+	if end(); ctx.Err() != nil {
 		return manager, nil
 	} else if err != nil {
 		show.step("controllers: not ready yet (%v); see %s", err, dir.Log())

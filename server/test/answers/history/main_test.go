@@ -62,11 +62,16 @@ func ok(t *testing.T, ctx context.Context, args ...string) string {
 	return r.Stdout
 }
 
-// fails runs `strata history` against a server, which has to fail with one line that has all texts.
+// fails runs `strata history` against a server, which has to fail with one line that has all texts. The exit code is 2 if the line names
+// the help of the command, because the command line is wrong, and otherwise 1.
 func fails(t *testing.T, ctx context.Context, s *harness.Server, want []string, args ...string) {
 	t.Helper()
 	r := run(t, ctx, s, args...)
-	if r.Code != 1 || r.Stdout != "" || strings.Count(r.Stderr, "\n") != 1 {
+	code := 1
+	if strings.HasSuffix(r.Stderr, " --help)\n") {
+		code = 2
+	}
+	if r.Code != code || r.Stdout != "" || strings.Count(r.Stderr, "\n") != 1 {
 		t.Errorf("history %s: exit code %d, standard output %q, standard error %q; want one line of an error", strings.Join(args, " "), r.Code, r.Stdout, r.Stderr)
 	}
 	for _, text := range want {

@@ -242,7 +242,7 @@ func TestLog_Object_HasItsVersionsAndManagers(t *testing.T) {
 		t.Errorf("log of a window\n%s", strings.Join(got, "\n"))
 	}
 	fails(t, ctx, server, []string{"configmap/none did not exist", "check the name"}, "log", "cm/none", "-n", namespace)
-	fails(t, ctx, server, []string{"give the name of an object"}, "log", "cm", "-n", namespace)
+	fails(t, ctx, server, []string{"give the name of an object", "(see strata history log --help)"}, "log", "cm", "-n", namespace)
 }
 
 func TestTop_Reads_AreCountedBySource(t *testing.T) {

@@ -28,7 +28,8 @@ func TestPlugin_Kubectl_RunsAndCompletes(t *testing.T) {
 	for args, want := range map[string]string{
 		"strata log configmap/a -o name -n " + namespace:  "configmap/a",
 		"strata get cm -o name -n " + namespace:           "configmap/a\nconfigmap/b",
-		"strata --help":                                   "kubectl strata [command]",
+		"strata --help":                                   "kubectl strata COMMAND",
+		"strata get --help":                               "\n  kubectl strata get pods -A --at 5m\n",
 		"__complete strata ":                              "replay",
 		"__complete strata get configm":                   "configmaps",
 		"__complete strata get cm -n " + namespace + " b": "b",

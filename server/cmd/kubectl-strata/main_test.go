@@ -1,0 +1,28 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+)
+
+// The help of the plugin and of its commands has examples as kubectl's users type them, then Strata's flags, then those of kubectl's libraries.
+func TestHelp_Plugin_HasExamplesAndOwnFlagsFirst(t *testing.T) {
+	for _, name := range []string{"", "get", "diff", "log", "replay", "export", "top"} {
+		var out bytes.Buffer
+		cmd := newCommand()
+		cmd.SetOut(&out)
+		cmd.SetArgs(append(strings.Fields(name), "--help"))
+		if err := cmd.Execute(); err != nil {
+			t.Fatal(err)
+		}
+		last := -1
+		for _, part := range []string{"\nUsage:\n", "\nExamples:\n  " + strings.TrimSpace("kubectl strata "+name), "\nStrata flags:\n", "\nConnection flags:\n"} {
+			i := strings.Index(out.String(), part)
+			if i <= last || strings.Count(out.String(), part) != 1 {
+				t.Errorf("%s: %q is missing, repeated, or before another part\n%s", name, part, out.String())
+			}
+			last = i
+		}
+	}
+}

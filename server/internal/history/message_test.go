@@ -1,0 +1,51 @@
+package history
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"syscall"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// Each message has the event, the object and the next step, once, on one line.
+func TestMessage_Failures_HaveNextStep(t *testing.T) {
+	request := func(err error) error {
+		return fmt.Errorf("read the history of pods: %w", &url.Error{Op: "Get", URL: "https://10.0.0.1:6443/api/v1/pods?limit=500", Err: err})
+	}
+	dial := &net.OpError{Op: "dial", Net: "tcp", Addr: &net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 6443}, Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+	pods := schema.GroupResource{Resource: "pods"}
+	const unreachable = "read the history of pods: https://10.0.0.1:6443 cannot be reached: "
+	for name, test := range map[string]struct {
+		err  error
+		want string
+	}{
+		"other error": {errors.New("one\n\ttwo"), "one two"},
+		"refused":     {request(dial), unreachable + "connection refused; check that the server is running, and its address: --kubeconfig, --context, --server"},
+		"timeout":     {request(context.DeadlineExceeded), unreachable + "context deadline exceeded; try again, or give it more time with --request-timeout"},
+		"authority": {request(&tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}}), unreachable +
+			"tls: failed to verify certificate: x509: certificate signed by unknown authority; check the certificate authority of the kubeconfig, or give one with --certificate-authority"},
+		"expired": {request(&tls.CertificateVerificationError{Err: x509.CertificateInvalidError{Reason: x509.Expired, Detail: "now is later"}}), unreachable +
+			"tls: failed to verify certificate: x509: certificate has expired or is not yet valid: now is later; compare the clocks of both machines, or renew the certificate of the server"},
+		"unauthorized": {fmt.Errorf("read the history of pods: %w", apierrors.NewUnauthorized("Unauthorized")),
+			"read the history of pods: Unauthorized; check the credentials of the kubeconfig, which may have expired"},
+		"forbidden": {fmt.Errorf("read the history of pods: %w", apierrors.NewForbidden(pods, "", errors.New("no rule"))),
+			"read the history of pods: pods is forbidden: no rule; get needs the right to list the resource, the other commands also that to watch it"},
+		"forbidden metrics": {fmt.Errorf("read /metrics: %w", apierrors.NewForbidden(schema.GroupResource{}, "", errors.New("no rule"))),
+			"read /metrics: forbidden: no rule; top needs the right to get the path /metrics"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := message(test.err); got != test.want {
+				t.Errorf("%q, want %q", got, test.want)
+			}
+		})
+	}
+}
