@@ -19,12 +19,10 @@ func NewCommand() *cobra.Command {
 	cfg := Config{}
 	verbose := false
 	cmd := &cobra.Command{
-		Use:           "etcd",
-		Short:         "Run a single-member etcd (for tests and measurements)",
-		Hidden:        true,
-		Args:          cobra.NoArgs,
-		SilenceUsage:  true,
-		SilenceErrors: true,
+		Use:    "etcd",
+		Short:  "Run a single-member etcd (for tests and measurements)",
+		Hidden: true,
+		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx := cmd.Context()
 			if verbose {

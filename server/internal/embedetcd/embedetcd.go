@@ -219,6 +219,9 @@ func (s *Server) lockDir(dir string) error {
 		return fmt.Errorf("etcd data directory: %w", err)
 	}
 	s.lock = lock
+	if err := checkSpace(dir, freeBytes); err != nil {
+		return err
+	}
 
 	dbPath := filepath.Join(dir, "member", "snap", "db")
 	if _, err := os.Stat(dbPath); err != nil {
