@@ -107,7 +107,7 @@ func (r *ListRead) fill(ctx context.Context, decoded *listadmission.Decoded, lis
 	if err := corrupt.orElse(s.group, nil); err != nil {
 		return err
 	}
-	if r.shard != nil && r.Limit > 0 && int64(items.Len()) >= r.Limit {
+	if r.CountsMore() && r.Limit > 0 && int64(items.Len()) >= r.Limit {
 		more = r.MoreAfter(last)
 	}
 	if r.FromEtcd() && !r.Selective() {

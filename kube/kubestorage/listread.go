@@ -156,13 +156,25 @@ func (r *ListRead) ShardSelector() string {
 	return r.selector.Predicate.ShardSelector.String()
 }
 
-// MoreAfter reports whether a full page, the last object of which has the key, is followed by
-// another: there are entries after it. As upstream does, it counts entries of other shards. Not for
-// a list FromEtcd. Cost is O(log n).
+// MoreAfter reports whether a full page, the last object of which has the key, is followed by another. As upstream does, it counts
+// entries that the request does not select: those of a declared index if there is one, else all of the range. Not for a list
+// FromEtcd. Cost is O(log n).
 func (r *ListRead) MoreAfter(key string) bool {
-	n, _ := r.Snapshot.Count(key+"\x00", r.End)
+	start := key + "\x00"
+	if r.plan != nil {
+		if declared := r.plan.Declared(); declared != nil {
+			for range declared.Candidates(r.Snapshot, start, r.End) {
+				return true
+			}
+			return false
+		}
+	}
+	n, _ := r.Snapshot.Count(start, r.End)
 	return n > 0
 }
+
+// CountsMore reports whether the caller has to call MoreAfter after a full page: not each entry of the range is a candidate.
+func (r *ListRead) CountsMore() bool { return r.shard != nil || r.plan != nil }
 
 // estimate returns an upper bound of the number of objects.
 func (r *ListRead) estimate() int {

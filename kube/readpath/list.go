@@ -254,6 +254,9 @@ func (r *readRequest) selectPage(p *listPlan) (walked int, last string, more boo
 	if p.count > len(p.selected) {
 		p.selected = nil
 	}
+	if limit := p.list.Limit; limit > 0 && int64(p.count) >= limit && p.list.CountsMore() {
+		more = p.list.MoreAfter(last)
+	}
 	return walked, last, more, nil
 }
 

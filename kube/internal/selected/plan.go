@@ -18,8 +18,9 @@ import (
 type Plan struct {
 	ctx   context.Context
 	terms []term
-	name  string
-	known bool // see Known
+	// declared is the first term that demands one value of a declared field or label, -1 if there is none.
+	declared int
+	known    bool // see Known
 }
 
 // term is a requirement of a selector, on one label or field.
@@ -60,7 +61,7 @@ func (s *Selections) Plan(ctx context.Context, sel *objects.Selector, n int) *Pl
 		}
 	}
 	for _, usable := range terms {
-		p := &Plan{ctx: ctx}
+		p := &Plan{ctx: ctx, declared: -1}
 		for _, t := range usable {
 			if t.index = s.indexes.get(s, sel.Generation, t.index); t.index == nil {
 				continue
@@ -68,8 +69,8 @@ func (s *Selections) Plan(ctx context.Context, sel *objects.Selector, n int) *Pl
 			for _, v := range t.values {
 				t.hashes = append(t.hashes, hashOf(v))
 			}
-			if t.index.declared(&sel.Predicate) {
-				p.name = t.index.name
+			if p.declared < 0 && t.test == oneOf && len(t.values) == 1 && t.index.declared(&sel.Predicate) {
+				p.declared = len(p.terms)
 			}
 			p.terms = append(p.terms, t)
 		}
@@ -129,7 +130,20 @@ func labelTerm(r *labels.Requirement) (t term, ok bool) {
 }
 
 // Name returns the name that upstream's metrics give to a declared index, "" if the plan has none.
-func (p *Plan) Name() string { return p.name }
+func (p *Plan) Name() string {
+	if p.declared < 0 {
+		return ""
+	}
+	return p.terms[p.declared].index.name
+}
+
+// Declared returns the plan by the declared index alone, which is the one that upstream uses; nil if there is none.
+func (p *Plan) Declared() *Plan {
+	if p.declared < 0 {
+		return nil
+	}
+	return &Plan{ctx: p.ctx, terms: p.terms[p.declared : p.declared+1]}
+}
 
 // Candidates yields the candidates of a snapshot with start <= key < end, in key order: at least the selected entries. Objects whose
 // labels and fields are not known are decoded leaf by leaf; those that cannot be decoded are candidates.
