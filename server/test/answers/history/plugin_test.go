@@ -1,7 +1,6 @@
 package history
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"flag"
 	"fmt"
@@ -16,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/stratakube/strata/server/test/internal/harness"
+	"github.com/stratakube/strata/server/test/internal/transcript"
 )
 
 // TestPlugin_Kubectl_RunsAndCompletes calls the plugin by kubectl.
@@ -55,79 +55,39 @@ var update = flag.Bool("update", false, "write the output of the commands of doc
 
 const document = "../../../../docs/history.md"
 
-// block matches the sessions of the document, command those in it with their output.
-var (
-	block   = regexp.MustCompile("(?s)```console\n(.*?)```")
-	command = regexp.MustCompile(`(?m)^\$ (.*)\n((?:[^$].*\n|\n)*)`)
-)
-
-// variable are the parts of the output that differ between two runs, with their replacements.
-var variable = []struct {
-	pattern *regexp.Regexp
-	with    string
-}{
-	{regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`), "TIME"},
-	{regexp.MustCompile(`https://127\.0\.0\.1:\d+`), "URL"},
-	{regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}`), "UID"},
-	{regexp.MustCompile(`\b\d+(ms|s|m\d+s|m|h)\b`), "AGE"},
-	{regexp.MustCompile(`(?m)^.* so far, AGE\n`), ""}, // progress, on a slow machine
-	{regexp.MustCompile(`\b(revision|to) \d+\b`), "$1 N"},
-	{regexp.MustCompile(`\b\d{2,}\b`), "N"},
-	{regexp.MustCompile(` +`), " "},
-}
-
-// numbers are those of top, with their units.
-var numbers = regexp.MustCompile(`[0-9N.]+( [KM]iB|%)?`)
-
-func invariable(text string) string {
-	for _, v := range variable {
-		text = v.pattern.ReplaceAllString(text, v.with)
-	}
-	return text
-}
-
 // TestDocument_Sessions_HaveTheirOutput runs the commands of docs/history.md in order, and compares their output. With -update, the
 // output is written into the document. $REV in a command is the revision that the command before has printed.
 func TestDocument_Sessions_HaveTheirOutput(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
-	text := harness.Must[[]byte](t)(os.ReadFile(document))
 	own := env.APIServer(env.Etcd(), "--disable-admission-plugins=ServiceAccount")
 	dir := plugin(t)
-	revision, commands := "", 0
-	result := block.ReplaceAllFunc(text, func(session []byte) []byte {
-		return command.ReplaceAllFunc(session, func(part []byte) []byte {
-			match := command.FindSubmatch(part)
-			commands++
-			args := strings.Fields(string(match[1]))
+	number := regexp.MustCompile(`^\d+\n?$`)
+	revision := ""
+	transcript.Document{
+		Path:   document,
+		Update: *update,
+		Run: func(c transcript.Command) string {
+			args := strings.Fields(c.Line)
 			if args[0] != "kubectl" {
-				t.Fatalf("command %q is not kubectl", match[1])
+				t.Fatalf("command %q is not kubectl", c.Line)
 			}
 			for i := range args {
 				args[i] = strings.ReplaceAll(strings.Trim(args[i], "'"), "$REV", revision)
 			}
 			out, _ := kubectl(t, ctx, dir, own.Kubeconfig, args[1:]...)
-			if out != "" && !strings.HasSuffix(out, "\n") {
-				out += "\n" // as the prompt of a terminal
-			}
-			if n := regexp.MustCompile(`^\d+\n?$`).FindString(out); n != "" {
+			if n := number.FindString(out); n != "" {
 				revision = strings.TrimSpace(n)
 			}
-			if got, want := invariable(out), invariable(string(match[2])); got != want && (args[2] != "top" || numbers.ReplaceAllString(got, "N") != numbers.ReplaceAllString(want, "N")) {
-				if !*update {
-					t.Errorf("%s prints\n%s\nand docs/history.md has\n%s\n(go test -run TestDocument -update writes it)", match[1], out, match[2])
-				}
-				return []byte("$ " + string(match[1]) + "\n" + out)
+			return out
+		},
+		Same: func(c transcript.Command, got string) bool {
+			if strings.HasPrefix(c.Line, "kubectl strata top") {
+				return transcript.WithoutNumbers(got) == transcript.WithoutNumbers(c.Want)
 			}
-			return part
-		})
-	})
-	if commands < 10 {
-		t.Errorf("docs/history.md has %d commands only", commands)
-	}
-	if *update && !bytes.Equal(result, text) {
-		harness.Check(t, os.WriteFile(document, result, 0o644))
-	}
+			return transcript.Invariable(got) == transcript.Invariable(c.Want)
+		},
+	}.Check(t, 10)
 }
 
 // TestKrewManifest_Build_NamesItsArchive builds the archive of one platform and reads the manifest.
