@@ -122,9 +122,11 @@ boundaries: ## fail if the engine, its tests included, depends on Kubernetes, or
 tidy: ## fail if a go.mod is not what go mod tidy would write
 	@set -e; for module in . kube server server/bench tools tools/kwok suites robustness conformance tools/stock/etcd-3.6; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
 
-generate: ## write the tables of flags and metrics in docs/reference.md, and the rules for the Prometheus operator; tests fail when they are stale
+generate: ## write the tables of docs/reference.md, the rules for the Prometheus operator, and the sessions of docs; tests fail when they are stale
 	cd server && $(GO) test -vet=off -count=1 -run '^TestReference_TablesAreCurrent$$' ./internal/apiserver -update
 	cd server && $(GO) test -vet=off -count=1 -run '^TestPrometheusRule_EqualsRules$$' ./internal/deployment -update
+	cd server && $(GO) test -vet=off -count=1 -run '^TestDocument_Sessions_HaveTheirOutput$$' ./test/answers/history -update
+	cd server && $(GO) test -vet=off -count=1 -run '^TestDocument_Sessions_HaveTheirOutput$$' ./test/answers/tour -update
 
 check-docs: ## fail if a document names a test, file or package that does not exist
 	.ci/check-docs
