@@ -15,6 +15,7 @@ type moment struct {
 	time     time.Time
 	revision int64
 	text     string // "" if it is not set
+	flag     string // its name
 }
 
 func (m *moment) String() string { return m.text }
@@ -26,14 +27,14 @@ func (m *moment) Set(text string) error {
 		if ago < 0 {
 			return fmt.Errorf("%s is in the future: give a duration ago, such as 5m", text)
 		}
-		*m = moment{ago: ago, text: text}
+		*m = moment{ago: ago, text: text, flag: m.flag}
 		return nil
 	}
 	at, err := time.Parse(time.RFC3339, text)
 	if err != nil {
 		return fmt.Errorf("%q is neither a duration ago, such as 5m or 1h30m, nor a time, such as 2026-01-02T15:04:05Z", text)
 	}
-	*m = moment{time: at, text: text}
+	*m = moment{time: at, text: text, flag: m.flag}
 	return nil
 }
 
@@ -49,12 +50,13 @@ func (f revisionFlag) Set(text string) error {
 	if _, err := fmt.Sscanf(text, "%d", &revision); err != nil || revision <= 0 || fmt.Sprint(revision) != text {
 		return fmt.Errorf("%q is no revision: give the resource version of an object or a list", text)
 	}
-	*f.moment = moment{revision: revision, text: "revision " + text}
+	*f.moment = moment{revision: revision, text: "revision " + text, flag: f.flag}
 	return nil
 }
 
 // momentFlags adds the flags name and name-revision, of which a user may set one.
 func momentFlags(flags *pflag.FlagSet, m *moment, name, usage string) {
+	m.flag = name
 	flags.Var(m, name, usage+": a duration ago, or a time (RFC 3339)")
 	flags.Var(revisionFlag{m}, name+"-revision", usage+": a revision")
 }
@@ -85,6 +87,9 @@ func (m *moment) in(resource string, times *revisiontimes.RevisionTimes, unset i
 	revision, err := m.revision, error(nil)
 	if t, ok := m.at(times.Now); ok {
 		revision, err = times.At(t)
+		if err != nil && len(times.Times) > 0 && t.Before(times.Times[0].Time) {
+			err = fmt.Errorf("%w (--%s-revision=%d)", err, m.flag, times.Oldest)
+		}
 	} else {
 		err = times.Check(revision)
 	}

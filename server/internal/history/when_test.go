@@ -29,7 +29,7 @@ func TestMoment_Flags_AreParsed(t *testing.T) {
 		"--at-revision=25":               {25, ""},
 		"--at=-5m":                       {0, "in the future: give a duration ago"},
 		"--at=yesterday":                 {0, "neither a duration ago"},
-		"--at=2h":                        {0, "read pods at 2h: the server has observed times since 2026-01-01T12:00:00Z (revision 30)"},
+		"--at=2h":                        {0, "read pods at 2h: the server has observed times since 2026-01-01T12:00:00Z (revision 30); older revisions can be read by number, down to 20 (--at-revision=20)"},
 		"--at=2026-01-01T14:00:00Z":      {0, "in the future"},
 		"--at-revision=19":               {0, "read pods: revision 19 is older than the server's history: the oldest revision is 20"},
 		"--at-revision=71":               {0, "the newest one is 70"},
