@@ -39,23 +39,14 @@ import (
 	"github.com/stratakube/strata/kube/readpath"
 )
 
-// Answer reads with the cached bytes of the engine, in front of the handlers of an API server. kube/examples/apiserver is a whole
-// server.
-func ExampleServer_Mount() {
+// Put an API server on the engine with one statement: storages, reads with cached bytes in front of the handlers, and an orderly end of
+// watches on shutdown. kube/examples/apiserver is a whole server.
+func ExampleAttach() {
 	config, group, stop := newServerConfig() // of an API server with the resource pods, on an etcd
 	defer stop()
 
-	engine := kubestorage.New(kubestorage.Options{})
+	engine := readpath.Attach(&config.Config, kubestorage.Options{}, readpath.Kinds{Scheme: group.Scheme, Serializer: group.NegotiatedSerializer})
 	defer engine.Close()
-	config.RESTOptionsGetter = engine.RESTOptionsGetter(config.RESTOptionsGetter)
-	readpath.New(readpath.Config{
-		Resolver: readpath.NewResolver(readpath.ResolverConfig{
-			Engine:  engine,
-			BuiltIn: []readpath.Kinds{{Scheme: group.Scheme, Serializer: group.NegotiatedSerializer}},
-		}),
-	}).Mount(&config.Config)
-	// On shutdown, watches receive the events that are due and a last bookmark before they end.
-	readpath.DrainOnShutdown(&config.Config, engine, readpath.DefaultProgressTimeout)
 
 	// Everything else is as before: complete the configuration, install the API group, serve.
 	server := newServer(config, group)

@@ -1,7 +1,7 @@
 // Command apiserver is an API server of one resource, the pods of the group
 // example.apiserver.k8s.io from the tests of k8s.io/apiserver, on Strata's engine. It differs in
-// three statements from any other server that is built on k8s.io/apiserver; they are marked in
-// newServer.
+// one statement from any other server that is built on k8s.io/apiserver: the call of readpath.Attach
+// in newServer, beside the close of the engine that it returns.
 //
 //	apiserver --etcd-servers=http://127.0.0.1:2379 --secure-port=8443
 //	curl -k https://127.0.0.1:8443/apis/example.apiserver.k8s.io/v1/pods
@@ -24,7 +24,7 @@ import (
 
 func main() {
 	etcd := flag.String("etcd-servers", "http://127.0.0.1:2379", "comma-separated etcd endpoints")
-	port := flag.Int("secure-port", 8443, "loopback address to serve HTTPS on")
+	port := flag.Int("secure-port", 8443, "port on 127.0.0.1 to serve HTTPS on")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
