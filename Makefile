@@ -126,7 +126,7 @@ generate: ## write the tables of docs/reference.md, the rules for the Prometheus
 	cd server && $(GO) test -vet=off -count=1 -run '^TestReference_TablesAreCurrent$$' ./internal/apiserver -update
 	cd server && $(GO) test -vet=off -count=1 -run '^TestPrometheusRule_EqualsRules$$' ./internal/deployment -update
 	cd server && $(GO) test -vet=off -count=1 -run '^TestDocument_Sessions_HaveTheirOutput$$' ./test/answers/history -update
-	cd server && $(GO) test -vet=off -count=1 -run '^TestDocument_Sessions_HaveTheirOutput$$' ./test/answers/tour -update
+	cd server && $(GO) test -vet=off -count=1 -run '_Sessions_HaveTheirOutput$$' ./test/answers/tour -update
 
 check-docs: ## fail if a document names a test, file or package that does not exist
 	.ci/check-docs
