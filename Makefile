@@ -43,7 +43,7 @@ OLDEST := apiserver_v0_36
 .DEFAULT_GOAL := build
 .PHONY: help build kubectl-strata run test test-engine test-kube test-server test-race test-long test-storage test-oldest \
         test-invariants fuzz bench bench-read bench-consistent bench-watch bench-lists bench-storm bench-check bench-profiles conformance robustness stock skew \
-        suites suites-quick release release-ci release-check lint gofmt vet staticcheck boundaries tidy generate check-docs check-commits prose vulncheck clean
+        suites suites-quick release release-ci release-check lint gofmt vet staticcheck boundaries tidy generate recording check-docs check-commits prose vulncheck clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9.-]*\):.*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -128,8 +128,12 @@ generate: ## write the tables of docs/reference.md, the rules for the Prometheus
 	cd server && $(GO) test -vet=off -count=1 -run '^TestDocument_Sessions_HaveTheirOutput$$' ./test/answers/history -update
 	cd server && $(GO) test -vet=off -count=1 -run '_Sessions_HaveTheirOutput$$' ./test/answers/tour -update
 
-check-docs: ## fail if a document names a test, file or package that does not exist
+recording: build ## run the steps of tools/recording and write docs/images/tour.svg, which the README shows
+	cd tools && $(ALONE) $(GO) run ./recording
+
+check-docs: ## fail if a document names a test, file or package that does not exist, or its recording has other steps
 	.ci/check-docs
+	cd tools && $(ALONE) $(GO) test -vet=off ./recording
 
 check-commits: ## fail if the message of a commit is not "package: imperative phrase" and a body
 	.ci/check-commits

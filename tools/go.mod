@@ -11,7 +11,10 @@ tool (
 	honnef.co/go/tools/cmd/staticcheck
 )
 
-require github.com/CycloneDX/cyclonedx-go v0.12.0
+require (
+	github.com/CycloneDX/cyclonedx-go v0.12.0
+	github.com/creack/pty v1.1.24
+)
 
 require (
 	github.com/BurntSushi/toml v1.4.1-0.20240526193622-a339e1f7089c // indirect
