@@ -2,6 +2,7 @@
 package kubectlcmd
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -35,6 +36,11 @@ func NewCommand() *cobra.Command {
 				if err := os.Setenv(clientcmd.RecommendedConfigPathEnvVar, path); err != nil {
 					return err
 				}
+			} else if path := missing(args, os.Getenv); path != "" {
+				util.BehaviorOnFatal(func(message string, code int) {
+					fmt.Fprint(os.Stderr, explain(message, path))
+					os.Exit(code)
+				})
 			}
 			run(args)
 			return nil
@@ -78,6 +84,30 @@ func kubeconfig(args []string, getenv func(string) string) string {
 		return ""
 	}
 	return path
+}
+
+// missing returns the path of the kubeconfig of `strata up` if kubeconfig looked for it and it does not exist.
+func missing(args []string, getenv func(string) string) string {
+	if kubeconfig(args, getenv) != "" || getenv(clientcmd.RecommendedConfigPathEnvVar) != "" || namesKubeconfig(args) {
+		return ""
+	}
+	path, err := filepath.Abs(datadir.Kubeconfig(datadir.Default(getenv)))
+	if err != nil {
+		return ""
+	}
+	return path
+}
+
+// explain ends the message of an error with a line feed, and adds the next step if kubectl had no kubeconfig: it connects to this address
+// then.
+func explain(message, missing string) string {
+	if message != "" && !strings.HasSuffix(message, "\n") {
+		message += "\n"
+	}
+	if strings.Contains(message, "localhost:8080 was refused") {
+		message += fmt.Sprintf("There is no %s, which strata up writes. Run this in the working directory of strata up, or set STRATA_DATA to its data directory or KUBECONFIG to another kubeconfig.\n", missing)
+	}
+	return message
 }
 
 // namesKubeconfig reports whether args set --kubeconfig. Arguments after "--" belong to another program (kubectl exec).

@@ -50,6 +50,31 @@ func TestKubeconfig_OfUp_HasLowestPrecedence(t *testing.T) {
 	}
 }
 
+func TestMissing_KubeconfigOfUp_IsNamedInErrors(t *testing.T) {
+	t.Chdir(t.TempDir())
+	path, err := filepath.Abs(filepath.Join("strata-data", "kubeconfig"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	none := func(string) string { return "" }
+	if got := missing([]string{"get", "pods"}, none); got != path {
+		t.Errorf("missing %q, want %q", got, path)
+	}
+	if got := missing([]string{"get", "pods", "--kubeconfig=other"}, none); got != "" {
+		t.Errorf("missing %q with a flag", got)
+	}
+	if got := missing([]string{"get", "pods"}, func(name string) string { return map[string]string{"KUBECONFIG": "other"}[name] }); got != "" {
+		t.Errorf("missing %q with a kubeconfig in the environment", got)
+	}
+	const refused = "The connection to the server localhost:8080 was refused - did you specify the right host or port?"
+	if got := explain(refused, path); !strings.HasPrefix(got, refused+"\nThere is no "+path+", which strata up writes.") || !strings.HasSuffix(got, ".\n") {
+		t.Errorf("explained: %q", got)
+	}
+	if got := explain("error: unknown flag", path); got != "error: unknown flag\n" {
+		t.Errorf("another error: %q", got)
+	}
+}
+
 // call runs `strata kubectl` without any server.
 func call(t *testing.T, dir string, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
