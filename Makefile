@@ -49,6 +49,7 @@ help: ## list the targets
 	@sed -n 's/^\([a-z0-9.-]*\):.*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
 
 build: ## build bin/strata (several minutes the first time)
+	@[ -e $(BIN) ] || echo 'The first build compiles Kubernetes, which takes some minutes.'
 	$(GO) build -buildvcs=$(BUILDVCS) -ldflags '$(LDFLAGS)' -o $(BIN) ./server/cmd/strata
 
 kubectl-strata: ## build bin/kubectl-strata, the plugin of kubectl that reads the past
