@@ -37,7 +37,7 @@ type Config struct {
 const usage = `Usage: bench [flags]
 
 Compares engines of the API server on the same etcd data, and with a plain server that writes the same bytes from memory. Full sizes take
-about an hour, the workloads of the read path half of that, -quick some minutes.
+about an hour, the workloads of the read path half of that, -quick more than half an hour on two processors.
 
   make bench                                   all workloads at the sizes that docs/benchmarks.md quotes
   make bench-read                              those of the read path
