@@ -37,8 +37,9 @@ var variable = []struct {
 	pattern *regexp.Regexp
 	with    string
 }{
+	{regexp.MustCompile(`(?m)^ .*: (not ready yet|loading objects).*\n`), ""}, // progress, on a slow machine
 	{regexp.MustCompile(`(?m)^ +\d+\.\d\ds`), "SECONDS"},
-	{regexp.MustCompile(`(?m)^Waiting for deployment .*\n`), ""}, // progress, on a slow machine
+	{regexp.MustCompile(`(?m)^Waiting for deployment .*\n`), ""}, // the same
 	{regexp.MustCompile(`hello-[0-9a-z]{6,10}-[0-9a-z]{5}\b`), "hello-POD"},
 	{regexp.MustCompile(`\bnode-\d{4}\b`), "NODE"},
 	{regexp.MustCompile(`\b10\.128(\.\d+){2}\b`), "IP"},
