@@ -14,7 +14,9 @@ import (
 	"context"
 	"io"
 	"maps"
+	"net"
 	"slices"
+	"sync"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -47,6 +49,17 @@ type Options struct {
 	// OnLoad is called once, when memory begins to be loaded from etcd, with a function that returns the progress and may be
 	// called until Run returns. It may be nil, and is not called with upstream's engine.
 	OnLoad func(progress func(context.Context) kubestorage.LoadState)
+	// Listener accepts the connections of the server, which closes it. If it is nil, the flags determine the address.
+	Listener net.Listener
+	// Shared is set for one of several servers of this process, and nil for the only one.
+	Shared *Shared
+	// API identifies the API that the flags enable. Servers of one Shared with the same value have the same flags, except for
+	// addresses, files and the prefix in etcd, and share what depends on the others.
+	API string
+	// OnBuilt is called once when the handlers are built. It may be nil.
+	OnBuilt func()
+	// Serve, if not nil, delays the start of the server, whose handlers are built meanwhile, until it is closed.
+	Serve <-chan struct{}
 }
 
 // Info describes a ready server.
@@ -58,8 +71,19 @@ type Info struct {
 // Run serves until ctx is cancelled, then shuts down in upstream's order (drain, stop, release the storage) and
 // returns nil. An error means that the server failed to start, or stopped before ctx was cancelled.
 //
-// Feature gates, logging and metrics of k8s.io packages are global: call Run at most once per process.
+// Feature gates, logging and metrics of k8s.io packages are global: call Run at most once per process, or with one Shared for all
+// calls.
 func Run(ctx context.Context, o Options) error {
+	o.Shared.lock()
+	unlock := sync.OnceFunc(o.Shared.unlock)
+	defer unlock()
+	onBuilt := o.OnBuilt
+	o.OnBuilt = func() {
+		unlock()
+		if onBuilt != nil {
+			onBuilt()
+		}
+	}
 	cmd := newCommand(o)
 	cmd.SetArgs(append([]string{}, o.Args...)) // never nil: cobra would read os.Args
 	out := o.Out

@@ -32,7 +32,7 @@ import (
 // free and the engine closed.
 func (s *settings) run(ctx context.Context, flags *pflag.FlagSet, o Options) error {
 	defer logs.FlushLogs()
-	completed, err := s.prepare(ctx, flags)
+	completed, err := s.prepare(ctx, flags, o.Shared)
 	if err != nil {
 		return err
 	}
@@ -41,29 +41,34 @@ func (s *settings) run(ctx context.Context, flags *pflag.FlagSet, o Options) err
 	}
 	kube := &instance{}
 	defer kube.stop()
-	if err := kube.start(ctx, s, completed); err != nil {
+	if err := kube.start(ctx, s, completed, o); err != nil {
 		return err
+	}
+	if o.OnBuilt != nil {
+		o.OnBuilt()
+	}
+	if o.Serve != nil {
+		select {
+		case <-o.Serve:
+		case <-ctx.Done():
+			return nil
+		}
 	}
 	return kube.serve(ctx, o)
 }
 
-// prepare validates and applies the settings: feature gates, logging, memory limits.
-func (s *settings) prepare(ctx context.Context, flags *pflag.FlagSet) (completed options.CompletedOptions, err error) {
+// prepare validates and applies the settings. Those that are global are the first server's.
+func (s *settings) prepare(ctx context.Context, flags *pflag.FlagSet, shared *Shared) (completed options.CompletedOptions, err error) {
 	for _, err := range []error{s.limits.validate(), s.checks.validate(), s.tokens.validate(s.gates)} {
 		if err != nil {
 			return completed, cli.Misuse(err)
 		}
 	}
-	registry := s.kube.GenericServerRunOptions.ComponentGlobalsRegistry
-	if err := registry.Set(); err != nil {
-		return completed, cli.Misuse(err)
-	}
-	rest.SetDefaultWarningHandler(rest.NoWarnings{}) // the server's own clients would log warnings sent by the server itself
-
-	logs.InitLogs()
-	gate := registry.FeatureGateFor(basecompatibility.DefaultKubeComponent)
-	if err := logsapi.ValidateAndApply(s.kube.Logs, gate); err != nil {
-		return completed, cli.Misuse(err)
+	first := shared.first()
+	if first {
+		if err := s.applyToProcess(); err != nil {
+			return completed, cli.Misuse(err)
+		}
 	}
 	cliflag.PrintFlags(flags)
 
@@ -73,14 +78,31 @@ func (s *settings) prepare(ctx context.Context, flags *pflag.FlagSet) (completed
 	if errs := completed.Validate(); len(errs) != 0 {
 		return completed, cli.Misuse(utilerrors.NewAggregate(errs))
 	}
-	gate.(featuregate.MutableFeatureGate).AddMetrics()
-	registry.AddMetrics()
+	memory := memoryLimit
+	if first {
+		registry := s.kube.GenericServerRunOptions.ComponentGlobalsRegistry
+		registry.FeatureGateFor(basecompatibility.DefaultKubeComponent).(featuregate.MutableFeatureGate).AddMetrics()
+		registry.AddMetrics()
+		memory = followMemoryLimit
+	}
 	if s.engine == engineStrata {
-		s.limits.fit(flags, followMemoryLimit())
+		s.limits.fit(flags, memory())
 	}
 	klog.InfoS("Starting", "version", componentversion.Get(), "engine", s.engine,
 		"GOGC", os.Getenv("GOGC"), "GOMAXPROCS", os.Getenv("GOMAXPROCS"), "GOMEMLIMIT", os.Getenv("GOMEMLIMIT"))
 	return completed, nil
+}
+
+// applyToProcess applies the settings that are global: feature gates and logging.
+func (s *settings) applyToProcess() error {
+	registry := s.kube.GenericServerRunOptions.ComponentGlobalsRegistry
+	if err := registry.Set(); err != nil {
+		return err
+	}
+	rest.SetDefaultWarningHandler(rest.NoWarnings{}) // the server's own clients would log warnings sent by the server itself
+
+	logs.InitLogs()
+	return logsapi.ValidateAndApply(s.kube.Logs, registry.FeatureGateFor(basecompatibility.DefaultKubeComponent))
 }
 
 // reachEtcd waits for etcd for at most etcdPatience, and reports whether ctx was cancelled
@@ -108,22 +130,26 @@ type instance struct {
 }
 
 // start builds the chain of servers. It does not listen yet.
-func (v *instance) start(ctx context.Context, s *settings, completed options.CompletedOptions) error {
+func (v *instance) start(ctx context.Context, s *settings, completed options.CompletedOptions, o Options) error {
 	attachment := s.attachment()
 	attachment.Options(completed.Etcd)
+	if o.Listener != nil {
+		completed.SecureServing.Listener = o.Listener
+	}
 	config, err := app.NewConfig(completed)
 	v.listener = completed.SecureServing.Listener
 	if err != nil {
 		return listenFailure(err)
 	}
 	v.attachment, v.config = attachment, config
-	if s.engine == engineStrata {
+	if s.engine == engineStrata && o.Shared == nil {
 		gcpolicy.Start(ctx, freeMemory)
 	}
 	if err := attachment.Chain(config); err != nil {
 		return err
 	}
 
+	o.Shared.omitSchemas(o.API, config)
 	complete, err := config.Complete()
 	if err != nil {
 		return err
@@ -133,8 +159,13 @@ func (v *instance) start(ctx context.Context, s *settings, completed options.Com
 		return err
 	}
 	attachment.Mount(chain)
-	v.prepared, err = chain.PrepareRun()
-	return err
+	if err := o.Shared.installSchemas(o.API, chain); err != nil {
+		return err
+	}
+	if v.prepared, err = chain.PrepareRun(); err != nil {
+		return err
+	}
+	return o.Shared.keepSchemas(o.API, chain)
 }
 
 // upstreamListen matches upstream's error of a listener: the address and the cause.
@@ -190,7 +221,7 @@ func waitReady(ctx context.Context, loopback *rest.Config) error {
 	if err != nil {
 		return fmt.Errorf("client for /readyz: %w", err)
 	}
-	const interval = 25 * time.Millisecond // a guess: small compared to a startup of seconds
+	const interval = 10 * time.Millisecond // a guess: small compared to a startup
 	return wait.PollUntilContextCancel(ctx, interval, true, func(ctx context.Context) (bool, error) {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, loopback.Host+"/readyz", nil)
 		if err != nil {
