@@ -44,6 +44,8 @@ const (
 	// backdate allows for clients whose clock is behind the server's.
 	backdate = time.Hour
 
+	authorityFile = "ca.pem"
+
 	// adminGroup is the group whose members bypass RBAC.
 	adminGroup = "system:masters"
 
@@ -86,6 +88,15 @@ type Files struct {
 // A file that cannot be read or parsed is an error and is not replaced: a new authority would invalidate existing kubeconfigs,
 // and a new key would invalidate service account tokens. Only one process at a time may call Ensure on a directory.
 func Ensure(dir string, hosts []string, now time.Time) (*Files, error) {
+	return ensureFiles(dir, hosts, ensurer{now: now, write: atomicfile.Write})
+}
+
+// EnsureTemporary is Ensure for files that do not outlive the process: it does not synchronize them to disk.
+func EnsureTemporary(dir string, hosts []string, now time.Time) (*Files, error) {
+	return ensureFiles(dir, hosts, ensurer{now: now, write: func(path string, data []byte) error { return os.WriteFile(path, data, 0o600) }})
+}
+
+func ensureFiles(dir string, hosts []string, e ensurer) (*Files, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -100,8 +111,7 @@ func Ensure(dir string, hosts []string, now time.Time) (*Files, error) {
 		FrontProxyClient:  filepath.Join(dir, "front-proxy-client.pem"),
 		ServiceAccountKey: filepath.Join(dir, "service-account.key"),
 	}
-	e := ensurer{now: now}
-	ca := e.authority(filepath.Join(dir, "ca.pem"), f.CA, "strata-ca", "certificate authority")
+	ca := e.authority(filepath.Join(dir, authorityFile), f.CA, "strata-ca", "certificate authority")
 	frontProxyCA := e.authority(filepath.Join(dir, "front-proxy-ca.pem"), f.FrontProxyCA, "strata-front-proxy-ca", "aggregation authority")
 	e.leaf(f.Serving, "serving certificate", ca, servingTemplate(hosts))
 	e.leaf(f.Admin, "admin certificate", ca, clientTemplate("strata-admin", adminGroup))
@@ -119,10 +129,32 @@ func Ensure(dir string, hosts []string, now time.Time) (*Files, error) {
 
 // Split returns the certificates and the key in the file at path, each in PEM, for programs that need them separately.
 func Split(path string) (certs, key []byte, err error) {
-	rest, err := os.ReadFile(path)
+	data, err := os.ReadFile(path)
 	if err != nil {
 		return nil, nil, err
 	}
+	if certs, key = split(data); certs == nil || key == nil {
+		return nil, nil, fmt.Errorf("%s does not contain a certificate and a key", path)
+	}
+	return certs, key, nil
+}
+
+// IssueClient returns a new client certificate of a user and its key, each in PEM, signed by the authority that Ensure created in dir.
+func IssueClient(dir, user string, groups []string, now time.Time) (certs, key []byte, err error) {
+	ca, err := readPair(filepath.Join(dir, authorityFile))
+	if err != nil {
+		return nil, nil, err
+	}
+	e := ensurer{now: now, write: func(_ string, data []byte) error {
+		certs, key = split(data)
+		return nil
+	}}
+	e.create("", "client certificate", ca, clientTemplate(user, groups...))
+	return certs, key, e.err
+}
+
+// split returns the certificates and the key in data.
+func split(rest []byte) (certs, key []byte) {
 	for {
 		var block *pem.Block
 		if block, rest = pem.Decode(rest); block == nil {
@@ -134,10 +166,7 @@ func Split(path string) (certs, key []byte, err error) {
 			key = append(key, pem.EncodeToMemory(block)...)
 		}
 	}
-	if certs == nil || key == nil {
-		return nil, nil, fmt.Errorf("%s does not contain a certificate and a key", path)
-	}
-	return certs, key, nil
+	return certs, key
 }
 
 // pair is a certificate with its key.
@@ -148,9 +177,10 @@ type pair struct {
 
 // ensurer keeps the first error of a sequence of steps; later steps do nothing.
 type ensurer struct {
-	now  time.Time
-	made []string
-	err  error
+	now   time.Time
+	write func(path string, data []byte) error
+	made  []string
+	err   error
 }
 
 func (e *ensurer) authority(path, certPath, commonName, what string) *pair {
@@ -186,7 +216,7 @@ func (e *ensurer) authority(path, certPath, commonName, what string) *pair {
 	}
 	want := encodeCert(found.cert)
 	if got, err := os.ReadFile(certPath); err != nil || string(got) != string(want) {
-		if err := atomicfile.Write(certPath, want); err != nil {
+		if err := e.write(certPath, want); err != nil {
 			e.err = fmt.Errorf("%s: %w", what, err)
 			return nil
 		}
@@ -209,6 +239,11 @@ func (e *ensurer) leaf(path, what string, authority *pair, template *x509.Certif
 	case !e.endsSoon(found.cert) && found.cert.CheckSignatureFrom(authority.cert) == nil && covers(found.cert, template):
 		return
 	}
+	e.create(path, what, authority, template)
+}
+
+// create issues a certificate for a new key.
+func (e *ensurer) create(path, what string, authority *pair, template *x509.Certificate) {
 	key, err := newKey()
 	if err != nil {
 		e.err = fmt.Errorf("%s: %w", what, err)
@@ -244,7 +279,7 @@ func (e *ensurer) issue(path, what string, template *x509.Certificate, authority
 		e.err = fmt.Errorf("%s: %w", what, err)
 		return nil
 	}
-	if err := atomicfile.Write(path, append(encodeCert(issued.cert), keyPEM...)); err != nil {
+	if err := e.write(path, append(encodeCert(issued.cert), keyPEM...)); err != nil {
 		e.err = fmt.Errorf("%s: %w", what, err)
 		return nil
 	}
@@ -276,7 +311,7 @@ func (e *ensurer) key(path, what string) {
 		e.err = fmt.Errorf("%s: %w", what, err)
 		return
 	}
-	if err := atomicfile.Write(path, keyPEM); err != nil {
+	if err := e.write(path, keyPEM); err != nil {
 		e.err = fmt.Errorf("%s: %w", what, err)
 		return
 	}

@@ -237,3 +237,42 @@ func TestSplit_ReturnsMatchingCertAndKey(t *testing.T) {
 		t.Error("found a key in a file of certificates")
 	}
 }
+
+func TestIssueClient_CertificateOfUser_IsSignedByAuthority(t *testing.T) {
+	dir, now := t.TempDir(), time.Now()
+	files, err := EnsureTemporary(dir, []string{"localhost"}, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	certs, key, err := IssueClient(dir, "jane", []string{"testers", "readers"}, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := tls.X509KeyPair(certs, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	issued := pair.Leaf
+	if subject := issued.Subject; subject.CommonName != "jane" || len(subject.Organization) != 2 {
+		t.Errorf("subject is %v, want jane of two groups", subject)
+	}
+	authority, err := os.ReadFile(files.CA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(authority)
+	if _, err := issued.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+		t.Error(err)
+	}
+	if after, err := os.ReadDir(dir); err != nil || len(after) != len(before) {
+		t.Errorf("%d files in place of %d, error %v", len(after), len(before), err)
+	}
+	if _, _, err := IssueClient(t.TempDir(), "jane", nil, now); err == nil {
+		t.Error("a certificate was issued without an authority")
+	}
+}
