@@ -51,7 +51,18 @@ import (
 )
 
 func main() {
-	os.Exit(cli.Main(newRootCommand(), os.Stderr))
+	root := newRootCommand()
+	switch programName(os.Args[0]) {
+	case "etcd":
+		runEtcd(os.Args)
+		return
+	case "kubectl":
+		kubectlcmd.Run(os.Args[1:])
+		return
+	case "kube-apiserver":
+		root.SetArgs(append([]string{"apiserver"}, os.Args[1:]...))
+	}
+	os.Exit(cli.Main(root, os.Stderr))
 }
 
 func newRootCommand() *cobra.Command {

@@ -42,14 +42,14 @@ func NewCommand() *cobra.Command {
 					os.Exit(code)
 				})
 			}
-			run(args)
+			Run(args)
 			return nil
 		},
 	}
 }
 
-// run does the same as kubectl's own main function, with args after the program name.
-func run(args []string) {
+// Run does the same as kubectl's own main function, with args after the program name.
+func Run(args []string) {
 	argv := append([]string{"kubectl"}, args...)
 	if _, err := logs.GlogSetter(kubectl.GetLogVerbosity(argv)); err != nil {
 		util.CheckErr(err)
