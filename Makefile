@@ -1,11 +1,13 @@
 # Strata: build, run, test, check. `make help` lists the targets.
 #
-# go.work ties four Go modules together, the workspace:
+# go.work ties six Go modules together, the workspace:
 #
 #   .        the engine               (etcd client; no Kubernetes)
 #   kube     storage.Interface on it  (k8s.io/apiserver)
 #   server   the strata command       (k8s.io/kubernetes)
 #   server/bench  the benchmark of the command, as a process
+#   stratatest    control planes for the tests of operators (client-go)
+#   stratatest/example  a controller that is tested with it
 #
 # Modules outside the workspace: suites, robustness and conformance run tests of others; tools and below it pin programs.
 #
@@ -41,7 +43,7 @@ NEWEST := apiserver_v0_37
 OLDEST := apiserver_v0_36
 
 .DEFAULT_GOAL := build
-.PHONY: help build kubectl-strata run test test-engine test-kube test-server test-race test-long test-storage test-oldest \
+.PHONY: help build kubectl-strata run test test-engine test-kube test-server test-stratatest test-race test-long test-storage test-oldest \
         test-invariants fuzz bench bench-read bench-consistent bench-watch bench-lists bench-storm bench-check bench-profiles conformance robustness stock skew \
         suites suites-quick release release-ci release-check lint gofmt vet staticcheck boundaries tidy generate recording check-docs check-commits prose vulncheck clean
 
@@ -61,8 +63,8 @@ run: build ## run a control plane on an embedded etcd: make run ARGS='--help'
 # Runs modules one after another and prints a summary; see there.
 RUN_TESTS = GO='$(GO)' RACE='$(RACE)' TEST_TIMEOUT='$(TEST_TIMEOUT)' TEST_FLAGS='$(TEST_FLAGS)' .ci/test
 
-test: ## run all tests; engine and kube with the race detector
-	@$(RUN_TESTS) engine kube server bench
+test: ## run all tests; engine, kube and stratatest with the race detector
+	@$(RUN_TESTS) engine kube server bench stratatest
 
 test-engine: ## tests of the engine
 	@$(RUN_TESTS) engine
@@ -72,6 +74,9 @@ test-kube: ## tests of the adapter, on a real embedded etcd
 
 test-server: ## tests of the command and of the benchmark, which start it
 	@$(RUN_TESTS) server bench
+
+test-stratatest: ## tests of stratatest, and of the example that uses it
+	@$(RUN_TESTS) stratatest
 
 test-race: RACE := -race
 test-race: ## the race detector on engine and kube
@@ -104,24 +109,27 @@ gofmt: ## fail if a file is not formatted
 
 vet: ## go vet in the workspace, suites and robustness; `make conformance` vets conformance
 	$(ALONE) $(GO) vet ./...
-	$(GO) vet -tags $(NEWEST) ./kube/... ./server/... ./server/bench/...
+	$(GO) vet -tags $(NEWEST) ./kube/... ./server/... ./server/bench/... ./stratatest/... ./stratatest/example/...
+	cd stratatest && $(ALONE) $(GO) vet ./...
 	cd suites && $(ALONE) $(GO) vet ./...
 	cd robustness && $(ALONE) $(GO) vet ./...
 
 staticcheck: ## staticcheck, at the version of tools/go.mod, in the workspace, suites and robustness
 	@set -e; bin=$$(cd tools && $(ALONE) $(GO) tool -n staticcheck); \
-	"$$bin" -tags $(NEWEST) ./... ./kube/... ./server/... ./server/bench/...; \
+	"$$bin" -tags $(NEWEST) ./... ./kube/... ./server/... ./server/bench/... ./stratatest/... ./stratatest/example/...; \
 	for module in suites robustness; do (cd $$module && $(ALONE) "$$bin" ./...); done
 
-boundaries: ## fail if the engine, its tests included, depends on Kubernetes, or the benchmark on the command
+boundaries: ## fail if the engine, its tests included, depends on Kubernetes, the benchmark on the command, or stratatest on more than client-go
 	@set -e; deps=$$($(ALONE) $(GO) list -deps -test ./...); \
 	! printf '%s\n' "$$deps" | grep -E '(^|[^a-z])(k8s\.io|sigs\.k8s\.io)/'
 	@set -e; deps=$$(cd server/bench && $(GO) list -deps -test ./...); \
 	! printf '%s\n' "$$deps" | grep -E '^github\.com/stratakube/strata/(kube|server/(cmd|internal|test))/' | grep -v '/server/internal/testbin$$'
+	@set -e; deps=$$(cd stratatest && $(ALONE) $(GO) list -deps -test ./...); \
+	! printf '%s\n' "$$deps" | grep -E '^(github\.com/stratakube/strata/|k8s\.io/(apiserver|kubernetes|apiextensions-apiserver)/)' | grep -v '^github\.com/stratakube/strata/stratatest'
 
 # Not tools/kine: go mod tidy wants the modules that tests of kine's dependencies need, and a proxy may not have them.
 tidy: ## fail if a go.mod is not what go mod tidy would write
-	@set -e; for module in . kube server server/bench tools tools/kwok suites robustness conformance tools/stock/etcd-3.6; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
+	@set -e; for module in . kube server server/bench stratatest stratatest/example tools tools/kwok suites robustness conformance tools/stock/etcd-3.6; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
 
 generate: ## write the tables of docs/reference.md, the rules for the Prometheus operator, and the sessions of docs; tests fail when they are stale
 	cd server && $(GO) test -vet=off -count=1 -run '^TestReference_TablesAreCurrent$$' ./internal/apiserver -update

@@ -44,6 +44,7 @@ import (
 	"github.com/stratakube/strata/server/internal/apiserver"
 	"github.com/stratakube/strata/server/internal/cli"
 	"github.com/stratakube/strata/server/internal/embedetcd"
+	"github.com/stratakube/strata/server/internal/guest"
 	"github.com/stratakube/strata/server/internal/history"
 	"github.com/stratakube/strata/server/internal/kubectlcmd"
 	"github.com/stratakube/strata/server/internal/up"
@@ -87,6 +88,7 @@ memory, with the same guarantees as etcd.`,
 		untilSignal(apiserver.NewCommand()),
 		newVersionCommand(),
 		untilSignal(embedetcd.NewCommand()),
+		untilSignal(guest.NewCommand()),
 	)
 	addVersionFlag(root)
 	return root

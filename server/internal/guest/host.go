@@ -1,0 +1,146 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stratakube/strata/server/internal/apiserver"
+	"github.com/stratakube/strata/server/internal/embedetcd"
+)
+
+// etcdTimeout bounds the start of etcd and each of its requests; both take milliseconds.
+const etcdTimeout = 30 * time.Second
+
+// host runs control planes on one etcd.
+type host struct {
+	ctx    context.Context // of the process
+	dir    string
+	args   []string // flags of the process
+	shared apiserver.Shared
+
+	etcdOnce sync.Once
+	etcd     *embedetcd.Server
+	client   *clientv3.Client
+	etcdErr  error
+
+	mu     sync.Mutex // guards the fields below; held briefly
+	last   int        // number of the newest control plane
+	planes map[string]*plane
+	copied map[string]template // by plane.api
+
+	spare *plane // nil: none
+}
+
+// newHost returns a host and starts its etcd in the background.
+func newHost(ctx context.Context, dir string, args []string) *host {
+	h := &host{ctx: ctx, dir: dir, args: args, planes: map[string]*plane{}, copied: map[string]template{}}
+	go h.startEtcd()
+	return h
+}
+
+// startEtcd returns when etcd serves.
+func (h *host) startEtcd() error {
+	h.etcdOnce.Do(func() {
+		ctx, cancel := context.WithTimeout(h.ctx, etcdTimeout)
+		defer cancel()
+		if h.etcd, h.etcdErr = embedetcd.Start(ctx, embedetcd.Config{Dir: filepath.Join(h.dir, "etcd"), UnsafeNoFsync: true}); h.etcdErr != nil {
+			return
+		}
+		h.client, h.etcdErr = clientv3.New(clientv3.Config{Endpoints: []string{h.etcd.Endpoint()}, Context: h.ctx})
+	})
+	return h.etcdErr
+}
+
+// start starts a control plane and returns when it is ready. flags are added to those that the host sets.
+func (h *host) start(ctx context.Context, flags []string) (Response, error) {
+	if err := checkFlags(flags); err != nil {
+		return Response{}, err
+	}
+	p := h.takeSpare(flags)
+	if p == nil {
+		p = h.newPlane(flags)
+		p.build()
+	}
+	if err := h.bringUp(ctx, p); err != nil {
+		p.stop()
+		return Response{}, err
+	}
+	h.mu.Lock()
+	h.planes[p.name] = p
+	h.mu.Unlock()
+	h.makeSpare(flags)
+	return p.administrator()
+}
+
+// bringUp returns when p is ready for clients.
+func (h *host) bringUp(ctx context.Context, p *plane) error {
+	if err := p.awaitBuilt(ctx); err != nil {
+		return err
+	}
+	if err := p.start(ctx); err != nil {
+		return err
+	}
+	if err := h.awaitFirstObjects(ctx, p); err != nil {
+		return err
+	}
+	return h.keepTemplate(ctx, p)
+}
+
+// takeSpare returns the spare control plane, whose handlers are built or being built, and begins to build another. It returns nil if there is
+// none with the flags.
+func (h *host) takeSpare(flags []string) *plane {
+	h.mu.Lock()
+	p := h.spare
+	if p == nil || !slices.Equal(p.flags, flags) {
+		h.mu.Unlock()
+		return nil
+	}
+	h.spare = nil
+	h.mu.Unlock()
+	h.makeSpare(flags)
+	return p
+}
+
+// makeSpare begins to build the handlers of a control plane with the flags of one that was started, unless there is a spare one. Nothing of it
+// runs. Building is half of a start, and a process that starts one control plane usually starts another.
+func (h *host) makeSpare(flags []string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.spare == nil {
+		h.spare = h.newPlaneLocked(flags)
+		h.spare.build()
+	}
+}
+
+// user issues a client certificate.
+func (h *host) user(r UserRequest) (Response, error) {
+	h.mu.Lock()
+	p := h.planes[r.Plane]
+	h.mu.Unlock()
+	switch {
+	case p == nil:
+		return Response{}, fmt.Errorf("no control plane %q: it was stopped", r.Plane)
+	case r.Name == "":
+		return Response{}, errors.New("the name of the user is empty")
+	}
+	return p.user(r.Name, r.Groups)
+}
+
+// stop stops a control plane and deletes its data. It is idempotent.
+func (h *host) stop(name string) error {
+	h.mu.Lock()
+	p := h.planes[name]
+	delete(h.planes, name)
+	h.mu.Unlock()
+	if p == nil {
+		return nil
+	}
+	return p.stop()
+}
