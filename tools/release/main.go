@@ -1,6 +1,6 @@
 // Command release makes the files of a release from the commit that is checked out: for each platform an archive of the static
-// strata command with the files of deploy/, the licences of the modules in it and a software bill of materials, and the checksums of
-// all. The same commit, version and Go version make the same bytes, in any directory.
+// strata command with the files of deploy/, the licences of the modules in it and a software bill of materials, an archive for
+// setup-envtest, and the checksums of all. The same commit, version and Go version make the same bytes, in any directory.
 //
 //	go run ./release -version 1.2.3 -out ../bin/release
 package main
@@ -36,6 +36,7 @@ type options struct {
 	platforms []string // such as linux/amd64
 	root      string   // the repository
 	out       string
+	binary    string // pack it for setup-envtest and make nothing else; "" for a release
 }
 
 func main() {
@@ -44,6 +45,7 @@ func main() {
 	flag.StringVar(&o.version, "version", "", "version of the release, without the leading v (required)")
 	flag.StringVar(&o.root, "root", "..", "directory of the repository")
 	flag.StringVar(&o.out, "out", "", "directory of the files, which is replaced (required)")
+	flag.StringVar(&o.binary, "binary", "", "strata command to pack for setup-envtest, in place of making a release")
 	flag.Parse()
 	o.platforms = strings.Split(*platforms, ",")
 	if err := release(o); err != nil {
@@ -58,6 +60,12 @@ func release(o options) (err error) {
 	}
 	if o.out == "" {
 		return errors.New("no -out")
+	}
+	if o.binary != "" {
+		if err := os.MkdirAll(o.out, 0o755); err != nil {
+			return err
+		}
+		return packEnvtest(o, time.Unix(0, 0).UTC())
 	}
 	if changed, err := output(o.root, nil, "git", "status", "--porcelain"); err != nil {
 		return err
@@ -102,15 +110,11 @@ func release(o options) (err error) {
 
 // releasePlatform writes the archive and the bill of materials of one platform.
 func releasePlatform(o options, src, work, platform string, at time.Time) error {
-	goos, goarch, ok := strings.Cut(platform, "/")
-	if !ok {
-		return errors.New("a platform is OS/ARCHITECTURE")
+	env, err := environment(platform, at)
+	if err != nil {
+		return err
 	}
-	env := []string{
-		"GOOS=" + goos, "GOARCH=" + goarch, "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=", "GOEXPERIMENT=", "GOFIPS140=off", "GOAMD64=v1", "GOARM64=v8.0",
-		fmt.Sprintf("SOURCE_DATE_EPOCH=%d", at.Unix()),
-	}
-	name := fmt.Sprintf("strata-%s-%s-%s", o.version, goos, goarch)
+	name := fmt.Sprintf("strata-%s-%s", o.version, strings.ReplaceAll(platform, "/", "-"))
 	binary := filepath.Join(work, name)
 	if _, err := output(src, env, "go", "build", "-trimpath", "-buildvcs=true", "-ldflags", "-s -w -buildid= -X "+stamp+"="+o.version, "-o", binary, command); err != nil {
 		return err
@@ -148,6 +152,9 @@ func releasePlatform(o options, src, work, platform string, at time.Time) error 
 	if err != nil {
 		return err
 	}
+	if err := envtestArchive(o, src, work, platform, binary, env, licences, at); err != nil {
+		return fmt.Errorf("archive for setup-envtest: %w", err)
+	}
 	packed, err := pack(name, append(files, committed...), at)
 	if err != nil {
 		return err
@@ -156,6 +163,18 @@ func releasePlatform(o options, src, work, platform string, at time.Time) error 
 		return err
 	}
 	return os.WriteFile(filepath.Join(o.out, name+".cdx.json"), bill, 0o644)
+}
+
+// environment returns the environment of the build for a platform.
+func environment(platform string, at time.Time) ([]string, error) {
+	goos, goarch, ok := strings.Cut(platform, "/")
+	if !ok {
+		return nil, errors.New("a platform is OS/ARCHITECTURE")
+	}
+	return []string{
+		"GOOS=" + goos, "GOARCH=" + goarch, "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=", "GOEXPERIMENT=", "GOFIPS140=off", "GOAMD64=v1", "GOARM64=v8.0",
+		fmt.Sprintf("SOURCE_DATE_EPOCH=%d", at.Unix()),
+	}, nil
 }
 
 // checkVersion runs the binary: it must print the version of the release and the commit.
