@@ -5,6 +5,8 @@ import (
 
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
+
+	kubemetrics "github.com/stratakube/strata/kube/internal/metrics"
 )
 
 const namespace, subsystem = "strata", "readpath"
@@ -28,3 +30,14 @@ var (
 var registerMetrics = sync.OnceFunc(func() {
 	legacyregistry.MustRegister(answered, passed, probes)
 })
+
+// Gets returns the number of GETs that were answered here, by all Servers of the process.
+func Gets() (n int64) {
+	registerMetrics()
+	kubemetrics.EachValue(answered, func(labels map[string]string, v int64) {
+		if labels["verb"] == "get" {
+			n += v
+		}
+	})
+	return n
+}

@@ -95,6 +95,19 @@ func (c *Cache) Add(r *mirror.Resource, g schema.GroupResource) {
 	}
 }
 
+// Resources returns the reported resources.
+func (c *Cache) Resources() map[*mirror.Resource]schema.GroupResource {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := make(map[*mirror.Resource]schema.GroupResource, len(c.resources))
+	for r, m := range c.resources {
+		if !r.Removed() {
+			all[r] = m.group
+		}
+	}
+	return all
+}
+
 // Run reports until the mirror is closed.
 func (c *Cache) Run(ctx context.Context) {
 	tick := time.NewTicker(cacheMetricsInterval)

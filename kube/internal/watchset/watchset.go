@@ -83,6 +83,13 @@ func (r *Watches) Len() int {
 	return len(r.drainable)
 }
 
+// All returns the number of open watches, including those that Drain does not end.
+func (r *Watches) All() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.drainable) + len(r.undrained)
+}
+
 // EachDrainable calls f for every watch that Drain ends. f must not call methods of r.
 func (r *Watches) EachDrainable(f func(Watch)) {
 	r.mu.Lock()

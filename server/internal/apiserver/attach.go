@@ -143,10 +143,11 @@ func (a *Attachment) attach(outermost *genericapiserver.Config, getters []*gener
 	return nil
 }
 
-// Mount installs the consistency check endpoint in the outermost server of a chain.
+// Mount installs the endpoints of consistency checks and of the status in the outermost server of a chain.
 func (a *Attachment) Mount(chain *aggregatorapiserver.APIAggregator) {
 	if a.engine != nil {
 		mountConsistency(chain, a.engine)
+		mountStatus(chain, a.engine)
 	}
 }
 

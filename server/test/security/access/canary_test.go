@@ -131,7 +131,7 @@ resources:
 	harness.Check(t, func() error { _, err := kv.Delete(ctx, brokenPrefix, clientv3.WithPrefix()); return err }())
 
 	shown := 0
-	for _, path := range append(pagesOf(t, ctx, api), "/", "/metrics", "/metrics/slis", "/debug/pprof/goroutine?debug=2", "/debug/pprof/cmdline", "/statusz", "/flagz", "/configz", "/debug/strata/consistency") {
+	for _, path := range append(pagesOf(t, ctx, api), "/", "/metrics", "/metrics/slis", "/debug/pprof/goroutine?debug=2", "/debug/pprof/cmdline", "/statusz", "/flagz", "/configz", "/debug/strata/consistency", "/debug/strata/status") {
 		path, query, _ := strings.Cut(path, "?")
 		r, err := api.DoAs(ctx, http.MethodGet, path, query, "", "*/*", nil)
 		harness.Check(t, err)

@@ -25,6 +25,7 @@ var debugPaths = []string{
 	"/debug", "/debug/", "/debug/pprof", "/debug/pprof/", "/debug/pprof/heap", "/debug/pprof/goroutine?debug=2", "/debug/pprof/cmdline", "/debug/pprof/profile?seconds=1",
 	"/debug/pprof/symbol", "/debug/pprof/trace?seconds=1", "/debug/flags/v", "/debug/flags", "/debug/vars", "/debug/requests", "/debug/events",
 	"/debug/api_priority_and_fairness/dump_priority_levels", "/debug/api_priority_and_fairness/dump_queues", "/debug/api_priority_and_fairness/dump_requests",
+	"/debug/strata/status", "/debug/strata/status/", "/debug/strata/status?resource=secrets", "/debug/strata/../strata/status",
 	"/debug/strata", "/debug/strata/", "/debug/strata/consistency", "/debug/strata/consistency/", "/debug/strata/consistency?resource=secrets", "//debug/strata/consistency",
 	"/debug/strata/../strata/consistency", "/debug%2Fstrata%2Fconsistency", "/debug/strata%2Fconsistency", "/livez/../debug/strata/consistency", "/healthz/../metrics", "/readyz//../metrics", "/version/../metrics",
 	"/version/metrics", "/livez/metrics",
