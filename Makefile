@@ -45,7 +45,7 @@ OLDEST := apiserver_v0_36
 .DEFAULT_GOAL := build
 .PHONY: help build kubectl-strata run test test-engine test-kube test-server test-stratatest test-race test-long test-storage test-oldest \
         test-invariants fuzz bench bench-read bench-consistent bench-watch bench-lists bench-storm bench-check bench-profiles conformance robustness stock skew \
-        suites suites-quick envtest envtest-archive release release-ci release-check lint gofmt vet staticcheck boundaries tidy generate check-docs check-commits prose vulncheck clean recording
+        suites suites-quick release release-ci release-check lint gofmt vet staticcheck boundaries tidy generate console check-docs check-commits prose vulncheck clean envtest envtest-archive recording
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9.-]*\):.*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -139,6 +139,14 @@ generate: ## write the tables of docs/reference.md, the rules for the Prometheus
 
 recording: build ## run the steps of tools/recording and write docs/images/tour.svg, which the README shows
 	cd tools && $(ALONE) $(GO) run ./recording
+
+# The committed files of the plot library are those of the version in package-lock.json, which has no address of a registry.
+UPLOT := server/internal/console/uplot
+
+console: ## copy the plot library of the console from npm, at the version of its package.json; a test compares them
+	@work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && cp $(UPLOT)/package.json $(UPLOT)/package-lock.json "$$work" && cd "$$work" && \
+	npm install --ignore-scripts --omit-lockfile-registry-resolved --no-audit --no-fund && \
+	cp package-lock.json node_modules/uplot/LICENSE node_modules/uplot/dist/uPlot.esm.js node_modules/uplot/dist/uPlot.min.css $(CURDIR)/$(UPLOT)/
 
 check-docs: ## fail if a document names a test, file or package that does not exist, or its recording has other steps
 	.ci/check-docs

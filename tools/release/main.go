@@ -140,7 +140,11 @@ func releasePlatform(o options, src, work, platform string, at time.Time) error 
 	if err != nil {
 		return err
 	}
-	bill, err := billOfMaterials(info, o.version, platform, content, at)
+	npm, err := npmComponents(src)
+	if err != nil {
+		return err
+	}
+	bill, err := billOfMaterials(info, o.version, platform, content, at, npm...)
 	if err != nil {
 		return err
 	}

@@ -155,6 +155,14 @@ func TestBillOfMaterials_HasEveryModule(t *testing.T) {
 	if !slices.Equal(got, want) || bom.Metadata.Component.Version != "v1.2.3" || bom.Metadata.Timestamp != "2026-11-22T10:00:00Z" {
 		t.Errorf("bill of %v %v: %q, want %q", bom.Metadata.Component.Version, bom.Metadata.Timestamp, got, want)
 	}
+	npm, err := npmComponents(filepath.Join("..", ".."))
+	if err != nil || len(npm) != 1 || !strings.HasPrefix(npm[0].PackageURL, "pkg:npm/uplot@1.") || (*npm[0].Licenses)[0].License.ID != "MIT" {
+		t.Fatalf("the embedded packages of npm: %+v (%v), want uplot", npm, err)
+	}
+	with, err := billOfMaterials(info, "1.2.3", "linux/arm64", []byte("program"), commitTime, npm...)
+	if err != nil || !bytes.Contains(with, []byte(npm[0].PackageURL)) {
+		t.Errorf("the bill has no %s (%v)", npm[0].PackageURL, err)
+	}
 	info.Deps[0].Sum = ""
 	if _, err := billOfMaterials(info, "1.2.3", "linux/arm64", nil, commitTime); err == nil {
 		t.Error("a module without a checksum was accepted")

@@ -14,8 +14,8 @@ import (
 )
 
 // billOfMaterials returns a bill of materials in CycloneDX JSON, from the build information of the binary: the command, Go, and each
-// module with the checksum of go.sum. Its time is that of the commit, and it has no serial number, so that it can be reproduced.
-func billOfMaterials(info *buildinfo.BuildInfo, version, platform string, binary []byte, at time.Time) ([]byte, error) {
+// module with the checksum of go.sum, and others. Its time is that of the commit, and it has no serial number, so that it can be reproduced.
+func billOfMaterials(info *buildinfo.BuildInfo, version, platform string, binary []byte, at time.Time, others ...cdx.Component) ([]byte, error) {
 	goos, goarch, _ := strings.Cut(platform, "/")
 	sum := sha256.Sum256(binary)
 	bom := cdx.NewBOM()
@@ -43,6 +43,9 @@ func billOfMaterials(info *buildinfo.BuildInfo, version, platform string, binary
 		}
 		c.Hashes = &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: hex.EncodeToString(digest)}}
 		components, refs = append(components, c), append(refs, ref)
+	}
+	for _, c := range others {
+		components, refs = append(components, c), append(refs, c.BOMRef)
 	}
 	bom.Components = &components
 	bom.Dependencies = &[]cdx.Dependency{{Ref: main.BOMRef, Dependencies: &refs}}

@@ -3,6 +3,7 @@
 //	strata up           a control plane with an embedded etcd, data in this directory
 //	strata kubectl      kubectl, connected to it
 //	strata history      past states of its resources
+//	strata console      a link to its console in the browser
 //	strata apiserver    replaces kube-apiserver, on an existing etcd
 //	strata version      the versions of all parts
 //
@@ -43,6 +44,7 @@ import (
 
 	"github.com/stratakube/strata/server/internal/apiserver"
 	"github.com/stratakube/strata/server/internal/cli"
+	"github.com/stratakube/strata/server/internal/console"
 	"github.com/stratakube/strata/server/internal/embedetcd"
 	"github.com/stratakube/strata/server/internal/guest"
 	"github.com/stratakube/strata/server/internal/history"
@@ -85,6 +87,7 @@ memory, with the same guarantees as etcd.`,
 			IOStreams:         genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr},
 			DefaultKubeconfig: kubectlcmd.DefaultKubeconfig,
 		}),
+		untilSignal(console.NewCommand(kubectlcmd.DefaultKubeconfig)),
 		untilSignal(apiserver.NewCommand()),
 		newVersionCommand(),
 		untilSignal(embedetcd.NewCommand()),

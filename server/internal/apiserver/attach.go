@@ -139,15 +139,19 @@ func (a *Attachment) attach(outermost *genericapiserver.Config, getters []*gener
 	} else {
 		readpath.BoundDecoded(outermost, lists)
 	}
+	if s.sessions != nil {
+		attachSessions(outermost, s.sessions) // after the read path, which replaces upstream's chain only
+	}
 	readpath.DrainOnShutdown(outermost, a.engine, s.limits.progressTimeout)
 	return nil
 }
 
-// Mount installs the endpoints of consistency checks and of the status in the outermost server of a chain.
+// Mount installs the endpoints of consistency checks and of the status, and the console, in the outermost server of a chain.
 func (a *Attachment) Mount(chain *aggregatorapiserver.APIAggregator) {
 	if a.engine != nil {
 		mountConsistency(chain, a.engine)
 		mountStatus(chain, a.engine)
+		mountConsole(chain, a.settings.sessions)
 	}
 }
 

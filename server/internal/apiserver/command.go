@@ -29,6 +29,7 @@ import (
 
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/server/internal/cli"
+	"github.com/stratakube/strata/server/internal/console"
 
 	_ "github.com/stratakube/strata/server/internal/version" // sets the version in Kubernetes' packages
 	_ "k8s.io/component-base/logs/json/register"             // --logging-format=json, as in kube-apiserver's main package
@@ -60,12 +61,16 @@ type Options struct {
 	OnBuilt func()
 	// Serve, if not nil, delays the start of the server, whose handlers are built meanwhile, until it is closed.
 	Serve <-chan struct{}
+	// Sessions, if not nil, open the console to browsers on this machine. They have no effect with --engine=upstream.
+	Sessions *console.Sessions
 }
 
 // Info describes a ready server.
 type Info struct {
 	// URL has the scheme, an address that is reachable from this host, and the bound port: https://127.0.0.1:6443.
 	URL string
+	// Console reports whether the server has the console.
+	Console bool
 }
 
 // Run serves until ctx is cancelled, then shuts down in upstream's order (drain, stop, release the storage) and
@@ -106,6 +111,8 @@ type settings struct {
 	limits engineLimits
 	checks checkSettings
 	tokens tokenSettings
+
+	sessions *console.Sessions // of the console; nil if there are none
 }
 
 // newSettings returns the defaults.
@@ -117,6 +124,7 @@ func newSettings() *settings {
 // newCommand returns the command with the callbacks of o.
 func newCommand(o Options) *cobra.Command {
 	s := newSettings()
+	s.sessions = o.Sessions
 
 	cmd := &cobra.Command{
 		Use:   "apiserver",

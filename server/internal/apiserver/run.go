@@ -190,7 +190,7 @@ func (v *instance) serve(ctx context.Context, o Options) error {
 		loopback := v.config.KubeAPIs.ControlPlane.Generic.LoopbackClientConfig
 		waiting.Go(func() {
 			if waitReady(ctx, loopback) == nil {
-				o.OnReady(Info{URL: loopback.Host})
+				o.OnReady(Info{URL: loopback.Host, Console: v.attachment.engine != nil})
 			}
 		})
 	}

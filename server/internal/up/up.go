@@ -27,6 +27,7 @@ import (
 
 	"github.com/stratakube/strata/server/internal/apiserver"
 	"github.com/stratakube/strata/server/internal/cli"
+	"github.com/stratakube/strata/server/internal/console"
 	"github.com/stratakube/strata/server/internal/controllers"
 	"github.com/stratakube/strata/server/internal/datadir"
 	"github.com/stratakube/strata/server/internal/embedetcd"
@@ -87,6 +88,8 @@ type plane struct {
 	server  *component
 	manager *component // of the controllers
 	kubelet *component // of the simulated nodes
+
+	sessions *console.Sessions // of the console; nil if the server cannot be reached on a loopback address
 }
 
 // prepare checks the flags, locks the data directory, and creates missing certificates. Invalid
@@ -167,12 +170,16 @@ func (p *plane) start(ctx context.Context) (started bool, err error) {
 	p.show.step("API server: starting")
 	var load loading
 	ready := make(chan apiserver.Info, 1)
+	if p.addr.ip.IsLoopback() || p.addr.ip.IsUnspecified() {
+		p.sessions = console.NewSessions()
+	}
 	p.server = launch("API server", func(ctx context.Context) error {
 		return apiserver.Run(ctx, apiserver.Options{
-			Args:    serverFlags(p.etcd.Endpoint(), p.addr, p.files, p.engine, p.serverFlags),
-			Out:     p.out,
-			OnReady: func(info apiserver.Info) { ready <- info },
-			OnLoad:  load.begin,
+			Args:     serverFlags(p.etcd.Endpoint(), p.addr, p.files, p.engine, p.serverFlags),
+			Out:      p.out,
+			OnReady:  func(info apiserver.Info) { ready <- info },
+			OnLoad:   load.begin,
+			Sessions: p.sessions,
 		})
 	})
 	end = p.show.waiting(func() string { return load.text(ctx, p.dir.Log()) })
@@ -192,7 +199,7 @@ func (p *plane) start(ctx context.Context) (started bool, err error) {
 			return false, err
 		}
 	}
-	p.printNext(p.dir)
+	p.printNext(p.dir, p.consoleLink(info))
 	p.kubelet = p.startNodes(info.URL)
 	if p.manager, err = p.startControllers(ctx, p.show, p.dir, info.URL, p.files, p.enabled); err != nil {
 		return false, err
@@ -357,8 +364,17 @@ func (p *plane) startNodes(url string) *component {
 	})
 }
 
-// printNext prints the next three commands for the user.
-func (s settings) printNext(dir *datadir.Dir) {
+// consoleLink returns a link to the console, "" if there is none.
+func (p *plane) consoleLink(info apiserver.Info) string {
+	if p.sessions == nil || !info.Console {
+		return ""
+	}
+	link, _ := p.sessions.NewLink()
+	return info.URL + link
+}
+
+// printNext prints the next three commands for the user, and the link to the console, if there is one.
+func (s settings) printNext(dir *datadir.Dir, link string) {
 	kubectl := s.program + " kubectl"
 	if found, err := filepath.Abs(datadir.Default(func(string) string { return "" })); err != nil || found != dir.Path {
 		kubectl += " --kubeconfig=" + quote(dir.Kubeconfig())
@@ -375,6 +391,9 @@ Strata is up; press Ctrl-C to stop it. The log is %s. In another terminal, run:
   export KUBECONFIG=%s    # for other Kubernetes clients
 
 `, dir.Log(), kubectl, first, kubectl, second, quote(dir.Kubeconfig()))
+	if link != "" {
+		fmt.Fprintf(s.out, "The console in a browser on this machine, once within ten minutes (strata console prints another link):\n\n  %s\n\n", link)
+	}
 }
 
 // quote quotes path as one word of a POSIX shell, if necessary.

@@ -15,6 +15,11 @@ func (s *Server) KubectlAs(ctx context.Context, kubeconfig, stdin string, args .
 	return s.env.Run(ctx, stdin, append([]string{"kubectl", "--kubeconfig=" + kubeconfig}, args...)...)
 }
 
+// Console runs `strata console` as the administrator.
+func (s *Server) Console(ctx context.Context) (Result, error) {
+	return s.env.Run(ctx, "", "console", "--kubeconfig="+s.Kubeconfig)
+}
+
 // StartKubectl starts a long-running kubectl, such as `get --watch`, as a process of the environment.
 func (s *Server) StartKubectl(args ...string) *Process {
 	return s.env.start("kubectl", append([]string{"kubectl", "--kubeconfig=" + s.Kubeconfig}, args...)...)

@@ -1,0 +1,78 @@
+package uplot
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestFiles_OfLockedVersion_EqualNpmPackage: the committed files are those of the npm package in package-lock.json. It needs npm and a
+// registry.
+func TestFiles_OfLockedVersion_EqualNpmPackage(t *testing.T) {
+	missing := func(why string) {
+		if slices.Contains(strings.Split(os.Getenv("STRATA_TEST_REQUIRE"), ","), "npm") {
+			t.Fatal(why)
+		}
+		t.Skip("skipped without npm: " + why)
+	}
+	npm, err := exec.LookPath("npm")
+	if err != nil {
+		missing(err.Error())
+	}
+	dir := t.TempDir()
+	for _, name := range []string{"package.json", "package-lock.json"} {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	install := exec.CommandContext(t.Context(), npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund")
+	install.Dir = dir
+	if out, err := install.CombinedOutput(); err != nil {
+		missing(fmt.Sprintf("npm ci fails: %v\n%s", err, out))
+	}
+	for name, in := range map[string]string{"uPlot.esm.js": "dist", "uPlot.min.css": "dist", "LICENSE": ""} {
+		want, err := os.ReadFile(filepath.Join(dir, "node_modules", "uplot", in, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := Files.ReadFile(name)
+		if err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s differs from the package (%v): run make console", name, err)
+		}
+	}
+}
+
+func TestLock_Version_IsThatOfTheFiles(t *testing.T) {
+	data, err := os.ReadFile("package-lock.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lock struct {
+		Packages map[string]struct{ Version, Integrity, Resolved string }
+	}
+	if err := json.Unmarshal(data, &lock); err != nil {
+		t.Fatal(err)
+	}
+	locked := lock.Packages["node_modules/uplot"]
+	if len(lock.Packages) != 2 || !strings.HasPrefix(locked.Integrity, "sha512-") || locked.Resolved != "" {
+		t.Errorf("package-lock.json: %+v, want uplot with a checksum and without the address of a registry", lock.Packages)
+	}
+	code, err := Files.ReadFile("uPlot.esm.js")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if found := regexp.MustCompile(`uPlot \(v([0-9.]+)\)`).FindSubmatch(code); found == nil || string(found[1]) != Version || locked.Version != Version {
+		t.Errorf("the version of the files is %q, that of the lock %s, that of the constant %s", found, locked.Version, Version)
+	}
+}

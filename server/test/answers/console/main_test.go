@@ -1,0 +1,27 @@
+// Package console opens the console of `strata up` in Chromium: by the link that it prints, with the keyboard, at the width of a phone,
+// in light and dark. It makes the screenshots of docs/console.md.
+package console
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
+)
+
+const (
+	// testTimeout bounds a failing test, waitTimeout a wait in the browser.
+	testTimeout = 2 * time.Minute
+	waitTimeout = 20 * time.Second
+)
+
+// cluster is `strata up`, with simulated nodes, so that there are rows to see.
+var cluster *harness.Server
+
+func TestMain(m *testing.M) {
+	harness.Main(m, func(e *harness.Env) {
+		if harness.Engine() == harness.Strata {
+			cluster = e.Up("--nodes=3")
+		}
+	})
+}
