@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -86,14 +87,15 @@ func TestLine_OnATerminal_IsUpdatedAndRemoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
 		l := &Line{w: &out, terminal: true}
-		text := "half"
-		stop := l.Watch(func(time.Duration) string { return text })
+		var text atomic.Value
+		text.Store("half")
+		stop := l.Watch(func(time.Duration) string { return text.Load().(string) })
 		time.Sleep(After)
 		synctest.Wait()
 		l.Print("a line that stays")
 		time.Sleep(update)
 		synctest.Wait()
-		text = "" // not shown, the line before stays
+		text.Store("") // not shown, the line before stays
 		time.Sleep(update)
 		synctest.Wait()
 		stop()
