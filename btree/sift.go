@@ -56,6 +56,16 @@ func (l *derived) without(of any) *derived {
 	return kept
 }
 
+// closed reports whether a name is closed.
+func (l *derived) closed() bool {
+	for ; l != nil; l = l.next {
+		if name, ok := l.of.(closer); ok && name.Closed() {
+			return true
+		}
+	}
+	return false
+}
+
 // Get returns the digest of the name, nil if there is none.
 func (d *Digests) Get(of any) any {
 	if l := d.head.Load().find(of); l != nil {
@@ -76,7 +86,10 @@ func (d *Digests) Swap(of, old, value any) bool {
 		if is != old {
 			return false
 		}
-		next := cur.without(of)
+		next := cur
+		if is != nil || cur.closed() {
+			next = cur.without(of)
+		}
 		if value != nil {
 			next = &derived{of: of, value: value, next: next}
 		}
@@ -90,12 +103,7 @@ func (d *Digests) Swap(of, old, value any) bool {
 func (d *Digests) DropClosed() {
 	for {
 		cur := d.head.Load()
-		closed := false
-		for l := cur; l != nil; l = l.next {
-			name, ok := l.of.(closer)
-			closed = closed || ok && name.Closed()
-		}
-		if !closed || d.head.CompareAndSwap(cur, cur.without(nil)) {
+		if !cur.closed() || d.head.CompareAndSwap(cur, cur.without(nil)) {
 			return
 		}
 	}
@@ -108,6 +116,22 @@ func (d *Digests) Each(f func(of, value any)) {
 			f(l.of, l.value)
 		}
 	}
+}
+
+// Sizer is implemented by digests that count for Weigh.
+type Sizer interface {
+	// Size returns the bytes of memory, with those of its place on the node.
+	Size() int64
+}
+
+// size returns the bytes of the digests.
+func (d *Digests) size() (bytes int64) {
+	for l := d.head.Load(); l != nil; l = l.next {
+		if s, ok := l.value.(Sizer); ok {
+			bytes += s.Size()
+		}
+	}
+	return bytes
 }
 
 // Sift yields the items with start <= key < end that the sieve selects, in key order. An empty end means no upper bound. Cost is

@@ -47,7 +47,11 @@ func (s *Store) EstimateList(key string, opts storage.ListOptions) (x ListEstima
 func (r *ListRead) EstimatedBytes() int64 {
 	n, bytes := r.Objects().Count(r.Start, r.End)
 	if r.plan != nil {
-		_, bytes = pageShare(n, bytes, int64(r.estimate()))
+		most := math.MaxInt
+		if r.Limit > 0 {
+			most = int(min(int64(most), r.Limit))
+		}
+		_, bytes = pageShare(n, bytes, int64(max(r.estimate(most), 1)))
 	}
 	_, bytes = pageShare(n, bytes, r.Limit)
 	return bytes

@@ -229,8 +229,18 @@ func TestIndex_NotRead_IsDropped(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
+				digests := func() (n int) {
+					for d := range mustLatest(t, w.Store).Digests() {
+						d.Each(func(any, any) { n++ })
+					}
+					return n
+				}
+				rest := w.cluster.blocks.Stats().Used
 				list()
-				counted := w.cluster.blocks.Stats().Used
+				counted := w.cluster.blocks.Stats().Used - rest
+				if digests() == 0 {
+					t.Error("the list made no digest")
+				}
 				if counted < 100*8 {
 					t.Errorf("an index of 100 entries counts %d bytes", counted)
 				}
@@ -267,8 +277,8 @@ func TestIndex_NotRead_IsDropped(t *testing.T) {
 				if held > 0 {
 					t.Errorf("%d entries that were replaced are held", held)
 				}
-				if left := w.cluster.blocks.Stats().Used; left >= counted {
-					t.Errorf("%d bytes are counted, %d while there was an index", left, counted)
+				if left := w.cluster.blocks.Stats().Used; how == "idle" && left != rest || left >= rest+counted || digests() != 0 {
+					t.Errorf("%d bytes are counted, %d before and %d with the index; %d digests", left, rest, rest+counted, digests())
 				}
 				list() // builds it again
 				if w.cluster.blocks.Stats().Used == 0 {

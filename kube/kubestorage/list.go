@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -60,13 +61,14 @@ func (r *ListRead) fill(ctx context.Context, decoded *listadmission.Decoded, lis
 	if err != nil || items.Kind() != reflect.Slice {
 		return fmt.Errorf("need a pointer to a slice of items, got %T: %w", itemsPtr, err)
 	}
-	room := r.estimate()
+	most := math.MaxInt
 	if !r.selector.All {
-		room = min(room, 2048)
+		most = 2048
 	}
 	if r.Limit > 0 {
-		room = min(room, int(r.Limit))
+		most = int(min(int64(most), r.Limit))
 	}
+	room := min(r.estimate(most), most)
 	items.Set(reflect.MakeSlice(items.Type(), 0, room))
 
 	var corrupt corruptObjects
@@ -108,7 +110,7 @@ func (r *ListRead) fill(ctx context.Context, decoded *listadmission.Decoded, lis
 		return err
 	}
 	if r.CountsMore() && r.Limit > 0 && int64(items.Len()) >= r.Limit {
-		more = r.MoreAfter(last)
+		more = r.MoreAfter(ctx, last)
 	}
 	if r.FromEtcd() && !r.Selective() {
 		more = walked < r.Count() // the walk ended at the end of the page

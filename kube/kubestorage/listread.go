@@ -62,7 +62,7 @@ type ListRead struct {
 	selector     objects.Selector
 	shard        *selected.ShardVersion // nil: the request is not for a whole shard, or its shard has no tree
 	plan         *selected.Plan         // nil: all objects of the range are candidates
-	estimated    int                    // see estimate
+	declared     *selected.Declared     // nil: upstream uses no index
 	etcdRange    *etcdread.Range        // nil: memory has the revision
 	inconsistent bool                   // memory has the revision too, and may be wrong
 	err          error                  // see Err
@@ -157,34 +157,27 @@ func (r *ListRead) ShardSelector() string {
 }
 
 // MoreAfter reports whether a full page, the last object of which has the key, is followed by another. As upstream does, it counts
-// entries that the request does not select: those of a declared index if there is one, else all of the range. Not for a list
-// FromEtcd. Cost is O(log n).
-func (r *ListRead) MoreAfter(key string) bool {
+// entries that the request does not select: all of the range or, where upstream uses a declared index, those of the index. Not for a
+// list FromEtcd. Cost is O(log n), with a declared index that of finding its next entry.
+func (r *ListRead) MoreAfter(ctx context.Context, key string) bool {
 	start := key + "\x00"
-	if r.plan != nil {
-		if declared := r.plan.Declared(); declared != nil {
-			for range declared.Candidates(r.Snapshot, start, r.End) {
-				return true
-			}
-			return false
-		}
+	if r.declared != nil {
+		return r.declared.Any(ctx, r.plan, r.selector.Generation, r.Snapshot, start, r.End)
 	}
 	n, _ := r.Snapshot.Count(start, r.End)
 	return n > 0
 }
 
 // CountsMore reports whether the caller has to call MoreAfter after a full page: not each entry of the range is a candidate.
-func (r *ListRead) CountsMore() bool { return r.shard != nil || r.plan != nil }
+func (r *ListRead) CountsMore() bool { return r.shard != nil || r.plan != nil || r.declared != nil }
 
-// estimate returns an upper bound of the number of objects.
-func (r *ListRead) estimate() int {
+// estimate returns an upper bound of the number of objects up to most; it may return more.
+func (r *ListRead) estimate(most int) int {
+	n := r.Count()
 	if r.plan == nil {
-		return r.Count()
+		return n
 	}
-	if r.estimated == 0 {
-		r.estimated = max(r.plan.Known(r.Snapshot, r.Start, r.End), 1)
-	}
-	return r.estimated
+	return min(n, r.plan.Known(r.Snapshot, r.Start, r.End, most))
 }
 
 // Selective reports whether the caller has to filter candidates with Matches.

@@ -212,9 +212,12 @@ func (r *ListRead) Served(walked, returned int) {
 		return
 	}
 	name, plan := "", metrics.PlanScan
+	if r.declared != nil {
+		name = r.declared.Name
+	}
 	switch {
 	case r.plan != nil:
-		name, plan = r.plan.Name(), metrics.PlanIndex
+		plan = metrics.PlanIndex
 	case r.shard != nil:
 		plan = metrics.PlanShard
 	}

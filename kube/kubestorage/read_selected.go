@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 
+	"github.com/stratakube/strata/kube/internal/selected"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -14,6 +15,9 @@ func (r *ListRead) useIndex(ctx context.Context) {
 	case r.selector.Plain:
 		r.useShard(ctx)
 	default:
+		if r.request.exact == 0 && r.request.opts.Predicate.Continue == "" {
+			r.declared = selected.DeclaredIndex(&r.selector.Predicate)
+		}
 		n, _ := r.Snapshot.Count(r.Start, r.End)
 		r.plan = r.store.selections.Plan(ctx, &r.selector, n)
 	}

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/kube/internal/selected"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -25,6 +26,8 @@ type selectorModel struct {
 	live map[string]*example.Pod // by etcd key
 	revs []mirror.Revision
 	past []map[string]*example.Pod
+	// changed has the key that changed at each revision.
+	changed []string
 }
 
 // step changes a random pod: its labels are few, frequent or rare, and missing from some pods.
@@ -50,6 +53,7 @@ func (m *selectorModel) step(t *testing.T, etcd interface {
 		next[key] = pod
 		m.revs = append(m.revs, etcd.Put(key, storedPod(t, pod)))
 	}
+	m.changed = append(m.changed, key)
 	m.live = next
 	m.past = append(m.past, next)
 }
@@ -66,6 +70,9 @@ func (m *selectorModel) selector(t *testing.T) storage.SelectionPredicate {
 			"rare in (x,y)", "rare notin (x,)", "one="+one, "one>500", "one<20", "other", "!other", "other=z"))
 	}
 	pred := storage.SelectionPredicate{Label: parseLabels(t, strings.Join(terms, ",")), Field: fields.Everything(), GetAttrs: podAttrs}
+	if rnd.IntN(2) == 0 {
+		pred.IndexFields, pred.IndexLabels = []string{"spec.nodeName"}, []string{"app"}
+	}
 	if rnd.IntN(3) == 0 {
 		node := fmt.Sprintf("node-%d", rnd.IntN(60))
 		field, err := fields.ParseSelector(pick("spec.nodeName="+node, "spec.nodeName!="+node, "metadata.namespace=ns-1", "metadata.name=pod-007", "metadata.namespace!=ns-2,spec.nodeName="+node, "spec.none="))
@@ -96,6 +103,18 @@ func selectedOf(t *testing.T, state map[string]*example.Pod, prefix string, pred
 // TestSelectors_AnyRevisionLimitAndToken_EqualsModel lists with random selectors, of everything or of a namespace, at the latest and at old
 // revisions, whole and in pages, and compares with a filter of the model's state at that revision.
 func TestSelectors_AnyRevisionLimitAndToken_EqualsModel(t *testing.T) {
+	for _, bits := range []int{32, 3} {
+		t.Run(fmt.Sprintf("hashes of %d bits", bits), func(t *testing.T) {
+			if bits < 32 {
+				defer selected.ShortenHashes(bits)()
+			}
+			testSelectors(t)
+		})
+	}
+}
+
+func testSelectors(t *testing.T) {
+	t.Helper()
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	f, etcd := inMemory(t, onDemand)
@@ -156,8 +175,38 @@ func TestSelectors_AnyRevisionLimitAndToken_EqualsModel(t *testing.T) {
 	}
 }
 
-// TestSelectors_Watches_EqualModel watches with random selectors from old revisions, and with initial events, while pods change. The events of
-// each watch lead to the objects that its selector selects at the end.
+// events returns the events of a watch with the selector after the revision revs[at].
+func (m *selectorModel) events(t *testing.T, at int, pred storage.SelectionPredicate) (events []string) {
+	t.Helper()
+	matches := func(pod *example.Pod) bool {
+		if pod == nil {
+			return false
+		}
+		l, f, err := podAttrs(pod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pred.Label.Matches(labels.Set(l)) && pred.Field.Matches(f)
+	}
+	for i := at + 1; i < len(m.revs); i++ {
+		key := m.changed[i]
+		before, now := matches(m.past[i-1][key]), matches(m.past[i][key])
+		typ := watch.Modified
+		switch {
+		case !before && !now:
+			continue
+		case !before:
+			typ = watch.Added
+		case !now:
+			typ = watch.Deleted
+		}
+		events = append(events, fmt.Sprintf("%s %s@%d", typ, strings.TrimPrefix(key, testPrefix+"pods/"), m.revs[i]))
+	}
+	return events
+}
+
+// TestSelectors_Watches_EqualModel watches with random selectors while pods change: from old revisions, whose events are those of the model in
+// order, and with initial events, which lead to the objects that the selector selects at the end.
 func TestSelectors_Watches_EqualModel(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -173,18 +222,16 @@ func TestSelectors_Watches_EqualModel(t *testing.T) {
 	type client struct {
 		pred  storage.SelectionPredicate
 		w     watch.Interface
+		at    int // in revs; -1: with initial events
 		state map[string]bool
 	}
 	var clients []*client
 	for i := range 60 {
-		c := &client{pred: m.selector(t), state: map[string]bool{}}
+		c := &client{pred: m.selector(t), at: -1, state: map[string]bool{}}
 		opts := storage.ListOptions{Recursive: true, Predicate: c.pred}
 		if i%2 == 0 {
-			at := m.rnd.IntN(len(m.revs))
-			opts.ResourceVersion = fmt.Sprint(m.revs[at])
-			for _, path := range selectedOf(t, m.past[at], "", c.pred) {
-				c.state[path] = true
-			}
+			c.at = m.rnd.IntN(len(m.revs))
+			opts.ResourceVersion = fmt.Sprint(m.revs[c.at])
 		}
 		var err error
 		if c.w, err = f.Watch(ctx, "/pods", opts); err != nil {
@@ -196,27 +243,42 @@ func TestSelectors_Watches_EqualModel(t *testing.T) {
 			m.step(t, etcd)
 		}
 	}
+	next := func(c *client) (watch.EventType, *example.Pod) {
+		t.Helper()
+		select {
+		case ev, ok := <-c.w.ResultChan():
+			if !ok || ev.Type == watch.Error {
+				t.Fatalf("%q %q: watch ended: %+v", c.pred.Label, c.pred.Field, ev)
+			}
+			obj := ev.Object
+			if shared, ok := obj.(runtime.CacheableObject); ok {
+				obj = shared.GetObject()
+			}
+			return ev.Type, obj.(*example.Pod)
+		case <-ctx.Done():
+			t.Fatalf("%q %q: no further event", c.pred.Label, c.pred.Field)
+		}
+		return "", nil
+	}
 	for _, c := range clients {
+		if c.at >= 0 {
+			for _, want := range m.events(t, c.at, c.pred) {
+				typ, pod := next(c)
+				if got := fmt.Sprintf("%s %s/%s@%s", typ, pod.Namespace, pod.Name, pod.ResourceVersion); got != want {
+					t.Fatalf("%q %q after %d: %s, want %s", c.pred.Label, c.pred.Field, m.revs[c.at], got, want)
+				}
+			}
+			continue
+		}
 		want := selectedOf(t, m.live, "", c.pred)
 		for !slices.Equal(slices.Sorted(maps.Keys(c.state)), slices.Sorted(slices.Values(want))) {
-			select {
-			case ev, ok := <-c.w.ResultChan():
-				if !ok || ev.Type == watch.Error {
-					t.Fatalf("%q %q: watch ended: %+v", c.pred.Label, c.pred.Field, ev)
-				}
-				obj := ev.Object
-				if shared, ok := obj.(runtime.CacheableObject); ok {
-					obj = shared.GetObject()
-				}
-				path := podPaths(&example.PodList{Items: []example.Pod{*obj.(*example.Pod)}})[0]
-				if c.state[path] == (ev.Type == watch.Added) {
-					t.Fatalf("%q %q: %s of %s, selected before: %v", c.pred.Label, c.pred.Field, ev.Type, path, c.state[path])
-				}
-				if c.state[path] = true; ev.Type == watch.Deleted {
-					delete(c.state, path)
-				}
-			case <-ctx.Done():
-				t.Fatalf("%q %q: %v, want %v", c.pred.Label, c.pred.Field, slices.Sorted(maps.Keys(c.state)), want)
+			typ, pod := next(c)
+			path := podPaths(&example.PodList{Items: []example.Pod{*pod}})[0]
+			if c.state[path] == (typ == watch.Added) {
+				t.Fatalf("%q %q: %s of %s, selected before: %v", c.pred.Label, c.pred.Field, typ, path, c.state[path])
+			}
+			if c.state[path] = true; typ == watch.Deleted {
+				delete(c.state, path)
 			}
 		}
 	}

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"iter"
 	"time"
 	"weak"
 
@@ -184,14 +184,29 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 			all, _ := snap.Count(st.start, st.end)
 			s.watchMetrics.Filtered(all - r.Count())
 		}
-		if r.plan != nil {
-			st.found = slices.Collect(r.Candidates())
-			st.listing = len(st.found) > 0
+		if r.plan != nil && r.plan.DemandsValue() && st.selector.Shard == nil {
+			if found, ok := few(ctx, r.Candidates()); ok {
+				st.found, st.listing = found, len(found) > 0
+			}
 		}
 		st.endOfList = opts.SendInitialEvents != nil && opts.Predicate.AllowWatchBookmarks
 	}
 	st.cursor = snap.Cursor(st.start, st.end)
 	return nil
+}
+
+// maxFound bounds the entries that a stream holds until they are delivered. Beyond it, the stream examines all objects of its range,
+// some at a time.
+const maxFound = 4096
+
+// few returns the candidates, false if there are more than maxFound or ctx has ended.
+func few(ctx context.Context, candidates iter.Seq[*mirror.Entry]) (found []*mirror.Entry, ok bool) {
+	for e := range candidates {
+		if found = append(found, e); len(found) > maxFound || len(found)%64 == 0 && ctx.Err() != nil {
+			return nil, false
+		}
+	}
+	return found, true
 }
 
 // beginInEtcd lists the latest state from etcd, where a gate or the published revision does not allow a list from
@@ -213,7 +228,7 @@ func (st *Stream) beginInEtcd(ctx context.Context, atLeast mirror.Revision, opts
 	return err
 }
 
-// follow subscribes the stream's cursor to the events of one object, of one value of an index that the registry has declared, of
+// follow subscribes the stream's cursor to the events of one object, of one value of a field or label, of
 // one shard, or of one namespace. A watch with another selector reads every event of the resource.
 func (st *Stream) follow() {
 	if st.end == st.start+"\x00" {

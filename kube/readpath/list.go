@@ -1,6 +1,7 @@
 package readpath
 
 import (
+	"context"
 	"strconv"
 
 	"k8s.io/apiserver/pkg/endpoints/request"
@@ -146,7 +147,7 @@ func (r *readRequest) measure(p *listPlan) (err error) {
 		last, err = r.encodeOnce(p)
 		more = p.count < total
 	default:
-		last, more = cutPage(p, total)
+		last, more = cutPage(r.req.Context(), p, total)
 		p.bytes, err = r.size(p)
 	}
 	if err == nil {
@@ -183,7 +184,7 @@ func (r *readRequest) encodeOnce(p *listPlan) (last string, err error) {
 }
 
 // cutPage ends the page at its limit, and returns its last key and whether more objects follow.
-func cutPage(p *listPlan, total int) (last string, more bool) {
+func cutPage(ctx context.Context, p *listPlan, total int) (last string, more bool) {
 	p.count = total
 	limit := p.list.Limit
 	if limit <= 0 || int64(total) < limit {
@@ -200,7 +201,7 @@ func cutPage(p *listPlan, total int) (last string, more bool) {
 		break
 	}
 	p.count, p.end = int(limit), last+"\x00"
-	return last, p.list.MoreAfter(last)
+	return last, p.list.MoreAfter(ctx, last)
 }
 
 // size returns the size of all items of the page; items without a cached encoding are encoded first.
@@ -255,7 +256,7 @@ func (r *readRequest) selectPage(p *listPlan) (walked int, last string, more boo
 		p.selected = nil
 	}
 	if limit := p.list.Limit; limit > 0 && int64(p.count) >= limit && p.list.CountsMore() {
-		more = p.list.MoreAfter(last)
+		more = p.list.MoreAfter(ctx, last)
 	}
 	return walked, last, more, nil
 }

@@ -68,11 +68,11 @@ var (
 	}, []string{"group", "resource", "plan"})
 	Indexes = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Name: "strata_indexes", StabilityLevel: metrics.ALPHA,
-		Help: "Labels and fields that are indexed, as of the last list with a selector, or the last count, about a minute ago.",
+		Help: "Labels and fields that are indexed.",
 	}, []string{"group", "resource"})
 	IndexBytes = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Name: "strata_index_bytes", StabilityLevel: metrics.ALPHA,
-		Help: "Memory of the indexes of strata_indexes. It is a part of strata_representation_bytes, and at most a quarter of its bound for each resource.",
+		Help: "Memory of the indexes of strata_indexes for the newest version, as last counted, at most a minute ago. It is a part of strata_representation_bytes, and at most a quarter of its bound for each resource.",
 	}, []string{"group", "resource"})
 	IndexRefusals = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_index_refusals_total", StabilityLevel: metrics.ALPHA,
@@ -130,10 +130,10 @@ func (m Lists) Selected(plan string, examined, returned int) {
 	ListSelected.WithLabelValues(m.group.Group, m.group.Resource, plan).Add(float64(returned))
 }
 
-// Indexes records the number of indexes and their bytes.
-func (m Lists) Indexes(n int, bytes int64) {
-	Indexes.WithLabelValues(m.group.Group, m.group.Resource).Set(float64(n))
-	IndexBytes.WithLabelValues(m.group.Group, m.group.Resource).Set(float64(bytes))
+// Indexes records changes of the number of indexes and of their bytes.
+func (m Lists) Indexes(n, bytes int64) {
+	Indexes.WithLabelValues(m.group.Group, m.group.Resource).Add(float64(n))
+	IndexBytes.WithLabelValues(m.group.Group, m.group.Resource).Add(float64(bytes))
 }
 
 // IndexRefused counts an index that is too large.

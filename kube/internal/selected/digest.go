@@ -2,7 +2,6 @@ package selected
 
 import (
 	"hash/maphash"
-	"math/bits"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -25,13 +24,22 @@ type digest struct {
 
 var hashSeed = maphash.MakeSeed()
 
-func hashOf(value string) uint32 { return uint32(maphash.String(hashSeed, value)) }
+// hashMask has the bits of hashes; tests use fewer, so that values collide.
+var hashMask = ^uint32(0)
+
+func hashOf(value string) uint32 { return uint32(maphash.String(hashSeed, value)) & hashMask }
+
+// ShortenHashes makes hashes of n bits until restore is called, for tests of collisions. No list may run meanwhile.
+func ShortenHashes(n int) (restore func()) {
+	hashMask = 1<<n - 1
+	return func() { hashMask = ^uint32(0) }
+}
 
 // digestOverhead is the memory of a digest beside its words: its struct, its place on the node, and the rounding of the allocator.
 const digestOverhead = 128
 
-// size returns the approximate memory of the digest.
-func (d *digest) size() int64 { return digestOverhead + int64(8*len(d.words)) }
+// Size implements btree.Sizer: digests of old versions count as memory of these versions, which the window bounds.
+func (d *digest) Size() int64 { return digestOverhead + int64(8*len(d.words)) }
 
 // bitsOf returns the bits of the values with the hash. Cost is O(log n).
 func (d *digest) bitsOf(hash uint32) uint64 {
@@ -112,6 +120,3 @@ func joinDigests(leaves btree.DigestsOfLeaves, of any) *digest {
 	*buf = all
 	return newDigest(all, present, absent)
 }
-
-// lowest returns the number of the lowest bit, which must exist.
-func lowest(b uint64) int { return bits.TrailingZeros64(b) }

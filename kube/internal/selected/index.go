@@ -28,8 +28,14 @@ type Index struct {
 
 	of     *memo.Key // names the digests; closed when they are dropped
 	blocks *blockcache.Cache
-	bytes  atomic.Int64 // of digests, as last counted, and of those made since
-	used   time.Time    // of the last plan; guarded by indexes.mu
+	full   atomic.Bool // its bytes have reached the bound: no digest is cached until they are counted
+
+	mu    sync.Mutex // leaf
+	bytes int64      // of digests, as last counted, and of those made since
+
+	// Guarded by indexes.mu:
+	used time.Time // of the last plan
+	kept bool      // a registry has declared the label or field: others are dropped first
 }
 
 // lookup returns the value of a field or label, and whether the object has it.
@@ -68,8 +74,8 @@ func (x *Index) newLeaf(ctx context.Context, items []*mirror.Entry, in *btree.Di
 			if ctx.Err() != nil {
 				return nil, 0
 			}
-			unknown |= 1 << i
-			continue
+			unknown = ^uint64(0) << i // the caller meets the error, and ends or goes on
+			break
 		}
 		v, ok := x.lookup(a)
 		if !ok {
@@ -93,19 +99,21 @@ func (x *Index) newLeaf(ctx context.Context, items []*mirror.Entry, in *btree.Di
 	return d, unknown
 }
 
-// parent returns the digest of a parent of leaves, nil if it has none yet.
-func (x *Index) parent(leaves btree.DigestsOfLeaves, in *btree.Digests) *digest {
+// parent returns the digest of a parent of leaves, nil if it has none yet. With known it is not made.
+func (x *Index) parent(leaves btree.DigestsOfLeaves, in *btree.Digests, known bool) *digest {
 	cur := in.Get(x.of)
 	switch c := cur.(type) {
 	case *digest:
 		return c
 	case *visits:
-		if c.n.Add(1) < parentVisits {
+		if known || c.n.Add(1) < parentVisits {
 			return nil
 		}
 		c.n.Store(0) // a later reader tries again if a leaf lacks its digest
 	default:
-		in.Swap(x.of, nil, &visits{})
+		if !known && !x.of.Closed() {
+			in.Swap(x.of, nil, &visits{})
+		}
 		return nil
 	}
 	d := joinDigests(leaves, x.of)
@@ -115,32 +123,70 @@ func (x *Index) parent(leaves btree.DigestsOfLeaves, in *btree.Digests) *digest 
 	return d
 }
 
-// cache puts a digest on its node in place of old.
+// cache puts a digest on its node in place of old, if there is room for it.
 func (x *Index) cache(in *btree.Digests, old any, d *digest) {
-	if !x.of.Closed() && in.Swap(x.of, old, d) {
-		x.bytes.Add(d.size())
-		x.blocks.Charge(d.size())
+	if x.full.Load() {
+		return
+	}
+	if x.size()+d.Size() > x.blocks.Stats().Limit/indexShare {
+		x.full.Store(true)
+		return
+	}
+	if !in.Swap(x.of, old, d) {
+		return
+	}
+	if !x.charge(d.Size()) {
+		in.Swap(x.of, d, nil) // the walk that drops the digests may have passed the node
 	}
 }
 
-// setBytes records the counted bytes of the digests; before is the value of bytes before they were counted.
-func (x *Index) setBytes(before, counted int64) {
-	x.bytes.Add(counted - before)
-	x.blocks.Charge(counted - before)
+// charge adds bytes of digests, or reports that the index is closed.
+func (x *Index) charge(bytes int64) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.of.Closed() {
+		return false
+	}
+	x.bytes += bytes
+	x.blocks.Charge(bytes)
+	return true
 }
 
-// close ends the index. Its digests are dropped by a walk (Selections.DropIndexes, DropClosed).
+// counted records the bytes of the digests of the newest version: before are those that were known before they were counted. Replaced
+// digests are no longer among them.
+func (x *Index) counted(before, bytes int64) { x.charge(bytes - before) }
+
+// size returns the bytes of the digests as last counted, and of those made since.
+func (x *Index) size() int64 {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.bytes
+}
+
+// close ends the index. Its digests are dropped by a walk (Selections.DropIndexes, or that of the store when keys are replaced).
 func (x *Index) close() {
-	x.of.Close()
-	x.blocks.Charge(-x.bytes.Swap(0))
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if !x.of.Closed() {
+		x.of.Close()
+		x.blocks.Charge(-x.bytes)
+		x.bytes = 0
+	}
 }
 
 // indexes are the indexes of a resource by name. The zero value is empty.
 type indexes struct {
-	mu      sync.Mutex // leaf
-	byName  map[string]*Index
-	refused map[string]time.Time // until when a label or field is not indexed, because its digests were too large
-	timer   *time.Timer          // runs DropIndexes; nil if there is no index
+	mu     sync.Mutex // before Index.mu
+	byName map[string]*Index
+	// once has the labels and fields that a list has named once, until it is dropped: an index is made on the second use.
+	once map[string]time.Time
+	// refused has the labels and fields whose digests were too large, until they are tried again.
+	refused  map[string]time.Time
+	timer    *time.Timer // runs DropIndexes; nil if there is no index
+	soon     bool        // the timer was set to count digests soon
+	counted  int64       // bytes of all indexes when they were last counted
+	lastTime time.Time   // of that count
+	reported [2]int64    // indexes and bytes that cfg.Measured has received
 }
 
 const (
@@ -150,62 +196,89 @@ const (
 	maxIndexes = 64
 	// indexShare is the inverse of the part of the block cache that the indexes of one resource may take.
 	indexShare = 4
+	// secondUse is how soon after the first use of a label or field, unless it is declared, its second use makes the index.
+	secondUse = time.Minute
+	// maxOnce bounds the labels and fields whose first use is remembered.
+	maxOnce = 1024
+	// Digests are counted when they have grown by countGrowth and a quarter since the last count, at most every countInterval.
+	countGrowth   = 1 << 20
+	countInterval = time.Second
 )
 
-// get returns the index that x describes, which the first call makes; nil if it is refused.
-func (t *indexes) get(s *Selections, gen *objects.Generation, x *Index) *Index {
+// get returns the index that x describes; nil if it is refused, or has no index yet.
+func (t *indexes) get(s *Selections, gen *objects.Generation, x *Index, declared bool) *Index {
+	if gen.Ended() {
+		return nil
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := time.Now()
 	if cur := t.byName[x.name]; cur != nil {
 		if cur.gen == gen {
-			cur.used = now
-			t.trimLocked(s, cur)
-			return t.byName[x.name]
+			cur.used, cur.kept = now, cur.kept || declared
+			t.countSoonLocked(s, now)
+			return cur
 		}
 		t.removeLocked(cur)
 	}
-	if s.cfg.Context.Err() != nil || gen.Ended() || now.Before(t.refused[x.name]) {
+	if s.cfg.Context.Err() != nil || now.Before(t.refused[x.name]) || !declared && !t.secondLocked(x.name, now) {
 		return nil
 	}
-	x.gen, x.of, x.blocks, x.used = gen, &memo.Key{}, s.cfg.Blocks, now
+	x.gen, x.of, x.blocks, x.used, x.kept = gen, &memo.Key{}, s.cfg.Blocks, now, declared
 	if t.byName == nil {
 		t.byName, t.refused = map[string]*Index{}, map[string]time.Time{}
 	}
 	t.byName[x.name] = x
-	t.trimLocked(s, x)
 	if t.timer == nil {
 		t.timer = time.AfterFunc(IndexIdle/10, s.DropIndexes)
 	}
+	if len(t.byName) > maxIndexes {
+		t.removeLocked(t.oldestLocked(x))
+		t.timer.Reset(countInterval) // drops the digests
+	}
+	t.reportLocked(s)
 	return x
 }
 
-// trimLocked reports the indexes and their bytes. It removes indexes, except x, least recently used first, until the others are within the bounds. If x alone is not, it is
-// removed too, and refused for IndexIdle.
-func (t *indexes) trimLocked(s *Selections, x *Index) {
-	limit, total := s.cfg.Blocks.Stats().Limit/indexShare, int64(0)
+// secondLocked records the use of a name, and reports whether it is not the first one.
+func (t *indexes) secondLocked(name string, now time.Time) bool {
+	if last, ok := t.once[name]; ok && now.Sub(last) < secondUse {
+		delete(t.once, name)
+		return true
+	}
+	if t.once == nil || len(t.once) >= maxOnce {
+		t.once = map[string]time.Time{}
+	}
+	t.once[name] = now
+	return false
+}
+
+// oldestLocked returns the least recently used index except x, one that clients have chosen if there is one.
+func (t *indexes) oldestLocked(x *Index) (oldest *Index) {
 	for _, o := range t.byName {
-		total += o.bytes.Load()
-	}
-	for total > limit || len(t.byName) > maxIndexes {
-		var oldest *Index
-		for _, o := range t.byName {
-			if o != x && (oldest == nil || o.used.Before(oldest.used)) {
-				oldest = o
-			}
-		}
-		if oldest == nil {
-			s.cfg.Refused()
-			t.refused[x.name] = time.Now().Add(IndexIdle)
-			oldest = x
-		}
-		total -= oldest.bytes.Load()
-		t.removeLocked(oldest)
-		if oldest == x {
-			break
+		if o != x && (oldest == nil || oldest.kept && !o.kept || oldest.kept == o.kept && o.used.Before(oldest.used)) {
+			oldest = o
 		}
 	}
-	s.cfg.Measured(len(t.byName), total)
+	return oldest
+}
+
+// countSoonLocked lets digests be counted if many were made since the last count.
+func (t *indexes) countSoonLocked(s *Selections, now time.Time) {
+	if t.soon || t.timer == nil || now.Sub(t.lastTime) < countInterval {
+		return
+	}
+	if total := t.totalLocked(); total-t.counted > countGrowth+t.counted/4 {
+		t.soon = true
+		t.timer.Reset(0)
+	}
+}
+
+func (t *indexes) totalLocked() (bytes int64) {
+	for _, x := range t.byName {
+		bytes += x.size()
+	}
+	return bytes
 }
 
 func (t *indexes) removeLocked(x *Index) {
@@ -213,41 +286,68 @@ func (t *indexes) removeLocked(x *Index) {
 	x.close()
 }
 
-// DropIndexes drops the indexes that have no readers any more, or all if the storage has ended, and counts the bytes of the others.
+// reportLocked reports the changes of the number of indexes and of their bytes.
+func (t *indexes) reportLocked(s *Selections) {
+	now := [2]int64{int64(len(t.byName)), t.totalLocked()}
+	s.cfg.Measured(now[0]-t.reported[0], now[1]-t.reported[1])
+	t.reported = now
+}
+
+// DropIndexes drops the indexes that have no readers any more, or all if the storage has ended. It counts the bytes of the others, and
+// drops those beyond the bound: first an index that alone exceeds it, which is then refused for IndexIdle, then the least recently used ones.
 func (s *Selections) DropIndexes() {
 	t := &s.indexes
 	t.mu.Lock()
-	ended := s.cfg.Context.Err() != nil
 	before := map[*Index]int64{}
 	for _, x := range t.byName {
-		if ended || time.Since(x.used) >= IndexIdle || x.gen.Ended() {
+		if s.cfg.Context.Err() != nil || time.Since(x.used) >= IndexIdle || x.gen.Ended() {
 			t.removeLocked(x)
 		} else {
-			before[x] = x.bytes.Load()
+			before[x] = x.size()
 		}
+	}
+	t.mu.Unlock()
+	s.countDigests(before)
+
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	limit, dropped := s.cfg.Blocks.Stats().Limit/indexShare, false
+	for _, x := range t.byName {
+		if x.full.Swap(false) && x.size() > limit/2 {
+			t.removeLocked(x)
+			t.refused[x.name] = time.Now().Add(IndexIdle)
+			s.cfg.Refused()
+			dropped = true
+		}
+	}
+	total := t.totalLocked()
+	for ; total > limit; dropped = true {
+		oldest := t.oldestLocked(nil)
+		total -= oldest.size()
+		t.removeLocked(oldest)
 	}
 	for name, until := range t.refused {
 		if time.Now().After(until) {
 			delete(t.refused, name)
 		}
 	}
-	if t.timer = nil; len(t.byName) > 0 && !ended {
+	t.counted, t.lastTime, t.soon = total, time.Now(), false
+	t.reportLocked(s)
+	if t.timer != nil {
+		t.timer.Stop()
+		t.timer = nil
+	}
+	switch {
+	case s.cfg.Context.Err() != nil:
+	case dropped:
+		t.timer = time.AfterFunc(countInterval, s.DropIndexes) // which drops the digests
+	case len(t.byName) > 0:
 		t.timer = time.AfterFunc(IndexIdle/10, s.DropIndexes)
 	}
-	t.mu.Unlock()
-	if !ended {
-		s.countDigests(before)
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	total := int64(0)
-	for _, x := range t.byName {
-		total += x.bytes.Load()
-	}
-	s.cfg.Measured(len(t.byName), total)
 }
 
-// countDigests drops digests of closed indexes, and counts the bytes of the others; before has their bytes so far.
+// countDigests drops the digests of closed indexes from the newest version, and counts the bytes of the others; before has their bytes
+// so far. Digests of older versions count as memory of these (btree.Weigh).
 func (s *Selections) countDigests(before map[*Index]int64) {
 	snap, err := s.cfg.Resource.Latest()
 	if err != nil {
@@ -258,12 +358,12 @@ func (s *Selections) countDigests(before map[*Index]int64) {
 		d.DropClosed()
 		d.Each(func(of, value any) {
 			if v, ok := value.(*digest); ok {
-				bytes[of] += v.size()
+				bytes[of] += v.Size()
 			}
 		})
 	}
 	for x, was := range before {
-		x.setBytes(was, bytes[x.of])
+		x.counted(was, bytes[x.of])
 	}
 }
 
@@ -275,4 +375,5 @@ func (s *Selections) KeysReplaced() {
 	for _, x := range s.indexes.byName {
 		s.indexes.removeLocked(x)
 	}
+	s.indexes.reportLocked(s)
 }

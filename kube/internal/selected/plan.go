@@ -1,8 +1,11 @@
 package selected
 
 import (
+	"cmp"
 	"context"
 	"iter"
+	"math/bits"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/labels"
 	operators "k8s.io/apimachinery/pkg/selection"
@@ -44,8 +47,9 @@ const (
 const (
 	// smallRange is the number of objects up to which a list examines all of them: those of one leaf.
 	smallRange = 64
-	// maxValues bounds the values of a term.
+	// maxValues bounds the values of a term, maxTerms the terms of a plan.
 	maxValues = 64
+	maxTerms  = 8
 )
 
 // Plan returns a plan for the selector on n objects, nil if examining all of them costs less, or if no requirement has an index.
@@ -62,14 +66,16 @@ func (s *Selections) Plan(ctx context.Context, sel *objects.Selector, n int) *Pl
 	}
 	for _, usable := range terms {
 		p := &Plan{ctx: ctx, declared: -1}
-		for _, t := range usable {
-			if t.index = s.indexes.get(s, sel.Generation, t.index); t.index == nil {
+		slices.SortStableFunc(usable, func(a, b term) int { return cmp.Compare(b.declared(&sel.Predicate), a.declared(&sel.Predicate)) })
+		for _, t := range usable[:min(len(usable), maxTerms)] {
+			declared := t.index.declared(&sel.Predicate)
+			if t.index = s.indexes.get(s, sel.Generation, t.index, declared); t.index == nil {
 				continue
 			}
 			for _, v := range t.values {
 				t.hashes = append(t.hashes, hashOf(v))
 			}
-			if p.declared < 0 && t.test == oneOf && len(t.values) == 1 && t.index.declared(&sel.Predicate) {
+			if p.declared < 0 && declared && t.single() {
 				p.declared = len(p.terms)
 			}
 			p.terms = append(p.terms, t)
@@ -129,21 +135,57 @@ func labelTerm(r *labels.Requirement) (t term, ok bool) {
 	return t, true
 }
 
-// Name returns the name that upstream's metrics give to a declared index, "" if the plan has none.
-func (p *Plan) Name() string {
-	if p.declared < 0 {
-		return ""
+// declared returns 1 if a registry has declared the label or field, otherwise 0.
+func (t *term) declared(pred *storage.SelectionPredicate) int {
+	if t.index.declared(pred) {
+		return 1
 	}
-	return p.terms[p.declared].index.name
+	return 0
 }
 
-// Declared returns the plan by the declared index alone, which is the one that upstream uses; nil if there is none.
-func (p *Plan) Declared() *Plan {
-	if p.declared < 0 {
-		return nil
-	}
-	return &Plan{ctx: p.ctx, terms: p.terms[p.declared : p.declared+1]}
+// single reports whether the term demands one value, as upstream's indexes do; no label has the value "" there.
+func (t *term) single() bool {
+	return t.test == oneOf && len(t.values) == 1 && !(t.index.label && t.values[0] == "")
 }
+
+// Declared describes the declared index that upstream uses for a selector.
+type Declared struct {
+	Name   string // in upstream's metrics
+	lookup lookup
+	value  string
+}
+
+// DeclaredIndex returns the declared index of which the selector demands one value; nil if there is none.
+func DeclaredIndex(pred *storage.SelectionPredicate) *Declared {
+	for _, t := range termsOf(pred) {
+		if t.single() && t.index.name != storage.FieldIndex("metadata.name") && t.index.name != namespaceField && t.index.declared(pred) {
+			return &Declared{Name: t.index.name, lookup: t.index.lookup, value: t.values[0]}
+		}
+	}
+	return nil
+}
+
+// Any reports whether the declared index has an entry with start <= key < end. It uses the plan, unless that is nil or has another
+// index, and examines the objects of the range otherwise. An object that cannot be decoded counts.
+func (d *Declared) Any(ctx context.Context, p *Plan, gen *objects.Generation, snap mirror.Snapshot, start, end string) bool {
+	all := snap.All(start, end)
+	if p != nil && p.declared >= 0 {
+		all = (&Plan{ctx: ctx, terms: p.terms[p.declared : p.declared+1], declared: -1}).Candidates(snap, start, end)
+	}
+	for e := range all {
+		a, err := gen.Attributes(ctx, e)
+		if err != nil {
+			return true
+		}
+		if v, _ := d.lookup(a); v == d.value {
+			return true
+		}
+	}
+	return false
+}
+
+// DemandsValue reports whether the plan selects by values that objects have. Others usually select most objects.
+func (p *Plan) DemandsValue() bool { return p.terms[0].test == oneOf }
 
 // Candidates yields the candidates of a snapshot with start <= key < end, in key order: at least the selected entries. Objects whose
 // labels and fields are not known are decoded leaf by leaf; those that cannot be decoded are candidates.
@@ -151,14 +193,35 @@ func (p *Plan) Candidates(snap mirror.Snapshot, start, end string) iter.Seq[*mir
 	return snap.Sift(start, end, p)
 }
 
-// Known counts the candidates without decoding: entries of leaves without digests count as candidates. It costs as much as Candidates.
-func (p *Plan) Known(snap mirror.Snapshot, start, end string) (n int) {
-	known := *p
-	known.known = true
-	for range snap.Sift(start, end, &known) {
-		n++
+// Known counts the candidates without decoding, to most or a little more: entries of leaves without digests count as candidates, and so
+// may entries of the first and the last leaf that are out of the range. Cost is O(parents of leaves + leaves with candidates).
+func (p *Plan) Known(snap mirror.Snapshot, start, end string, most int) int {
+	c := counter{plan: &Plan{ctx: p.ctx, terms: p.terms, known: true}, most: most}
+	for range snap.Sift(start, end, &c) {
 	}
-	return n
+	return c.n
+}
+
+// counter is a mirror.Sieve that counts candidates and selects none.
+type counter struct {
+	plan    *Plan
+	n, most int
+}
+
+// Leaf implements mirror.Sieve.
+func (c *counter) Leaf(items []*mirror.Entry, d *btree.Digests) uint64 {
+	if c.n < c.most {
+		c.n += bits.OnesCount64(c.plan.Leaf(items, d) & (^uint64(0) >> (64 - len(items))))
+	}
+	return 0
+}
+
+// Parent implements mirror.Sieve.
+func (c *counter) Parent(leaves btree.DigestsOfLeaves, d *btree.Digests) uint64 {
+	if c.n >= c.most {
+		return 0
+	}
+	return c.plan.Parent(leaves, d)
 }
 
 // Leaf implements mirror.Sieve.
@@ -207,10 +270,17 @@ func (x *Index) having(d *digest, items []*mirror.Entry, t *term) (found uint64)
 		if b == 0 {
 			continue
 		}
-		// All items of the bits have one value, which may be another one with the same hash.
-		if a := x.gen.KnownAttributes(items[lowest(b)]); a != nil && !d.shared {
-			if v, _ := x.lookup(a); v != t.values[i] {
+		if !d.shared {
+			// All items of the bits have one value, which may be another one with the same hash. It is unknown if the generation has
+			// ended; the items are then candidates.
+			a := x.gen.KnownAttributes(items[bits.TrailingZeros64(b)])
+			if a == nil && t.test == noneOf {
 				continue
+			}
+			if a != nil {
+				if v, _ := x.lookup(a); v != t.values[i] {
+					continue
+				}
 			}
 		}
 		found |= b
@@ -226,7 +296,7 @@ func (p *Plan) Parent(leaves btree.DigestsOfLeaves, in *btree.Digests) uint64 {
 		if t.test == noneOf {
 			continue
 		}
-		d := t.index.parent(leaves, in)
+		d := t.index.parent(leaves, in, p.known)
 		if d == nil {
 			continue
 		}

@@ -30,8 +30,8 @@ type Config struct {
 	Start func(run func()) bool
 	// Refused counts labels and fields that are not indexed because their digests are too large.
 	Refused func()
-	// Measured receives the number of indexes and the bytes of their digests, whenever a plan is made and about once a minute.
-	Measured func(indexes int, bytes int64)
+	// Measured receives changes of the number of indexes, and of the bytes of their digests as they were last counted.
+	Measured func(indexes, bytes int64)
 	// Filtered counts objects that a shard selector withholds from watches.
 	Filtered func(n int)
 }
@@ -112,7 +112,7 @@ func (v *Version[I]) leaves() []*btree.Leaf[I] {
 	return leaves
 }
 
-// kind is the difference between an index and a shard. The caller of its methods has the turn.
+// kind is the part of a selection that depends on its items. The caller of its methods has the turn.
 type kind[I btree.Item] interface {
 	// items returns the items of a snapshot, in ascending order of their keys.
 	items(ctx context.Context, gen *objects.Generation, snap mirror.Snapshot) ([]I, error)

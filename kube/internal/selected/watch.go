@@ -16,12 +16,12 @@ import (
 // reads the whole resource, else all events of its keys. The caller calls end, unless it is nil, when the watch ends.
 func (s *Selections) Follow(c *mirror.Cursor, sel *objects.Selector, whole bool) (end func()) {
 	if name, lookup, value, declared := watchedValue(&sel.Predicate); lookup != nil {
-		if x := s.watches.byValue(s, name, lookup, declared); x != nil {
-			c.FollowIndex(x, value)
+		if v := s.watches.byValue(s, name, lookup, declared); v != nil {
+			c.FollowIndex(v.index, value)
 			if declared {
 				return nil
 			}
-			return func() { s.watches.leaveValue(name) }
+			return func() { s.watches.leaveValue(name, v) }
 		}
 	}
 	if set := sel.Shard; set != nil && whole {
@@ -33,13 +33,34 @@ func (s *Selections) Follow(c *mirror.Cursor, sel *objects.Selector, whole bool)
 	return nil
 }
 
+// knownValues is values for an event whose objects have cached attributes.
+func knownValues(gen *objects.Generation, ev *mirror.Event, value func(*objects.Attributes) string) (before, now string, known bool) {
+	for _, side := range []struct {
+		e    *mirror.Entry
+		into *string
+	}{{ev.Prev, &before}, {ev.Entry, &now}} {
+		if side.e == nil {
+			continue
+		}
+		a := gen.KnownAttributes(side.e)
+		if a == nil {
+			return "", "", false
+		}
+		*side.into = value(a)
+	}
+	return before, now, true
+}
+
 // values returns the values of an object before and after an event, for watches of one value; false
 // if the object cannot be decoded: each watch then reads the event, and retries separately. readers
 // completes the log message.
 func (s *Selections) values(ev *mirror.Event, value func(*objects.Attributes) string, readers string) (before, now string, known bool) {
+	gen := s.cfg.View.CurrentGeneration()
+	if before, now, known = knownValues(gen, ev, value); known {
+		return before, now, true
+	}
 	ctx, cancel := context.WithTimeout(s.cfg.Context, objects.DecodeTimeout)
 	defer cancel()
-	gen := s.cfg.View.CurrentGeneration()
 	err := guard.RecoverPanic(func() error {
 		if e := ev.Entry; e != nil {
 			if gen.KnownAttributes(e) == nil {
@@ -88,8 +109,9 @@ func watchedValue(pred *storage.SelectionPredicate) (name string, lookup lookup,
 var namespaceField = storage.FieldIndex("metadata.namespace")
 
 // maxWatchedLabels bounds the fields and labels of a resource, beside the declared ones, by which watches are woken. Each of them costs
-// less than a microsecond for each event. Watches beyond the bound read every event.
-const maxWatchedLabels = 16
+// about a microsecond for each event, and up to 3 MB for values that have no watch, which the log still has. Watches beyond the bound
+// read every event.
+const maxWatchedLabels = 8
 
 // watches are the watches of values and shards, by name and key. The zero value is empty. Safe for concurrent use.
 type watches struct {
@@ -99,14 +121,15 @@ type watches struct {
 	clients int // elements of byName that are not declared
 }
 
-// valueWatches are the watches of the values of one field or label. Those of a declared one are not counted.
+// valueWatches are the watches of the values of one field or label.
 type valueWatches struct {
-	index   *mirror.WatchIndex
-	watches int
+	index    *mirror.WatchIndex
+	declared bool // stays without watches
+	watches  int  // that call leaveValue
 }
 
 // byValue returns the watch index of the name, nil if there are too many. The caller calls leaveValue once, unless it is declared.
-func (w *watches) byValue(s *Selections, name string, lookup lookup, declared bool) *mirror.WatchIndex {
+func (w *watches) byValue(s *Selections, name string, lookup lookup, declared bool) *valueWatches {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	v := w.byName[name]
@@ -125,25 +148,26 @@ func (w *watches) byValue(s *Selections, name string, lookup lookup, declared bo
 			w.byName = map[string]*valueWatches{}
 		}
 		w.byName[name] = v
-		if !declared {
-			w.clients++
+		w.clients++
+	}
+	if declared {
+		if !v.declared {
+			v.declared = true
+			w.clients--
 		}
+		return v
 	}
-	if !declared {
-		v.watches++
-	}
-	return v.index
+	v.watches++
+	return v
 }
 
 // leaveValue undoes byValue.
-func (w *watches) leaveValue(name string) {
+func (w *watches) leaveValue(name string, v *valueWatches) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if v := w.byName[name]; v != nil {
-		if v.watches--; v.watches == 0 {
-			delete(w.byName, name)
-			w.clients--
-		}
+	if v.watches--; v.watches == 0 && !v.declared {
+		delete(w.byName, name)
+		w.clients--
 	}
 }
 
