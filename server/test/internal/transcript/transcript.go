@@ -6,7 +6,6 @@
 package transcript
 
 import (
-	"bytes"
 	"os"
 	"regexp"
 	"strings"
@@ -38,14 +37,15 @@ type Document struct {
 }
 
 // Check runs the commands of the document, of which there are at least atLeast. Each difference is an error, with the command that writes
-// the document. An update leaves outputs as they are that differ in variable parts only.
+// the document. An update leaves the document as it is if all outputs differ in variable parts only, and writes all of them otherwise:
+// the outputs of a document are those of one run.
 func (d Document) Check(t *testing.T, atLeast int) {
 	t.Helper()
 	text, err := os.ReadFile(d.Path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	commands := 0
+	commands, differs := 0, false
 	result := block.ReplaceAllFunc(text, func(session []byte) []byte {
 		terminal := string(block.FindSubmatch(session)[1])
 		return command.ReplaceAllFunc(session, func(part []byte) []byte {
@@ -56,10 +56,9 @@ func (d Document) Check(t *testing.T, atLeast int) {
 			if out != "" && !strings.HasSuffix(out, "\n") {
 				out += "\n" // as the prompt of a terminal
 			}
-			if d.Same(c, out) {
-				return part
-			}
-			if !d.Update {
+			same := d.Same(c, out)
+			differs = differs || !same
+			if !same && !d.Update {
 				t.Errorf("%s prints\n%s\nand %s has\n%s\n(go test -run %s -update writes it)", c.Line, out, d.Path, c.Want, t.Name())
 			}
 			return []byte("$ " + c.Line + "\n" + out)
@@ -68,7 +67,7 @@ func (d Document) Check(t *testing.T, atLeast int) {
 	if commands < atLeast {
 		t.Errorf("%s has %d commands only", d.Path, commands)
 	}
-	if d.Update && !t.Failed() && !bytes.Equal(result, text) {
+	if d.Update && differs && !t.Failed() {
 		if err := os.WriteFile(d.Path, result, 0o644); err != nil {
 			t.Fatal(err)
 		}
