@@ -41,6 +41,7 @@ var variable = []struct {
 	{regexp.MustCompile(`(?m)^ +\d+\.\d\ds`), "SECONDS"},
 	{regexp.MustCompile(`(?m)^Waiting for deployment .*\n`), ""}, // the same
 	{regexp.MustCompile(`hello-[0-9a-z]{6,10}-[0-9a-z]{5}\b`), "hello-POD"},
+	{regexp.MustCompile(`#token=[\w-]{43}`), "#token=TOKEN"}, // of a link of the console
 	{regexp.MustCompile(`\bnode-\d{4}\b`), "NODE"},
 	{regexp.MustCompile(`\b10\.128(\.\d+){2}\b`), "IP"},
 	{regexp.MustCompile(`"hash": "[0-9a-f]+"`), `"hash": HASH`},
