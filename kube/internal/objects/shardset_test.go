@@ -58,7 +58,7 @@ func TestShardSet_Matches_EqualsUpstream(t *testing.T) {
 			}
 			t.Fatalf("%s is not parsed", sel)
 		}
-		a := newAttributes(nil, nil, pod)
+		a := newAttributes(nil, FieldSet{}, pod)
 		if got := set.Selects(a); got != want {
 			t.Fatalf("%s selects %s: %v, want %v", sel, own, got, want)
 		}

@@ -39,6 +39,8 @@ type View struct {
 	// selective: there are watches with a selector, which need the attributes of new objects.
 	selective atomic.Bool
 
+	fieldNames atomic.Pointer[[]string] // of the last FieldSet
+
 	cur    atomic.Pointer[Generation] // see CurrentGeneration
 	mu     sync.Mutex                 // held to replace cur; leaf but for the callback onRotate
 	closed bool                       // guarded by mu

@@ -43,7 +43,7 @@ type Attachment struct {
 
 // AttachmentFromEnvironment returns an Attachment with default flags, except for the engine, which EngineVariable names
 // (upstream if unset), and the interval of consistency checks, which is upstream's. Kubernetes' integration tests start
-// their servers with it, so that one test binary runs on both engines.
+// their servers with it, so that one test binary runs on both engines. Events are cached.
 func AttachmentFromEnvironment() (*Attachment, error) {
 	s := newSettings()
 	s.engine = engineUpstream
@@ -60,11 +60,15 @@ func AttachmentFromEnvironment() (*Attachment, error) {
 
 func (s *settings) attachment() *Attachment { return &Attachment{settings: s} }
 
-// Options removes compaction from the completed options: the engine does it in place of upstream's storage.
+// Options removes compaction from the completed options, since the engine does it in place of upstream's storage, and the exclusion of
+// events from memory, unless the user has given a size.
 func (a *Attachment) Options(etcd *genericoptions.EtcdOptions) {
 	a.etcd = etcd
 	if a.settings.engine == engineStrata {
 		a.compaction = takeCompaction(etcd)
+		if !a.settings.sizesOfEvents {
+			cacheEvents(etcd)
+		}
 	}
 }
 

@@ -112,6 +112,8 @@ type settings struct {
 	checks checkSettings
 	tokens tokenSettings
 
+	sizesOfEvents bool // --watch-cache-sizes contains events
+
 	sessions *console.Sessions // of the console; nil if there are none
 }
 

@@ -3,6 +3,7 @@ package apiserver
 import (
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -86,7 +87,7 @@ func decorated(resource schema.GroupResource) bool {
 }
 
 // uncachedResources returns a function that reports whether a resource is served from etcd: all resources without
-// --watch-cache, otherwise the resources of size zero in --watch-cache-sizes (completion adds events to those).
+// --watch-cache, otherwise the resources of size zero in --watch-cache-sizes (completion adds events to those, and cacheEvents removes them).
 // Upstream decides this when it chooses a storage decorator, which the engine replaces.
 func uncachedResources(etcd *genericoptions.EtcdOptions) (func(schema.GroupResource) bool, error) {
 	if !etcd.EnableWatchCache {
@@ -100,6 +101,21 @@ func uncachedResources(etcd *genericoptions.EtcdOptions) (func(schema.GroupResou
 		size, given := sizes[gr]
 		return given && size == 0
 	}, nil
+}
+
+// eventResources are the two names of one resource.
+var eventResources = []schema.GroupResource{{Resource: "events"}, {Group: "events.k8s.io", Resource: "events"}}
+
+// namesEvents reports whether sizes, a value of --watch-cache-sizes before completion, contain a size of events.
+func namesEvents(sizes []string) bool {
+	parsed, err := genericoptions.ParseWatchCacheSizes(sizes)
+	return err == nil && slices.ContainsFunc(eventResources, func(gr schema.GroupResource) bool { _, ok := parsed[gr]; return ok })
+}
+
+// cacheEvents removes the sizes of events from completed options, so that they are held in memory as all resources are. Upstream's
+// completion has added a size of zero.
+func cacheEvents(etcd *genericoptions.EtcdOptions) {
+	etcd.WatchCacheSizes = slices.DeleteFunc(etcd.WatchCacheSizes, func(size string) bool { return namesEvents([]string{size}) })
 }
 
 // takeCompaction returns the compaction interval and sets it to 0 in the options, so that only getters wrapped by

@@ -363,6 +363,23 @@ func listEverything(t *testing.T, ctx context.Context, s *server) int {
 	return listed
 }
 
+func TestCacheEvents_Default_HoldsEventsOnly(t *testing.T) {
+	for sizes, want := range map[string]bool{"": false, "pods#0": false, "events#0": true, "events#7,pods#0": true, "events.events.k8s.io#0": true, "events#x": false} {
+		if got := namesEvents(strings.FieldsFunc(sizes, func(r rune) bool { return r == ',' })); got != want {
+			t.Errorf("%q names events: %v", sizes, got)
+		}
+	}
+	etcd := &genericoptions.EtcdOptions{EnableWatchCache: true, WatchCacheSizes: []string{"events.events.k8s.io#0", "pods#0", "events#0"}} // as completed
+	cacheEvents(etcd)
+	uncached, err := uncachedResources(etcd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if uncached(schema.GroupResource{Resource: "events"}) || !uncached(schema.GroupResource{Resource: "pods"}) {
+		t.Errorf("sizes %q", etcd.WatchCacheSizes)
+	}
+}
+
 func TestUncachedResources_FollowWatchCacheFlags(t *testing.T) {
 	pods, leases := schema.GroupResource{Resource: "pods"}, schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"}
 	for name, tc := range map[string]struct {

@@ -72,6 +72,7 @@ func (s *settings) prepare(ctx context.Context, flags *pflag.FlagSet, shared *Sh
 	}
 	cliflag.PrintFlags(flags)
 
+	s.sizesOfEvents = namesEvents(s.kube.Etcd.WatchCacheSizes)
 	if completed, err = s.kube.Complete(ctx); err != nil {
 		return completed, err
 	}

@@ -116,15 +116,15 @@ func change(t *testing.T, ctx context.Context, api *harness.API) {
 }
 
 // TestEventLease_Expired_WatchSendsDeleted stores events with a lease in etcd, through one engine, and watches their expiry through the other,
-// served from etcd, which is the default, and from memory.
+// served from memory, which is the default, and from etcd.
 func TestEventLease_Expired_WatchSendsDeleted(t *testing.T) {
 	t.Parallel() // it waits for the leases
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
 	stock := env.APIServer(etcd, engine(harness.Upstream), "--event-ttl=20s")
-	uncached := env.StartAPIServer(etcd)
-	cached := env.StartAPIServer(etcd, "--watch-cache-sizes=events#100", "--event-ttl=20s")
+	uncached := env.StartAPIServer(etcd, "--watch-cache-sizes=events#0")
+	cached := env.StartAPIServer(etcd, "--event-ttl=20s")
 	const path = "/api/v1/namespaces/default/events"
 	event := func(name string) object {
 		return object{"metadata": object{"name": name}, "reason": "Test", "type": "Normal",
