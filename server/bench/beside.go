@@ -46,7 +46,7 @@ func newWrites(s *Sample, n int, object func(i int) (key string, value []byte, e
 func configMapWrites(s *Sample) (*writes, error) {
 	drawn := s.Rand.Perm(s.Data.ConfigMaps)
 	return newWrites(s, min(besideObjects, len(drawn)), func(i int) (string, []byte, error) {
-		cm := dataset.ConfigMap(drawn[i], 1+s.Number)
+		cm := s.Data.ConfigMap(drawn[i], 1+s.Number)
 		value, err := dataset.Encode(cm)
 		return dataset.ConfigMapKey(cm.Name), value, err
 	})
@@ -57,7 +57,7 @@ func eventWrites(s *Sample) (*writes, error) {
 	return newWrites(s, besideObjects, func(i int) (string, []byte, error) {
 		event := dataset.Event(i)
 		value, err := dataset.Encode(event)
-		return dataset.EventKey(event.Name), value, err
+		return dataset.EventKey(event.Namespace, event.Name), value, err
 	})
 }
 

@@ -30,6 +30,8 @@ var (
 	jsonFormat     = format{"application/json", wire.ReadJSONList}
 	protobufFormat = format{"application/vnd.kubernetes.protobuf", wire.ReadProtobufList}
 
+	customJSON = format{"application/json", wire.ReadCustomJSONList}
+
 	metadataJSON     = format{"application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io", wire.ReadJSONList}
 	metadataProtobuf = format{"application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io", wire.ReadProtobufList}
 
@@ -246,7 +248,7 @@ func changeSome(ctx context.Context, s *Surroundings) error {
 	return putAll(ctx, s, s.Sizes.Changed, func() func(i int) (string, []byte, error) {
 		drawn := s.Rand.Perm(s.Data.ConfigMaps)
 		return func(i int) (string, []byte, error) {
-			cm := dataset.ConfigMap(drawn[i], 1+s.Number)
+			cm := s.Data.ConfigMap(drawn[i], 1+s.Number)
 			value, err := dataset.Encode(cm)
 			return dataset.ConfigMapKey(cm.Name), value, err
 		}
@@ -440,11 +442,12 @@ func gunzip(compressed []byte, read func(io.Reader) (wire.List, error)) (wire.Li
 
 // pagesLoad is one client that reads a list page by page. An operation is the whole of it.
 type pagesLoad struct {
-	path   string // without a query
-	want   count
-	format format
-	past   bool // at markedRevision; otherwise as it is
-	repeat bool // for Sizes.Loop, one after the other; otherwise once
+	path     string // without a query
+	selector string // as a query; "" means none
+	want     count
+	format   format
+	past     bool // at markedRevision; otherwise as it is
+	repeat   bool // for Sizes.Loop, one after the other; otherwise once
 }
 
 func (l pagesLoad) run(ctx context.Context, s *Sample) error {
@@ -453,12 +456,15 @@ func (l pagesLoad) run(ctx context.Context, s *Sample) error {
 		return err
 	}
 	query := ""
+	if l.selector != "" {
+		query = "&" + l.selector
+	}
 	if l.past {
 		revision, err := s.markedRevision(ctx)
 		if err != nil {
 			return err
 		}
-		query = fmt.Sprintf("&resourceVersion=%d&resourceVersionMatch=Exact", revision)
+		query += fmt.Sprintf("&resourceVersion=%d&resourceVersionMatch=Exact", revision)
 	}
 	conn := s.Engine.Dial()
 	defer conn.Close()
@@ -515,6 +521,9 @@ func (l pagesLoad) pages(ctx context.Context, s *Sample, conn *target.Conn, quer
 		objects += list.Objects
 		if path = ""; next != "" {
 			path = limited + "&continue=" + next
+			if l.selector != "" {
+				path += "&" + l.selector
+			}
 		}
 	}
 	return objects, nil

@@ -444,10 +444,16 @@ func (b *bench) engine(ctx context.Context, spec target.EngineSpec) (*target.Eng
 
 // firstGet is the path of an object in etcd.
 func (b *bench) firstGet() string {
-	if b.data.ConfigMaps == 0 {
+	switch {
+	case b.data.ConfigMaps > 0:
+		return configMapsPath + "/" + dataset.ConfigMapName(0)
+	case b.data.Pods > 0:
 		return podPath(0, b.data)
+	case b.data.Things > 0:
+		return dataset.Things.ObjectPath(0)
+	default:
+		return "/api/v1/namespaces/" + dataset.Namespace
 	}
-	return configMapsPath + "/" + dataset.ConfigMapName(0)
 }
 
 // startOwn starts an engine for a workload that starts its engines itself, with a log of its own. It may be called concurrently.

@@ -114,35 +114,54 @@ func (l watchLoad) run(ctx context.Context, s *Sample) error {
 // watchNodes is Sizes.NodeWatchers watchers, each of the pods of another node, while pods of these nodes change in etcd: each change is
 // delivered to one of them.
 func watchNodes(ctx context.Context, s *Sample) error {
+	watchers := min(s.Sizes.NodeWatchers, s.Data.Nodes)
+	return watchParts(ctx, s, parts{
+		watchers: watchers,
+		path: func(i int, revision int64) string {
+			return watchOf("/api/v1/pods", "fieldSelector=spec.nodeName%3D"+dataset.NodeName(i, s.Data.Nodes), true, revision)
+		},
+		objects: watchers * (s.Data.Pods / s.Data.Nodes),
+		change: func(i int) (string, []byte, error) {
+			pod := dataset.Pod(i/watchers*s.Data.Nodes+i%watchers, s.Data.Nodes, s.Data.Namespaces)
+			pod.Annotations[dataset.SentKey] = fmt.Sprint(time.Now().UnixNano())
+			value, err := dataset.Encode(pod)
+			return dataset.PodKey(pod.Namespace, pod.Name), value, err
+		},
+	})
+}
+
+// parts describes watchers that divide objects among them: each change is delivered to one.
+type parts struct {
+	watchers int
+	path     func(i int, revision int64) string // of watcher number i, which begins after the revision
+	objects  int
+	change   func(i int) (key string, value []byte, err error) // of object number i
+}
+
+// watchParts measures these watchers while objects drawn at random change at Sizes.NodeRate for Sizes.NodeDuration.
+func watchParts(ctx context.Context, s *Sample, p parts) error {
 	revision, err := dataset.Revision(ctx, s.Etcd.Client)
 	if err != nil {
 		return err
 	}
-	watchers := min(s.Sizes.NodeWatchers, s.Data.Nodes)
-	conns := s.Engine.DialAll(connsFor(watchers))
+	conns := s.Engine.DialAll(connsFor(p.watchers))
 	defer target.CloseAll(conns)
-	nodes := watchSet{n: watchers, after: revision, path: func(i int) string {
-		return watchOf("/api/v1/pods", "fieldSelector=spec.nodeName%3D"+dataset.NodeName(i, s.Data.Nodes), true, revision)
-	}}
-	streams, err := nodes.open(ctx, conns)
+	streams, err := watchSet{n: p.watchers, after: revision, path: func(i int) string { return p.path(i, revision) }}.open(ctx, conns)
 	if err != nil {
 		return err
 	}
 	defer streams.close()
-	changed := s.Rand.Perm(watchers * (s.Data.Pods / s.Data.Nodes))
+	changed := s.Rand.Perm(p.objects)
 	var written atomic.Int64
 	err = s.Measure(ctx, func(ctx context.Context) error {
 		err := perSecond(s.Sizes.NodeRate, s.Sizes.NodeDuration, writesAtOnce).run(ctx, func(ctx context.Context, i int) error {
-			drawn := changed[i%len(changed)]
-			pod := dataset.Pod(drawn/watchers*s.Data.Nodes+drawn%watchers, s.Data.Nodes, s.Data.Namespaces)
-			pod.Annotations[dataset.SentKey] = fmt.Sprint(time.Now().UnixNano())
-			value, err := dataset.Encode(pod)
+			key, value, err := p.change(changed[i%len(changed)])
 			if err != nil {
 				return err
 			}
 			written.Add(1)
-			if _, err := s.Etcd.Client.Put(ctx, dataset.PodKey(pod.Namespace, pod.Name), string(value)); err != nil {
-				return fmt.Errorf("change a pod: %w", err)
+			if _, err := s.Etcd.Client.Put(ctx, key, string(value)); err != nil {
+				return fmt.Errorf("change an object: %w", err)
 			}
 			return nil
 		})
@@ -154,7 +173,7 @@ func watchNodes(ctx context.Context, s *Sample) error {
 	if err != nil {
 		return err
 	}
-	s.Detail("%s of %s nodes, %s changes in %v", grouped(watchers), grouped(s.Data.Nodes), grouped(int(written.Load())), s.Sizes.NodeDuration)
+	s.Detail("%s of them, %s changes in %v", grouped(p.watchers), grouped(int(written.Load())), s.Sizes.NodeDuration)
 	return streams.report(s, int(written.Load()))
 }
 

@@ -110,6 +110,7 @@ func (w Workload) flags(engines []target.EngineSpec) map[string]string {
 var workloads = slices.Concat(startWorkloads, writeWorkloads, watchWorkloads, coldWorkloads, coldInitialWorkloads,
 	mixedWorkloads, highestWorkloads, stalledWorkloads, restoreWorkloads, exactWorkloads, checkWorkloads, nodeWorkloads, kepWorkloads, besideWorkloads, kepLargeWorkloads, kepDisabledWorkloads, etcdWorkloads,
 	listWorkloads, getWorkloads, quietWorkloads, tableWorkloads, initialWorkloads, shardWorkloads, streamWorkloads, adapterWorkloads, largeWorkloads, podWorkloads,
+	labelWorkloads, fieldWorkloads, thingWorkloads, eventWorkloads, definitionWorkloads,
 	coldPagesWorkloads, halfWorkloads, fewWorkloads, churnWorkloads, stormWorkloads)
 
 // selectWorkloads returns the workloads whose whole name matches one of the comma-separated regular expressions; "" selects all.
@@ -169,6 +170,8 @@ type Sizes struct {
 	FleetPods    int // pods that they LIST
 	FleetBytes   int // random bytes of each of these
 	Stalled      int // clients that do not read the response to their request
+	Events       int // Events, EventsPerPod about each pod
+	Definitions  int // custom resources
 	StalledDear  int // the same for an engine that buffers all unread bytes of each client
 
 	Past      int // objects that have changed since the revision that is listed
@@ -190,6 +193,7 @@ type Sizes struct {
 	SharedRate    int           // events per second for them
 	NodeWatchers  int           // watchers of the pods of one node each
 	NodeRate      int           // events per second for all of them together
+	LabelWatchers int           // watchers of the objects with one label value each
 	Idle          time.Duration // how long idle watchers are observed
 	Beside        time.Duration // duration of the writes beside the measured requests, per sample or phase
 	ListInterval  time.Duration // between two LISTs of KEP-2340's load
@@ -216,6 +220,7 @@ func fullSizes() Sizes {
 		SharedRate:    20,
 		NodeWatchers:  2_000,
 		NodeRate:      500,
+		LabelWatchers: 1_000,
 		NodeDuration:  20 * time.Second,
 		Idle:          2 * time.Minute,
 		IdleObjects:   5_000,
@@ -230,6 +235,8 @@ func fullSizes() Sizes {
 		Burst:         10 * time.Second,
 		Stalled:       1_000,
 		StalledDear:   20,
+		Events:        1_000_000,
+		Definitions:   2_000,
 		Few:           20_000,
 		OtherPods:     10_000,
 		LargeObjects:  300,
@@ -281,6 +288,7 @@ func quickSizes() Sizes {
 	s.Watchers /= 10
 	s.LoneStep = 2 * time.Second
 	s.NodeWatchers /= 10
+	s.LabelWatchers /= 10
 	s.Idle = 70 * time.Second // there is a bookmark a minute
 	s.IdleObjects = 2_000     // fewer would fit into memory that a server has allocated anyway
 	s.IdleWatchers /= 10
@@ -291,6 +299,8 @@ func quickSizes() Sizes {
 	s.Burst /= 5
 	s.Stalled /= 10
 	s.StalledDear /= 4
+	s.Events /= 10
+	s.Definitions /= 10
 	s.Few /= 10
 	s.LargeObjects /= 10
 	s.Streams /= 4

@@ -8,6 +8,7 @@ import (
 	"iter"
 	"sync/atomic"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -25,6 +26,10 @@ type Spec struct {
 	Nodes      int // the pods are spread over as many node names; there are no node objects
 	Namespaces int // the pods are spread over as many namespaces; 1 means Namespace
 	PodBytes   int // random bytes of each pod; 0 means as many as other objects have
+	Events     int // EventsPerPod about each pod, also where there are no pod objects, in the namespaces of the pods
+	Things     int // custom resources of one definition
+
+	Labelled bool // the ConfigMaps have the labels of LabelledConfigMap
 }
 
 // ID names the content of the spec; it is usable as a file name.
@@ -33,7 +38,24 @@ func (s Spec) ID() string {
 	if s.PodBytes > 0 {
 		id += fmt.Sprintf("-of-%d", s.PodBytes)
 	}
+	if s.Events > 0 {
+		id += fmt.Sprintf("-events-%d", s.Events)
+	}
+	if s.Things > 0 {
+		id += fmt.Sprintf("-things-%d", s.Things)
+	}
+	if s.Labelled {
+		id += "-labelled"
+	}
 	return id
+}
+
+// ConfigMap returns the ConfigMap with this index; see ConfigMap.
+func (s Spec) ConfigMap(index, variant int) *corev1.ConfigMap {
+	if s.Labelled {
+		return LabelledConfigMap(index, variant)
+	}
+	return ConfigMap(index, variant)
 }
 
 // Len is the number of objects.
@@ -42,7 +64,10 @@ func (s Spec) Len() int {
 	if s.Namespaces > 1 {
 		namespaces += s.Namespaces
 	}
-	return namespaces + s.ConfigMaps + s.Pods
+	if s.Things > 0 {
+		namespaces++ // the definition
+	}
+	return namespaces + s.ConfigMaps + s.Pods + s.Events + s.Things
 }
 
 // builders yields a function per object, which makes it. They may be called concurrently; making an object costs far more than drawing
@@ -61,7 +86,7 @@ func (s Spec) builders() iter.Seq[func() (string, runtime.Object)] {
 			}
 		}
 		for i := range s.ConfigMaps {
-			if !yield(func() (string, runtime.Object) { return ConfigMapKey(ConfigMapName(i)), ConfigMap(i, 0) }) {
+			if !yield(func() (string, runtime.Object) { return ConfigMapKey(ConfigMapName(i)), s.ConfigMap(i, 0) }) {
 				return
 			}
 		}
@@ -74,6 +99,22 @@ func (s Spec) builders() iter.Seq[func() (string, runtime.Object)] {
 				return PodKey(pod.Namespace, pod.Name), pod
 			}
 			if !yield(build) {
+				return
+			}
+		}
+		for i := range s.Events {
+			if !yield(func() (string, runtime.Object) {
+				event := PodEvent(i, s.Namespaces)
+				return EventKey(event.Namespace, event.Name), event
+			}) {
+				return
+			}
+		}
+		if s.Things > 0 && !yield(func() (string, runtime.Object) { return Things.Key(), Things.Definition() }) {
+			return
+		}
+		for i := range s.Things {
+			if !yield(func() (string, runtime.Object) { return Things.ObjectKey(i), Things.Object(i) }) {
 				return
 			}
 		}

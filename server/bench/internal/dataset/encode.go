@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
@@ -18,8 +19,12 @@ var storageCodec = legacyscheme.Codecs.CodecForVersions(
 )
 
 // Encode returns obj, a versioned object of the core group, as kube-apiserver stores it in etcd: defaulted, in protobuf, and without a
-// resource version, which in etcd is the key's revision. It sets the defaults in obj.
+// resource version, which in etcd is the key's revision. It sets the defaults in obj. An unstructured object is stored in JSON, as custom
+// resources and their definitions are.
 func Encode(obj runtime.Object) ([]byte, error) {
+	if u, ok := obj.(*unstructured.Unstructured); ok {
+		return runtime.Encode(unstructured.UnstructuredJSONScheme, u)
+	}
 	legacyscheme.Scheme.Default(obj)
 	data, err := runtime.Encode(storageCodec, obj)
 	if err != nil {

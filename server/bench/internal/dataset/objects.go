@@ -61,6 +61,24 @@ func NamedConfigMap(name string, index, variant int) *corev1.ConfigMap {
 	}
 }
 
+// LabelledConfigMap is ConfigMap with five labels: app as there, one of 100 values; tier, one of 10, so that tier-3 and app-7 have 100 objects
+// in common in each 300,000; zone, one of 3; owner, one for each 100 objects; and id, which no two objects share.
+func LabelledConfigMap(index, variant int) *corev1.ConfigMap {
+	cm := ConfigMap(index, variant)
+	tier := index / 100 % 10
+	if index%100 == 7 {
+		tier = index / 100 % 30
+	}
+	cm.Labels["tier"] = fmt.Sprintf("tier-%d", tier)
+	cm.Labels["zone"] = fmt.Sprintf("zone-%d", index%3)
+	cm.Labels["owner"] = OwnerName(index / 100)
+	cm.Labels["id"] = fmt.Sprintf("id-%d", index)
+	return cm
+}
+
+// OwnerName is a value of the label owner.
+func OwnerName(index int) string { return fmt.Sprintf("owner-%d", index) }
+
 // StampedConfigMap is ConfigMap with the time, in nanoseconds since 1970, under SentKey, from which a watcher computes the latency of the
 // event.
 func StampedConfigMap(index, variant int, sent time.Time) *corev1.ConfigMap {
@@ -156,25 +174,45 @@ func PodTemplate(index int) *corev1.PodTemplate {
 	}
 }
 
-// EventKey is the key in etcd of the Event with this name.
-func EventKey(name string) string { return "/registry/events/" + Namespace + "/" + name }
+// EventKey is the key in etcd of an Event.
+func EventKey(namespace, name string) string { return "/registry/events/" + namespace + "/" + name }
 
-// Event returns a kubelet's Event about the pod with this index.
-func Event(index int) *corev1.Event {
-	pod := Pod(index, 1, 1)
-	name := fmt.Sprintf("%s.%016x", pod.Name, index)
+// EventsPerPod is the number of Events about a pod.
+const EventsPerPod = 10
+
+// PodEvent returns the Event with this index, a kubelet's about pod number index/EventsPerPod, in the namespace of that pod: 600 bytes in etcd.
+func PodEvent(index, namespaces int) *corev1.Event {
+	pod := index / EventsPerPod
+	event := event(PodName(pod), PodNamespace(pod, namespaces), index)
+	event.Message = fmt.Sprintf(`Successfully pulled image "registry.example.com/app:v1" in %d.%03ds (%d.%03ds including waiting). Image size: %d bytes.`,
+		index%7, index%1000, index%11, index%997, 10_000_000+index)
+	event.ReportingController, event.ReportingInstance = event.Source.Component, event.Source.Host
+	event.InvolvedObject.FieldPath = "spec.containers{main}"
+	event.InvolvedObject.ResourceVersion = fmt.Sprint(1_000_000 + index)
+	event.ManagedFields = []metav1.ManagedFieldsEntry{{
+		Manager: "kubelet", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", Time: &created, FieldsType: "FieldsV1",
+		FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:count":{},"f:involvedObject":{},"f:message":{},"f:reason":{}}`)},
+	}}
+	return event
+}
+
+// Event returns a small Event about the pod with this index, in Namespace.
+func Event(index int) *corev1.Event { return event(PodName(index), Namespace, index) }
+
+func event(pod, namespace string, index int) *corev1.Event {
+	name := fmt.Sprintf("%s.%016x", pod, index)
 	return &corev1.Event{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Event"},
 		ObjectMeta: metav1.ObjectMeta{
 			Name:              name,
-			Namespace:         Namespace,
+			Namespace:         namespace,
 			UID:               uid("event " + name),
 			CreationTimestamp: created,
 		},
-		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
+		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: namespace, Name: pod, UID: uid("pod " + pod)},
 		Reason:         "Pulled",
 		Message:        `Container image "registry.example.com/app:v1" already present on machine`,
-		Source:         corev1.EventSource{Component: "kubelet", Host: pod.Spec.NodeName},
+		Source:         corev1.EventSource{Component: "kubelet", Host: "node-00000"},
 		FirstTimestamp: created,
 		LastTimestamp:  created,
 		Count:          1,

@@ -29,7 +29,14 @@ var buffers = sync.Pool{New: func() any { b := make([]byte, bufferBytes); return
 var uidMarker = []byte(`"uid":"`)
 
 // ReadJSONList reads the JSON of a list to its end and counts the objects by their UIDs.
-func ReadJSONList(r io.Reader) (List, error) {
+func ReadJSONList(r io.Reader) (List, error) { return readJSONList(r, endsList) }
+
+// ReadCustomJSONList is ReadJSONList for custom resources, whose lists end with their own metadata.
+func ReadCustomJSONList(r io.Reader) (List, error) {
+	return readJSONList(r, func(tail []byte) bool { return bytes.HasSuffix(tail, []byte("\"}}\n")) })
+}
+
+func readJSONList(r io.Reader, ends func(tail []byte) bool) (List, error) {
 	buffer := buffers.Get().(*[]byte)
 	defer buffers.Put(buffer)
 	var list List
@@ -42,7 +49,7 @@ func ReadJSONList(r io.Reader) (List, error) {
 		// The kept bytes are shorter than the marker, so no marker is counted twice.
 		tail := seen[max(0, len(seen)-len(uidMarker)+1):]
 		switch {
-		case err == io.EOF && !endsList(tail):
+		case err == io.EOF && !ends(tail):
 			return list, fmt.Errorf("JSON list of %d bytes ends in %q", list.Bytes, tail)
 		case err == io.EOF:
 			return list, nil

@@ -91,6 +91,19 @@ func TestReadList_Truncated_ReturnsError(t *testing.T) {
 	}
 }
 
+func TestReadCustomJSONList_MetadataLast_IsWhole(t *testing.T) {
+	const whole = `{"apiVersion":"v1","items":[{"metadata":{"uid":"1"}},{"metadata":{"uid":"2"}}],"kind":"ThingList","metadata":{"resourceVersion":"7"}}` + "\n"
+	list, err := ReadCustomJSONList(strings.NewReader(whole))
+	if err != nil || list.Objects != 2 || list.Bytes != int64(len(whole)) {
+		t.Errorf("%+v, %v", list, err)
+	}
+	for _, cut := range []int{1, 2, 20, 70} {
+		if _, err := ReadCustomJSONList(strings.NewReader(whole[:len(whole)-cut])); err == nil {
+			t.Errorf("no error without the last %d bytes", cut)
+		}
+	}
+}
+
 func TestReadProtobufList_InvalidBody_ReturnsError(t *testing.T) {
 	for name, body := range map[string]string{
 		"JSON":             `{"kind":"ConfigMapList"}`,
