@@ -99,6 +99,10 @@ const (
 	// handlers (package readpath). The server that mounts package readpath reads this gate;
 	// storages do not.
 	ByteReadPath featuregate.Feature = "ByteReadPath"
+	// ManagedFieldsOptOut lets clients request objects without metadata.managedFields, with the parameter drop=metadata.managedFields of
+	// a media type in the Accept header of a GET, LIST or WATCH (KEP-5958). Package readpath reads this gate. It is off until the syntax is
+	// final in Kubernetes; without it the parameter has no effect.
+	ManagedFieldsOptOut featuregate.Feature = "ManagedFieldsOptOut"
 )
 
 // Gates returns the gates of the engine with their defaults, to be added to a feature gate.
@@ -114,6 +118,7 @@ func Gates() map[featuregate.Feature]featuregate.FeatureSpec {
 		EfficientWatchResumption: {Default: true, PreRelease: featuregate.Beta},
 		WatchHistoryRestore:      {Default: true, PreRelease: featuregate.Beta},
 		ByteReadPath:             {Default: true, PreRelease: featuregate.Beta},
+		ManagedFieldsOptOut:      {Default: false, PreRelease: featuregate.Alpha},
 	}
 }
 
@@ -124,6 +129,9 @@ func (o *Options) enabled(f featuregate.Feature) bool {
 	}
 	return o.Gates.Enabled(f)
 }
+
+// Enabled reads a gate of the engine.
+func (s *Store) Enabled(f featuregate.Feature) bool { return s.cluster.opts.enabled(f) }
 
 // window returns the bounds of history, with at least the age that upstream's watch cache keeps.
 func (o *Options) window(upstream time.Duration) mirror.Window {

@@ -33,6 +33,8 @@ type format struct {
 	media media
 	// target is the requested version of PartialObjectMetadata; empty for whole objects.
 	target schema.GroupVersion
+	// noManagedFields: without metadata.managedFields.
+	noManagedFields bool
 }
 
 // representationName identifies a representation of a store. A store of a built-in resource serves
@@ -105,8 +107,34 @@ func newEncoding(r *Resource, f format) (*encoding, error) {
 			}
 		}
 	}
+	if f.noManagedFields {
+		if err := e.cutManagedFields(&items); err != nil {
+			return nil, err
+		}
+	}
 	e.rep = r.Store.Representation(representationName{r.GVR.GroupVersion(), f}, items)
 	return e, nil
+}
+
+// cutManagedFields makes the format cut managed fields out of stored objects, and out of items that include them.
+func (e *encoding) cutManagedFields(items *encoded.Format) error {
+	f := e.format
+	f.noManagedFields = false
+	whole, err := e.resource.encodings.get(e.resource, f)
+	if err != nil {
+		return err
+	}
+	items.Whole, items.Cut = whole.rep, encoded.CutJSONItem
+	if f.media == mediaProtobuf {
+		items.Cut = encoded.CutProtobufItem
+	}
+	if items.Splice != nil {
+		items.Splice = encoded.WithoutManagedFields(items.Splice)
+	}
+	if items.Transcode != nil {
+		items.Transcode = encoded.WithoutManagedFields(items.Transcode)
+	}
+	return nil
 }
 
 // buffers pools the output buffers of upstream's encoders.
@@ -117,6 +145,13 @@ var buffers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 func (e *encoding) appendItem(dst []byte, obj runtime.Object) ([]byte, error) {
 	if e.resource.Decorate != nil {
 		e.resource.Decorate(obj)
+	}
+	if e.noManagedFields {
+		m, err := meta.Accessor(obj)
+		if err != nil {
+			return dst, err
+		}
+		m.SetManagedFields(nil)
 	}
 	if !e.target.Empty() {
 		m, err := meta.Accessor(obj)

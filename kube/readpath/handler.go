@@ -3,7 +3,10 @@ package readpath
 import (
 	"context"
 	"errors"
+	"mime"
 	"net/http"
+	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -281,7 +284,33 @@ func (r *readRequest) negotiateUncached() negotiated {
 	if info.PrettySerializer != nil && info.Serializer == info.PrettySerializer && r.info.Verb != "watch" {
 		return negotiated{reason: reasonPretty}
 	}
+	f.noManagedFields = slices.Contains(opts.Unrecognized, dropParameter) && r.resource.Store.Enabled(kubestorage.ManagedFieldsOptOut) &&
+		r.dropsManagedFields(info.MediaType, opts.Convert)
 	return negotiated{format: f}
+}
+
+// dropParameter is a parameter of a media type: names of fields that the response omits, separated by +. Others than managedFieldsName
+// have no effect (KEP-5958).
+const dropParameter, managedFieldsName = "drop", "metadata.managedFields"
+
+// dropsManagedFields reports whether the media type that the response has, as it was negotiated, omits managed fields. The first media type
+// of the Accept header with the parameter that alone gives the same result decides.
+func (r *readRequest) dropsManagedFields(mediaType string, convert *schema.GroupVersionKind) bool {
+	for _, header := range r.req.Header["Accept"] {
+		for accepted := range strings.SplitSeq(header, ",") {
+			_, params, err := mime.ParseMediaType(accepted)
+			if _, has := params[dropParameter]; err != nil || !has {
+				continue
+			}
+			alone := &http.Request{Method: r.req.Method, URL: r.req.URL, Header: http.Header{"Accept": {accepted}}}
+			opts, info, err := negotiation.NegotiateOutputMediaType(alone, r.resource.Serializer, r.scope)
+			if err != nil || info.MediaType != mediaType || !reflect.DeepEqual(opts.Convert, convert) {
+				continue
+			}
+			return slices.Contains(strings.Split(params[dropParameter], "+"), managedFieldsName)
+		}
+	}
+	return false
 }
 
 // routed reports whether upstream's routes pass the request to the handlers of a built-in resource:

@@ -95,6 +95,10 @@ func addItemSeeds(f *testing.F, codecs ...runtime.Codec) {
 		`{"kind":"Widget","apiVersion":"example.com/v1","items":[],"metadata":{"resourceVersion":"77","continue":"x","managedFields":[{"fieldsV1":{"f:x":{}}}]}}`,
 		`{"kind":"Widget","kind":"Other","apiVersion":"example.com/v1","metadata":{"name":"twice","name":"twice"},"metadata":{}}`,
 		`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"labels":{"a":1},"creationTimestamp":"x"}}`,
+		`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"a","managedFields":[{"manager":"a\\"]","operation":"Apply","fieldsV1":{"f:spec":{"f:x\\\\":{}}}},{"manager":"b"}],"labels":{"managedFields":"x"}},"managedFields":1}`,
+		`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"managedFields":[{"manager":"a"}]}}`,
+		`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"annotations":{"a":"1"},"managedFields":[{"manager":"a"}]},"spec":{"metadata":{"managedFields":[1]}}}`,
+		`{"kind":"Pod","apiVersion":"example.apiserver.k8s.io/v1","metadata":{"name":"a","managedFields":[{"manager":"a","fieldsV1":{"f:x":{}}},{"manager":"b","time":"2026-01-01T00:00:00Z"}]},"spec":{"nodeName":"managedFields"}}`,
 		`{"apiVersion":"example.com/v1","kind":"Widget","metadata":null,"\u0000":"\ud800"}`,
 		`{"apiVersion":"example.com/v1","kind":"WidgetList","items":[{"apiVersion":"v1","kind":"X"}]}`,
 		`{"kind":"Pod","apiVersion":"example.apiserver.k8s.io/v1","metadata":{"name":"<script>","labels":{"\u2028":"\u0000"}}}`,
@@ -141,8 +145,11 @@ func FuzzItems(f *testing.F) {
 				if custom && m == mediaProtobuf && target.Empty() {
 					continue
 				}
-				if err := w.compare(format{m, target}, stored, rev); err != nil {
-					t.Errorf("%s %s: %v", m, target, err)
+				for _, cut := range []bool{false, true} {
+					form := format{media: m, target: target, noManagedFields: cut}
+					if err := w.compare(form, stored, rev); err != nil {
+						t.Errorf("%+v: %v", form, err)
+					}
 				}
 			}
 		}
@@ -164,7 +171,41 @@ func FuzzItems(f *testing.F) {
 		if spliced, ok := encoded.SpliceItem(nil, stored, rev); !ok || !bytes.Equal(spliced, item) {
 			t.Fatalf("spliced %v %q, encoded %q", ok, spliced, item)
 		}
+		enc, err = w.resource.encodings.get(w.resource, format{media: mediaProtobuf, noManagedFields: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if item, err = enc.appendItem(nil, w.decode(stored, rev)); err != nil {
+			t.Fatal(err)
+		}
+		if spliced, ok := encoded.WithoutManagedFields(encoded.SpliceItem)(nil, stored, rev); !ok || !bytes.Equal(spliced, item) {
+			t.Fatalf("spliced without managed fields %v %q, encoded %q", ok, spliced, item)
+		}
 	})
+}
+
+// compareCut compares an item without managed fields with the one that is cut from the whole item.
+func (w *fuzzedItems) compareCut(form format, want, stored []byte, rev int64) error {
+	if !form.noManagedFields {
+		return nil
+	}
+	form.noManagedFields = false
+	enc, err := w.resource.encodings.get(w.resource, form)
+	if err != nil {
+		return err
+	}
+	whole, err := enc.appendItem(nil, w.decode(stored, rev))
+	if err != nil {
+		return err
+	}
+	cutter := encoded.CutJSONItem
+	if form.media == mediaProtobuf {
+		cutter = encoded.CutProtobufItem
+	}
+	if cut, ok := cutter([]byte("before"), whole); ok && string(cut) != "before"+string(want) || !ok && bytes.Contains(whole, []byte(`"managedFields":[{`)) {
+		return fmt.Errorf("cut %v %q\nfrom %q,\nwant %q", ok, cut, whole, want)
+	}
+	return nil
 }
 
 // compare compares assembled responses with upstream's encoding.
@@ -175,6 +216,11 @@ func (w *fuzzedItems) compare(form format, stored []byte, rev int64) error {
 	}
 	object := func() runtime.Object {
 		obj := w.decode(stored, rev)
+		if form.noManagedFields {
+			if m, err := meta.Accessor(obj); err == nil {
+				m.SetManagedFields(nil)
+			}
+		}
 		if form.target.Empty() {
 			return obj
 		}
@@ -196,6 +242,9 @@ func (w *fuzzedItems) compare(form format, stored []byte, rev int64) error {
 	}
 	if got := bytes.Join(enc.object(item), nil); !bytes.Equal(got, want) {
 		return fmt.Errorf("an object is\n%q, want\n%q", got, want)
+	}
+	if err := w.compareCut(form, item, stored, rev); err != nil {
+		return err
 	}
 	// Watch events.
 	frames := enc.framer()

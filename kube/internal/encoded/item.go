@@ -135,6 +135,14 @@ func (p *Representation) newItem(ctx context.Context, e *mirror.Entry, rev mirro
 
 // appendItem appends the item of an entry with the resource version rev. Errors are those of Item.
 func (p *Representation) appendItem(ctx context.Context, dst []byte, e *mirror.Entry, rev mirror.Revision) ([]byte, error) {
+	if whole := p.format.Whole; whole != nil && rev == e.ModRevision() {
+		known, _ := e.Memo(whole.memoKey).(*item)
+		if data := known.load(p.blocks.Now()); data != nil {
+			if cut, ok := p.format.Cut(dst, data); ok {
+				return cut, nil
+			}
+		}
+	}
 	if p.format.Transcode == nil {
 		obj, err := p.gen.Decode(ctx, e, rev)
 		if err != nil {

@@ -31,6 +31,9 @@ type Format struct {
 	Splice Splicer
 	// Transcode makes the item from the decrypted value, without decoding it. Its result is not verified.
 	Transcode Splicer
+	// Cut, if set, makes the item from that of another representation of the same objects, where that has it cached.
+	Cut   CutItem
+	Whole *Representation
 }
 
 // Representation is one way to encode the objects of a resource. For each entry it caches the item: the object in its form in a
