@@ -110,7 +110,7 @@ func (w Workload) flags(engines []target.EngineSpec) map[string]string {
 var workloads = slices.Concat(startWorkloads, writeWorkloads, watchWorkloads, coldWorkloads, coldInitialWorkloads,
 	mixedWorkloads, highestWorkloads, stalledWorkloads, restoreWorkloads, exactWorkloads, checkWorkloads, nodeWorkloads, kepWorkloads, besideWorkloads, kepLargeWorkloads, kepDisabledWorkloads, etcdWorkloads,
 	listWorkloads, getWorkloads, quietWorkloads, tableWorkloads, initialWorkloads, shardWorkloads, streamWorkloads, adapterWorkloads, largeWorkloads, podWorkloads,
-	labelWorkloads, fieldWorkloads, thingWorkloads, eventWorkloads, definitionWorkloads,
+	labelWorkloads, fieldWorkloads, thingWorkloads, eventWorkloads, managedWorkloads, definitionWorkloads,
 	coldPagesWorkloads, halfWorkloads, fewWorkloads, churnWorkloads, stormWorkloads)
 
 // selectWorkloads returns the workloads whose whole name matches one of the comma-separated regular expressions; "" selects all.

@@ -29,6 +29,7 @@ type Spec struct {
 	Events     int // EventsPerPod about each pod, also where there are no pod objects, in the namespaces of the pods
 	Things     int // custom resources of one definition
 
+	Managed  bool // the pods are those of ManagedPod
 	Labelled bool // the ConfigMaps have the labels of LabelledConfigMap
 }
 
@@ -43,6 +44,9 @@ func (s Spec) ID() string {
 	}
 	if s.Things > 0 {
 		id += fmt.Sprintf("-things-%d", s.Things)
+	}
+	if s.Managed {
+		id += "-managed"
 	}
 	if s.Labelled {
 		id += "-labelled"
@@ -93,6 +97,9 @@ func (s Spec) builders() iter.Seq[func() (string, runtime.Object)] {
 		for i := range s.Pods {
 			build := func() (string, runtime.Object) {
 				pod := Pod(i, s.Nodes, s.Namespaces)
+				if s.Managed {
+					pod = ManagedPod(i, s.Nodes, s.Namespaces)
+				}
 				if s.PodBytes > 0 {
 					pod.Annotations[dataKey] = textOf(s.PodBytes, "pod "+pod.Name, 0)
 				}

@@ -153,6 +153,49 @@ func Pod(index, nodes, namespaces int) *corev1.Pod {
 	}
 }
 
+// ManagedPod is Pod with three containers, and with the managed fields of a controller, a scheduler and a kubelet: 10 KB in JSON, of which they
+// are nearly half.
+func ManagedPod(index, nodes, namespaces int) *corev1.Pod {
+	pod := Pod(index, nodes, namespaces)
+	main := pod.Spec.Containers[0]
+	pod.Spec.Containers = nil
+	var spec, status strings.Builder
+	for i := range 3 {
+		c := *main.DeepCopy()
+		c.Name = fmt.Sprintf("container-%d", i)
+		for j := range 8 {
+			name := fmt.Sprintf("VARIABLE_%d", j)
+			c.Env = append(c.Env, corev1.EnvVar{Name: name, Value: textOf(24, pod.Name+name, i)})
+		}
+		c.VolumeMounts = []corev1.VolumeMount{{Name: "data", MountPath: "/var/lib/data"}, {Name: "config", MountPath: "/etc/config", ReadOnly: true}}
+		pod.Spec.Containers = append(pod.Spec.Containers, c)
+		fmt.Fprintf(&spec, `,"k:{\"name\":\"%s\"}":{".":{},"f:image":{},"f:imagePullPolicy":{},"f:name":{},"f:resources":{".":{},"f:requests":{".":{},"f:cpu":{},"f:memory":{}}},"f:terminationMessagePath":{},"f:terminationMessagePolicy":{},"f:env":{".":{}`, c.Name)
+		for _, e := range c.Env {
+			fmt.Fprintf(&spec, `,"k:{\"name\":\"%s\"}":{".":{},"f:name":{},"f:value":{}}`, e.Name)
+		}
+		spec.WriteString(`},"f:volumeMounts":{".":{}`)
+		for _, m := range c.VolumeMounts {
+			fmt.Fprintf(&spec, `,"k:{\"mountPath\":\"%s\"}":{".":{},"f:mountPath":{},"f:name":{},"f:readOnly":{}}`, m.MountPath)
+		}
+		spec.WriteString(`}}`)
+	}
+	for _, condition := range []string{"ContainersReady", "Initialized", "PodReadyToStartContainers", "Ready"} {
+		pod.Status.Conditions = append(pod.Status.Conditions, corev1.PodCondition{Type: corev1.PodConditionType(condition), Status: corev1.ConditionTrue, LastTransitionTime: created})
+		fmt.Fprintf(&status, `"k:{\"type\":\"%s\"}":{".":{},"f:lastProbeTime":{},"f:lastTransitionTime":{},"f:status":{},"f:type":{}},`, condition)
+	}
+	entry := func(manager, subresource, fields string) metav1.ManagedFieldsEntry {
+		return metav1.ManagedFieldsEntry{Manager: manager, Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", Time: &created, FieldsType: "FieldsV1",
+			FieldsV1: &metav1.FieldsV1{Raw: []byte(fields)}, Subresource: subresource}
+	}
+	pod.ManagedFields = []metav1.ManagedFieldsEntry{
+		entry("kube-controller-manager", "", `{"f:metadata":{"f:annotations":{".":{},"f:example.com/data":{}},"f:generateName":{},"f:labels":{".":{},"f:app":{}},"f:ownerReferences":{".":{},"k:{\"uid\":\"`+
+			string(pod.UID)+`\"}":{}}},"f:spec":{"f:containers":{".":{}`+spec.String()+`},"f:dnsPolicy":{},"f:enableServiceLinks":{},"f:restartPolicy":{},"f:schedulerName":{},"f:securityContext":{},"f:serviceAccountName":{},"f:terminationGracePeriodSeconds":{}}}`),
+		entry("kube-scheduler", "binding", `{"f:spec":{"f:nodeName":{}}}`),
+		entry("kubelet", "status", `{"f:status":{"f:conditions":{`+status.String()+`".":{}},"f:containerStatuses":{},"f:hostIP":{},"f:hostIPs":{},"f:phase":{},"f:podIP":{},"f:podIPs":{".":{},"k:{\"ip\":\"198.51.100.1\"}":{".":{},"f:ip":{}}},"f:startTime":{}}}`),
+	}
+	return pod
+}
+
 // PodTemplateKey is the key in etcd of the PodTemplate with this name.
 func PodTemplateKey(name string) string { return "/registry/podtemplates/" + Namespace + "/" + name }
 

@@ -24,7 +24,7 @@ const bufferBytes = 256 << 10
 
 var buffers = sync.Pool{New: func() any { b := make([]byte, bufferBytes); return &b }}
 
-// uidMarker occurs once in the JSON of an object that neither has an owner nor was written by a field manager, and not in the list's own
+// uidMarker occurs once in the JSON of an object that neither has an owner nor refers to another object, and not in the list's own
 // metadata. Quotes are escaped within JSON strings, so data never looks like it.
 var uidMarker = []byte(`"uid":"`)
 
