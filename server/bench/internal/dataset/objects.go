@@ -185,7 +185,7 @@ func ManagedPod(index, nodes, namespaces int) *corev1.Pod {
 	}
 	entry := func(manager, subresource, fields string) metav1.ManagedFieldsEntry {
 		return metav1.ManagedFieldsEntry{Manager: manager, Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", Time: &created, FieldsType: "FieldsV1",
-			FieldsV1: &metav1.FieldsV1{Raw: []byte(fields)}, Subresource: subresource}
+			FieldsV1: metav1.NewFieldsV1(fields), Subresource: subresource}
 	}
 	pod.ManagedFields = []metav1.ManagedFieldsEntry{
 		entry("kube-controller-manager", "", `{"f:metadata":{"f:annotations":{".":{},"f:example.com/data":{}},"f:generateName":{},"f:labels":{".":{},"f:app":{}},"f:ownerReferences":{".":{},"k:{\"uid\":\"`+
@@ -234,7 +234,7 @@ func PodEvent(index, namespaces int) *corev1.Event {
 	event.InvolvedObject.ResourceVersion = fmt.Sprint(1_000_000 + index)
 	event.ManagedFields = []metav1.ManagedFieldsEntry{{
 		Manager: "kubelet", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", Time: &created, FieldsType: "FieldsV1",
-		FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:count":{},"f:involvedObject":{},"f:message":{},"f:reason":{}}`)},
+		FieldsV1: metav1.NewFieldsV1(`{"f:count":{},"f:involvedObject":{},"f:message":{},"f:reason":{}}`),
 	}}
 	return event
 }
