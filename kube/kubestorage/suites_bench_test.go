@@ -6,11 +6,17 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/cacher"
 	storagetesting "k8s.io/apiserver/pkg/storage/testing"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
 )
 
-// Upstream's benchmarks of a storage, at a tenth of the sizes that its cacher uses.
+// Upstream's benchmarks of a storage, at a tenth of the sizes that its cacher uses, on the engine and on that cacher.
 
 func BenchmarkStoreList(b *testing.B) {
 	for _, size := range []struct{ namespaces, podsEach, nodes int }{
@@ -22,13 +28,47 @@ func BenchmarkStoreList(b *testing.B) {
 			data := benchmarkData(size.namespaces, size.podsEach, size.nodes)
 			f := setup(b)
 			f.createAll(b, data.Pods)
-			for _, useIndex := range []bool{true, false} {
-				b.Run(fmt.Sprintf("indexed=%t", useIndex), func(b *testing.B) {
-					storagetesting.RunBenchmarkStoreList(b.Context(), b, f.engine(b), data, useIndex)
-				})
+			for name, s := range map[string]storage.Interface{"engine": f.engine(b), "cacher": f.cacher(b)} {
+				for _, useIndex := range []bool{true, false} {
+					b.Run(fmt.Sprintf("%s/indexed=%t", name, useIndex), func(b *testing.B) {
+						storagetesting.RunBenchmarkStoreList(b.Context(), b, s, data, useIndex)
+					})
+				}
 			}
 		})
 	}
+}
+
+// cacher returns upstream's watch cache, with an index of nodes, on the etcd of the fixture.
+func (f *fixture) cacher(b *testing.B) storage.Interface {
+	b.Helper()
+	etcd := f.engine(b).etcd
+	byNode := func(obj any) ([]string, error) { return []string{obj.(*example.Pod).Spec.NodeName}, nil }
+	c, err := cacher.NewCacherFromConfig(cacher.Config{
+		Storage:             etcd,
+		Versioner:           storage.APIObjectVersioner{},
+		GroupResource:       schema.GroupResource{Resource: "pods"},
+		EventsHistoryWindow: cacher.DefaultEventFreshDuration,
+		ResourcePrefix:      "/pods/",
+		KeyFunc:             func(obj runtime.Object) (string, error) { return podKey(obj.(*example.Pod)), nil },
+		GetAttrsFunc:        podAttrs,
+		IndexerFuncs:        map[string]storage.IndexerFunc{"spec.nodeName": func(obj runtime.Object) string { return obj.(*example.Pod).Spec.NodeName }},
+		Indexers:            &cache.Indexers{storage.FieldIndex("spec.nodeName"): byNode},
+		NewFunc:             newExamplePod,
+		NewListFunc:         newExamplePodList,
+		Codec:               testCodec(),
+		Clock:               clock.RealClock{},
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(c.Stop)
+	if err := c.Wait(b.Context()); err != nil {
+		b.Fatal(err)
+	}
+	delegator := cacher.NewCacheDelegator(c, etcd)
+	b.Cleanup(delegator.Stop)
+	return delegator
 }
 
 func BenchmarkStoreStats(b *testing.B) {
