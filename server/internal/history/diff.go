@@ -111,8 +111,12 @@ func (c *client) window(ctx context.Context, t target, since, until *moment) (wi
 	since.fix(times.Now)
 	until.fix(times.Now)
 	w := window{target: t, times: times}
-	if w.from, err = since.in(t.resource(), times, times.Oldest); err != nil {
+	var capped bool
+	if w.from, capped, err = since.begin(t.resource(), times, times.Oldest); err != nil {
 		return window{}, err
+	}
+	if capped {
+		since.noteCapped(c.errOut, t.resource(), stampOf(times, w.from))
 	}
 	if w.to, err = until.in(t.resource(), times, times.Latest); err != nil {
 		return window{}, err

@@ -79,11 +79,21 @@ func (c *client) commonWindows(ctx context.Context, ts []target, since, until *m
 	since.fix(all[0].times.Now)
 	until.fix(all[0].times.Now)
 	from := slices.MaxFunc(all, func(a, b window) int { return int(a.times.Oldest - b.times.Oldest) }).times.Oldest
-	from, err := since.in(all[0].resource(), all[0].times, from)
+	named := func(i int) string { // the resource of a message: one that the user has named
+		if skip {
+			return "the resources"
+		}
+		return all[i].resource()
+	}
+	from, capped, err := since.begin(named(0), all[0].times, from)
 	if err != nil {
 		return nil, err
 	}
-	to, err := until.in(all[0].resource(), all[0].times, all[0].times.Latest)
+	if capped {
+		since.noteCapped(c.errOut, "the resources", stampOf(all[0].times, from))
+		since.time = time.Time{} // a replay begins with the first time that the server knows
+	}
+	to, err := until.in(named(0), all[0].times, all[0].times.Latest)
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +103,7 @@ func (c *client) commonWindows(ctx context.Context, ts []target, since, until *m
 	}
 	for i := range all {
 		if from < all[i].times.Oldest {
-			return nil, fmt.Errorf("read %s from %s: %w", all[i].resource(), stampOf(all[0].times, from), all[i].times.Check(from))
+			return nil, fmt.Errorf("read %s from %s: %w", named(i), stampOf(all[0].times, from), all[i].times.Check(from))
 		}
 		all[i].from, all[i].to = from, to
 	}

@@ -2,6 +2,7 @@ package history
 
 import (
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -100,6 +101,24 @@ func (m *moment) in(resource string, times *revisiontimes.RevisionTimes, unset i
 		return 0, fmt.Errorf("read %s at %s: %w", resource, m.text, err)
 	}
 	return revision, nil
+}
+
+// begin returns the revision at which a window begins: oldest, the oldest readable one, if the moment is not set. A duration that reaches
+// further back begins there too, and capped reports it: "the last hour" of a server that was started a minute ago is a minute.
+func (m *moment) begin(resource string, times *revisiontimes.RevisionTimes, oldest int64) (revision int64, capped bool, err error) {
+	if t, ok := m.at(times.Now); ok && m.ago > 0 && !t.After(times.Now) {
+		if revision, err := times.At(t); err == nil && revision >= oldest {
+			return revision, false, nil
+		}
+		return oldest, true, nil
+	}
+	revision, err = m.in(resource, times, oldest)
+	return revision, false, err
+}
+
+// noteCapped prints that a window begins at its oldest readable revision, later than the user's duration.
+func (m *moment) noteCapped(out io.Writer, resource string, oldest stamp) {
+	fmt.Fprintf(out, "--%s %s reaches further back than the readable revisions of %s, which begin with %s: the window begins there\n", m.flag, m.text, resource, oldest)
 }
 
 // stamp is a revision with the time at which it was written, which is nil if the server does not know it.

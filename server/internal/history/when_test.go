@@ -60,6 +60,41 @@ func TestMoment_Fixed_IsTheSameForAllResources(t *testing.T) {
 	}
 }
 
+func TestMoment_LongDuration_BeginsAtTheOldestRevision(t *testing.T) {
+	for args, want := range map[string]struct {
+		revision int64
+		capped   bool
+		err      string
+	}{
+		"":                             {25, false, ""},
+		"--since=30s":                  {50, false, ""},
+		"--since=2h":                   {25, true, ""}, // before the first observed time
+		"--since-revision=40":          {40, false, ""},
+		"--since=2026-01-01T12:00:05Z": {30, false, ""},
+		"--since=2026-01-01T10:00:00Z": {0, false, "read pods at 2026-01-01T10:00:00Z: the server has observed times since"},
+		"--since-revision=19":          {0, false, "older than the server's history"},
+	} {
+		var m moment
+		flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+		momentFlags(flags, &m, "since", "begin")
+		if err := flags.Parse(strings.Fields(args)); err != nil {
+			t.Fatal(err)
+		}
+		m.fix(observed().Now)
+		got, capped, err := m.begin("pods", observed(), 25)
+		if got != want.revision || capped != want.capped || (err == nil) != (want.err == "") || err != nil && !strings.Contains(err.Error(), want.err) {
+			t.Errorf("%q: %d, %v, %v; want %d, %v, %q", args, got, capped, err, want.revision, want.capped, want.err)
+		}
+	}
+	m := moment{ago: 80 * time.Second, text: "80s"} // revision 50, which another resource of the window cannot read
+	if got, capped, err := m.begin("pods", observed(), 55); got != 55 || !capped || err != nil {
+		t.Errorf("before the oldest common revision: %d, %v, %v; want 55", got, capped, err)
+	}
+	if got, capped, err := m.begin("pods", &revisiontimes.RevisionTimes{Now: noon, Oldest: 7, Latest: 9}, 7); got != 7 || !capped || err != nil {
+		t.Errorf("without times: %d, %v, %v; want 7", got, capped, err)
+	}
+}
+
 func TestStamp_Revisions_HaveTheirTime(t *testing.T) {
 	for revision, want := range map[int64]string{
 		20: "<unknown>", 29: "<unknown>", 30: "2026-01-01T12:00:00Z", 31: "2026-01-01T12:00:20Z", 60: "2026-01-01T12:01:30Z",

@@ -133,6 +133,13 @@ func TestGet_Time_IsTheStateOfThatTime(t *testing.T) {
 		t.Errorf("now: %s", got)
 	}
 	fails(t, ctx, server, []string{"read configmaps at 100h", "has observed times since"}, "get", "cm", "--at", "100h")
+	for _, args := range [][]string{{"diff", "cm"}, {"log", "cm/a"}, {"replay", "cm", "--speed=max"}, {"replay", "--speed=max"}, {"export", "cm", "-f", "-"}} {
+		r := run(t, ctx, server, append(args, "-n", namespace, "--since", "100h")...)
+		if r.Code != 0 || r.Stdout == "" || !strings.Contains(r.Stderr, "--since 100h reaches further back than the readable revisions of ") {
+			t.Errorf("history %s since 100h: exit code %d, standard output of %d bytes, standard error %q", strings.Join(args, " "), r.Code, len(r.Stdout), r.Stderr)
+		}
+	}
+	fails(t, ctx, server, []string{"read the resources at 2020-01-01T00:00:00Z: the server has observed times since"}, "replay", "--since", "2020-01-01T00:00:00Z")
 	fails(t, ctx, server, []string{"is in the future"}, "get", "cm", "--at", time.Now().Add(time.Hour).Format(time.RFC3339))
 }
 
