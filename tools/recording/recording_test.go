@@ -67,6 +67,22 @@ func TestRecording_Committed_HasTheSteps(t *testing.T) {
 	}
 }
 
+func TestTerminal_RedrawnLine_HasItsLastText(t *testing.T) {
+	terminal := &terminal{changed: make(chan struct{}), lines: []line{{}}}
+	for _, part := range []string{"first\r", "\nloading 1", "\r\x1b[Kloading 2", "\r", "\x1b[Kready\r\n", "last\r\n"} {
+		if _, err := terminal.Write([]byte(part)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var got []string
+	for _, l := range terminal.lines {
+		got = append(got, strings.TrimRight(l.text, "\r"))
+	}
+	if got, want := strings.Join(got, "|"), "first|\x1b[Kready|last|"; got != want {
+		t.Errorf("lines %q, want %q", got, want)
+	}
+}
+
 func TestPicture_LongColoredOutput_IsWrappedAndScrolled(t *testing.T) {
 	p := picture{loop: 10 * time.Second, columns: 10, rows: 3, commands: []command{{
 		text: "a <b", shown: time.Second, typed: 2 * time.Second,

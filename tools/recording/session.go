@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -138,12 +139,15 @@ func (t *terminal) run(stdin io.Writer, s step) ([]line, error) {
 	defer cancel()
 	for {
 		t.mu.Lock()
-		raw, lines, ended, changed := t.raw.String(), t.lines, t.ended, t.changed
+		raw, lines, ended, changed := t.raw.String(), slices.Clone(t.lines), t.ended, t.changed
 		t.mu.Unlock()
 		for _, text := range s.until {
 			ended = ended && strings.Contains(raw, text)
 		}
 		if ended {
+			for i := range lines {
+				lines[i].text = strings.TrimRight(lines[i].text, "\r")
+			}
 			if n := len(lines); lines[n-1].text == "" {
 				lines = lines[:n-1]
 			}
@@ -157,11 +161,18 @@ func (t *terminal) run(stdin io.Writer, s step) ([]line, error) {
 	}
 }
 
+// redrawn returns a line without the text that a bare carriage return has moved the cursor back over. Such lines show progress, and begin
+// each drawing by erasing the line. A carriage return at the end may be a part of a line break.
+func redrawn(text string) string {
+	end := len(strings.TrimRight(text, "\r"))
+	return text[strings.LastIndex(text[:end], "\r")+1:]
+}
+
 // Write adds output of the terminal.
 func (t *terminal) Write(data []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	text := strings.ReplaceAll(string(data), "\r", "")
+	text := string(data)
 	if strings.Contains(text, endMark) {
 		text, t.ended = strings.ReplaceAll(text, endMark, ""), true
 	}
@@ -178,6 +189,9 @@ func (t *terminal) Write(data []byte) (int, error) {
 			last.at = t.now()
 		}
 		last.text += part
+		if text := redrawn(last.text); text != last.text { // the line is shown as it is drawn last
+			last.at, last.text = t.now(), text
+		}
 	}
 	close(t.changed)
 	t.changed = make(chan struct{})
