@@ -403,7 +403,11 @@ func TestReload_DuringDecryption_ValueIsNotCached(t *testing.T) {
 			}
 			return err
 		},
-		"object":     func(ctx context.Context) error { _, err := s.view.CurrentGeneration().Object(ctx, e); return err },
+		"object": func(ctx context.Context) error {
+			g := s.view.CurrentGeneration()
+			_, err := g.Object(ctx, e, g.Blocks().Now())
+			return err
+		},
 		"attributes": func(ctx context.Context) error { _, err := s.view.CurrentGeneration().Attributes(ctx, e); return err },
 		"index": func(ctx context.Context) error {
 			sel := s.view.CurrentGeneration().Selector(onNode("a", true))

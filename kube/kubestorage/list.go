@@ -72,14 +72,17 @@ func (r *ListRead) fill(ctx context.Context, decoded *listadmission.Decoded, lis
 	items.Set(reflect.MakeSlice(items.Type(), 0, room))
 
 	var corrupt corruptObjects
-	walked, last, more := 0, "", false
+	walked, last, more, now := 0, "", false, uint32(0)
 	for e := range r.Selecting() {
 		if r.Limit > 0 && int64(items.Len()) >= r.Limit {
 			more = true
 			break
 		}
-		if walked%64 == 0 && ctx.Err() != nil {
-			return storage.NewTimeoutError(r.Prefix, "request did not complete within requested timeout")
+		if walked%64 == 0 {
+			if ctx.Err() != nil {
+				return storage.NewTimeoutError(r.Prefix, "request did not complete within requested timeout")
+			}
+			now = r.selector.Generation.Blocks().Now()
 		}
 		walked++
 		ok, err := r.Matches(ctx, e)
@@ -90,7 +93,7 @@ func (r *ListRead) fill(ctx context.Context, decoded *listadmission.Decoded, lis
 		}
 		var obj runtime.Object
 		if err == nil && ok {
-			obj, err = r.selector.Generation.Object(ctx, e)
+			obj, err = r.selector.Generation.Object(ctx, e, now)
 		}
 		if err != nil {
 			if !s.unsafeDelete || !corrupt.add(e.Key(), err) {
@@ -99,7 +102,7 @@ func (r *ListRead) fill(ctx context.Context, decoded *listadmission.Decoded, lis
 			continue
 		}
 		if ok {
-			items.Set(reflect.Append(items, reflect.ValueOf(obj).Elem()))
+			appendItem(items, obj)
 			last = e.Key()
 		}
 	}
@@ -127,4 +130,14 @@ func (r *ListRead) fill(ctx context.Context, decoded *listadmission.Decoded, lis
 		r.request.opts.Predicate.SetShardInfoOnList(listObj)
 	}
 	return nil
+}
+
+// appendItem appends the struct that obj points to. Unlike reflect.Append it allocates only to grow.
+func appendItem(items reflect.Value, obj runtime.Object) {
+	n := items.Len()
+	if n == items.Cap() {
+		items.Grow(1)
+	}
+	items.SetLen(n + 1)
+	items.Index(n).Set(reflect.ValueOf(obj).Elem())
 }

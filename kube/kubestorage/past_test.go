@@ -489,7 +489,7 @@ func TestPastList_ObjectsFromEtcd_AreNotCached(t *testing.T) {
 						if _, err := rep.ItemIn(ctx, e, &buf); err != nil {
 							t.Fatal(err)
 						}
-						if _, err := s.view.CurrentGeneration().Object(ctx, e); err != nil {
+						if _, err := s.view.CurrentGeneration().Object(ctx, e, 1); err != nil {
 							t.Fatal(err)
 						}
 					}

@@ -23,12 +23,12 @@ type cachedObject struct{ block *blockcache.Block }
 // Superseded implements memo.Superseder.
 func (o *cachedObject) Superseded() { o.block.Unref() }
 
-// Object returns the entry's object, decoded once for all readers while there is room. It is shared: do not write to it.
-// Errors are those of Decode.
-func (g *Generation) Object(ctx context.Context, e *mirror.Entry) (runtime.Object, error) {
+// Object returns the entry's object, decoded once for all readers while there is room. It is shared: do not write to it. now is the time
+// of Blocks, which a loop over many entries reads once for some of them. Errors are those of Decode.
+func (g *Generation) Object(ctx context.Context, e *mirror.Entry, now uint32) (runtime.Object, error) {
 	old, _ := e.Memo(g.decodedKey).(*cachedObject)
 	if old != nil {
-		if kept := old.block.Load(g.Blocks().Now()); kept != nil {
+		if kept := old.block.Load(now); kept != nil {
 			return kept.Object.(runtime.Object), nil
 		}
 	}

@@ -83,5 +83,5 @@ func (s *Selector) matches(e *mirror.Entry, decode func() (runtime.Object, error
 		return false, nil
 	}
 	pred := &s.Predicate
-	return (pred.Label == nil || pred.Label.Matches(a.Labels)) && (pred.Field == nil || pred.Field.Matches(a.Fields)), nil
+	return (pred.Label == nil || pred.Label.Matches(&a.Labels)) && (pred.Field == nil || pred.Field.Matches(&a.Fields)), nil
 }

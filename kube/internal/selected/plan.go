@@ -263,24 +263,23 @@ func (t *term) leaf(p *Plan, items []*mirror.Entry, in *btree.Digests) uint64 {
 	}
 }
 
-// having returns the bits of the items of a leaf that have one of the term's values.
+// having returns the bits of the items of a leaf that have one of the term's values. For a term that demands them, they may have another
+// value with the same hash.
 func (x *Index) having(d *digest, items []*mirror.Entry, t *term) (found uint64) {
 	for i, hash := range t.hashes {
 		b := d.bitsOf(hash)
 		if b == 0 {
 			continue
 		}
-		if !d.shared {
+		if t.test == noneOf && !d.shared {
 			// All items of the bits have one value, which may be another one with the same hash. It is unknown if the generation has
-			// ended; the items are then candidates.
+			// ended; the items are then candidates. Of a value that is demanded, the caller examines the candidates.
 			a := x.gen.KnownAttributes(items[bits.TrailingZeros64(b)])
-			if a == nil && t.test == noneOf {
+			if a == nil {
 				continue
 			}
-			if a != nil {
-				if v, _ := x.lookup(a); v != t.values[i] {
-					continue
-				}
+			if v, _ := x.lookup(a); v != t.values[i] {
+				continue
 			}
 		}
 		found |= b
