@@ -68,29 +68,41 @@ func TestMinorSuites(t *testing.T) {
 	})
 }
 
-// BenchmarkMinorSuites runs the benchmarks that only v0.37 exports.
+// BenchmarkMinorSuites runs the benchmarks that only v0.37 exports, on the engine and on upstream's cacher.
 func BenchmarkMinorSuites(b *testing.B) {
-	b.Run("WriteThroughput", func(b *testing.B) {
-		f := setup(b)
-		tracker := storagetesting.NewWatchLatencyTracker(clock.RealClock{})
-		w, err := f.Watch(b.Context(), "/pods/", everything())
-		if err != nil {
-			b.Fatal(err)
-		}
-		done := make(chan struct{})
-		b.Cleanup(func() { w.Stop(); <-done })
-		go func() {
-			defer close(done)
-			for e := range w.ResultChan() {
-				obj := e.Object
-				if shared, ok := obj.(runtime.CacheableObject); ok {
-					obj = shared.GetObject()
-				}
-				tracker.HandleEvent(obj)
+	for _, name := range []string{"engine", "cacher"} {
+		b.Run("WriteThroughput/"+name, func(b *testing.B) {
+			f := setup(b)
+			s := storage.Interface(f.engine(b))
+			if name == "cacher" {
+				s = f.cacher(b)
 			}
-		}()
-		storagetesting.RunBenchmarkWriteThroughput(b.Context(), b, f.engine(b), storagetesting.PrepareBenchmarkData(5, 300, 500), true, tracker)
-	})
+			storagetesting.RunBenchmarkWriteThroughput(b.Context(), b, s, storagetesting.PrepareBenchmarkData(5, 300, 500), true, trackLatency(b, s))
+		})
+	}
+}
+
+// trackLatency watches all pods and returns the tracker of the latency of their events.
+func trackLatency(b *testing.B, s storage.Interface) *storagetesting.WatchLatencyTracker {
+	b.Helper()
+	tracker := storagetesting.NewWatchLatencyTracker(clock.RealClock{})
+	w, err := s.Watch(b.Context(), "/pods/", everything())
+	if err != nil {
+		b.Fatal(err)
+	}
+	done := make(chan struct{})
+	b.Cleanup(func() { w.Stop(); <-done })
+	go func() {
+		defer close(done)
+		for e := range w.ResultChan() {
+			obj := e.Object
+			if shared, ok := obj.(runtime.CacheableObject); ok {
+				obj = shared.GetObject()
+			}
+			tracker.HandleEvent(obj)
+		}
+	}()
+	return tracker
 }
 
 // overridable returns a fixture whose transformer a suite replaces.

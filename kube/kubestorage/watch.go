@@ -152,13 +152,14 @@ func (w *watcher) Runs(runs []mirror.Run) error {
 	return nil
 }
 
-// Added implements Sink.
+// Added implements Sink. The client owns the object of the event.
 func (w *watcher) Added(e *mirror.Entry) error {
-	obj, err := w.stream.selector.Generation.Decode(w.stream.ctx, e, e.ModRevision())
+	g := w.stream.selector.Generation
+	obj, err := g.Object(w.stream.ctx, e, g.Blocks().Now())
 	if err != nil {
 		return err
 	}
-	return w.send(watch.Event{Type: watch.Added, Object: obj})
+	return w.send(watch.Event{Type: watch.Added, Object: obj.DeepCopyObject()})
 }
 
 // Listed implements Sink.
