@@ -228,5 +228,5 @@ func (r *ListRead) Served(walked, returned int) {
 	if returned > 0 && !r.request.opts.Predicate.Empty() {
 		r.span.event(eventResized)
 	}
-	r.span.counted(eventFiltered, returned)
+	r.span.filtered(returned, !r.selector.All, plan, walked)
 }

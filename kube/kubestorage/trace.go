@@ -78,6 +78,19 @@ func (s *readSpan) counted(name string, objects int) {
 	}
 }
 
+// filtered adds the event of upstream's filter. For a list with a selector it has two further attributes: the plan, and the number of
+// objects that were compared with the selector.
+func (s *readSpan) filtered(returned int, selective bool, plan string, examined int) {
+	if s == nil {
+		return
+	}
+	attributes := []attribute.KeyValue{attribute.Int("count", returned)}
+	if selective {
+		attributes = append(attributes, attribute.String("plan", plan), attribute.Int("examined", examined))
+	}
+	s.span.AddEvent(eventFiltered, attributes...)
+}
+
 func (s *readSpan) end() {
 	if s != nil {
 		s.span.End(slowCachedRead)

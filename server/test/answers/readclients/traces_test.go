@@ -125,6 +125,16 @@ func TestTraces(t *testing.T) {
 					t.Fatalf("%s: %v", engine.name, err)
 				}
 				seen[engine.name] = root.Name + " " + attributes(root) + "\n" + inServer(all)
+				if engine.name != harness.Strata || test.handler != "List" {
+					continue
+				}
+				want := ""
+				if strings.Contains(test.query, "labelSelector") {
+					want = "plan=scan examined=1" // of one object in the namespace
+				}
+				if plan := planOf(all); plan != want {
+					t.Errorf("the span of the list has the plan %q, want %q", plan, want)
+				}
 			}
 			if test.handler == "Get" && test.query == "" {
 				if !strings.Contains(seen[harness.Strata], consistent) || strings.Contains(seen[harness.Upstream], consistent) {
@@ -149,6 +159,25 @@ func attributes(span *tracepb.Span) string {
 		}
 	}
 	slices.Sort(pairs)
+	return strings.Join(pairs, " ")
+}
+
+// planOf returns the plan of a list with a selector in the span of the watch cache, and the number of objects that it examined.
+func planOf(spans []*tracepb.Span) string {
+	var pairs []string
+	for _, span := range spans {
+		for _, e := range span.Events {
+			for _, a := range e.Attributes {
+				switch {
+				case span.Name != "cacher.GetList" || e.Name != "Filtered items":
+				case a.Key == "plan":
+					pairs = append(pairs, "plan="+a.Value.GetStringValue())
+				case a.Key == "examined":
+					pairs = append(pairs, fmt.Sprint("examined=", a.Value.GetIntValue()))
+				}
+			}
+		}
+	}
 	return strings.Join(pairs, " ")
 }
 
