@@ -2,6 +2,7 @@ package selected
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -33,9 +34,8 @@ type Index struct {
 	mu    sync.Mutex // leaf
 	bytes int64      // of digests, as last counted, and of those made since
 
-	// Guarded by indexes.mu:
-	used time.Time // of the last plan
-	kept bool      // a registry has declared the label or field: others are dropped first
+	used atomic.Int64 // time of the last plan, in nanoseconds
+	kept atomic.Bool  // a registry has declared the label or field: others are dropped first
 }
 
 // lookup returns the value of a field or label, and whether the object has it.
@@ -174,8 +174,11 @@ func (x *Index) close() {
 	}
 }
 
-// indexes are the indexes of a resource by name. The zero value is empty.
+// indexes are the indexes of a resource by name. Readers of an index that exists take no lock. The zero value is empty.
 type indexes struct {
+	published atomic.Pointer[map[string]*Index] // a copy of byName
+	nextCount atomic.Int64                      // time of the next comparison of the digests' bytes, in nanoseconds
+
 	mu     sync.Mutex // before Index.mu
 	byName map[string]*Index
 	// once has the labels and fields that a list has named once, until it is dropped: an index is made on the second use.
@@ -210,13 +213,24 @@ func (t *indexes) get(s *Selections, gen *objects.Generation, x *Index, declared
 	if gen.Ended() {
 		return nil
 	}
+	now := time.Now()
+	if published := t.published.Load(); published != nil {
+		if cur := (*published)[x.name]; cur != nil && cur.gen == gen && (cur.kept.Load() || !declared) {
+			cur.used.Store(now.UnixNano())
+			if next := t.nextCount.Load(); now.UnixNano() >= next && t.nextCount.CompareAndSwap(next, now.Add(countInterval).UnixNano()) {
+				t.countSoon(now)
+			}
+			return cur
+		}
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	now := time.Now()
 	if cur := t.byName[x.name]; cur != nil {
 		if cur.gen == gen {
-			cur.used, cur.kept = now, cur.kept || declared
-			t.countSoonLocked(s, now)
+			cur.used.Store(now.UnixNano())
+			if declared {
+				cur.kept.Store(true)
+			}
 			return cur
 		}
 		t.removeLocked(cur)
@@ -224,7 +238,9 @@ func (t *indexes) get(s *Selections, gen *objects.Generation, x *Index, declared
 	if s.cfg.Context.Err() != nil || now.Before(t.refused[x.name]) || !declared && !t.secondLocked(x.name, now) {
 		return nil
 	}
-	x.gen, x.of, x.blocks, x.used, x.kept = gen, &memo.Key{}, s.cfg.Blocks, now, declared
+	x.gen, x.of, x.blocks = gen, &memo.Key{}, s.cfg.Blocks
+	x.used.Store(now.UnixNano())
+	x.kept.Store(declared)
 	if t.byName == nil {
 		t.byName, t.refused = map[string]*Index{}, map[string]time.Time{}
 	}
@@ -236,8 +252,15 @@ func (t *indexes) get(s *Selections, gen *objects.Generation, x *Index, declared
 		t.removeLocked(t.oldestLocked(x))
 		t.timer.Reset(countInterval) // drops the digests
 	}
+	t.publishLocked()
 	t.reportLocked(s)
 	return x
+}
+
+// publishLocked gives the indexes to readers.
+func (t *indexes) publishLocked() {
+	published := maps.Clone(t.byName)
+	t.published.Store(&published)
 }
 
 // secondLocked records the use of a name, and reports whether it is not the first one.
@@ -256,15 +279,17 @@ func (t *indexes) secondLocked(name string, now time.Time) bool {
 // oldestLocked returns the least recently used index except x, one that clients have chosen if there is one.
 func (t *indexes) oldestLocked(x *Index) (oldest *Index) {
 	for _, o := range t.byName {
-		if o != x && (oldest == nil || oldest.kept && !o.kept || oldest.kept == o.kept && o.used.Before(oldest.used)) {
+		if o != x && (oldest == nil || oldest.kept.Load() && !o.kept.Load() || oldest.kept.Load() == o.kept.Load() && o.used.Load() < oldest.used.Load()) {
 			oldest = o
 		}
 	}
 	return oldest
 }
 
-// countSoonLocked lets digests be counted if many were made since the last count.
-func (t *indexes) countSoonLocked(s *Selections, now time.Time) {
+// countSoon lets digests be counted if many were made since the last count.
+func (t *indexes) countSoon(now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	if t.soon || t.timer == nil || now.Sub(t.lastTime) < countInterval {
 		return
 	}
@@ -283,6 +308,7 @@ func (t *indexes) totalLocked() (bytes int64) {
 
 func (t *indexes) removeLocked(x *Index) {
 	delete(t.byName, x.name)
+	t.publishLocked()
 	x.close()
 }
 
@@ -300,7 +326,7 @@ func (s *Selections) DropIndexes() {
 	t.mu.Lock()
 	before := map[*Index]int64{}
 	for _, x := range t.byName {
-		if s.cfg.Context.Err() != nil || time.Since(x.used) >= IndexIdle || x.gen.Ended() {
+		if s.cfg.Context.Err() != nil || time.Since(time.Unix(0, x.used.Load())) >= IndexIdle || x.gen.Ended() {
 			t.removeLocked(x)
 		} else {
 			before[x] = x.size()
