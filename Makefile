@@ -95,7 +95,7 @@ test-oldest: ## upstream's storage suites with the oldest supported k8s.io/apise
 	cd kube && $(ALONE) $(GO) vet -tags $(OLDEST) ./... && $(ALONE) $(GO) test -vet=off -timeout $(TEST_TIMEOUT) -run "Suite|Recorders" ./kubestorage
 
 # How long each fuzz target runs; the long run is 10m. What it finds stays in testdata/fuzz of the package, for
-# every later run of the tests; what is merely interesting, in the build cache.
+# every later run of the tests; inputs that only add coverage stay in the build cache.
 FUZZTIME ?= 20s
 FUZZ ?= ^Fuzz
 
@@ -127,7 +127,7 @@ boundaries: ## fail if the engine, its tests included, depends on Kubernetes, th
 	@set -e; deps=$$(cd stratatest && $(ALONE) $(GO) list -deps -test ./...); \
 	! printf '%s\n' "$$deps" | grep -E '^(github\.com/stratakube/strata/|k8s\.io/(apiserver|kubernetes|apiextensions-apiserver)/)' | grep -v '^github\.com/stratakube/strata/stratatest'
 
-# Not tools/kine: go mod tidy wants the modules that tests of kine's dependencies need, and a proxy may not have them.
+# Not tools/kine: go mod tidy downloads the modules that tests of kine's dependencies import, and a proxy may lack them.
 tidy: ## fail if a go.mod is not what go mod tidy would write
 	@set -e; for module in . kube server server/bench stratatest stratatest/example tools tools/kwok suites robustness conformance tools/stock/etcd-3.6; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
 
@@ -179,7 +179,7 @@ CONSISTENT := get,get-16,get-64,quiet-.*,kep-.*,etcd-progress
 bench-consistent: ## the same for consistent reads, with the table of KEP-2340
 	$(GO) run ./server/bench -workloads '$(CONSISTENT)' $(ARGS)
 
-# The workloads of watches: rates, watchers by node, idle and stalled ones, and what a restart does to them.
+# The workloads of watches: rates, watchers by node, idle and stalled ones, and watches after a restart.
 WATCH := watch-.*,initial-.*,restore.*
 
 bench-watch: ## the same for watches, with restarts on a long history
@@ -201,7 +201,7 @@ bench-profiles: ## and with a CPU profile of each workload, in bench-data/profil
 	$(GO) run ./server/bench -workloads '$(READ)' -profile bench-data/profiles -profile-md bench-data/profiles.md $(ARGS)
 
 # Kubernetes' own tests of what the engine answers, built from the release that the server is built from. The module
-# conformance stands outside the workspace: what they need is none of the server's business.
+# conformance is outside the workspace, so that the dependencies of these tests are none of the server's.
 ENGINE ?= strata
 COMPACTION_INTERVAL ?= 1m
 REPORTS ?= bin/conformance-$(ENGINE)

@@ -18,7 +18,7 @@ type compression struct {
 	minValue int64         // bytes of a value
 }
 
-// defaultCompression leaves alone what is read, or small. A superseded value is read by watches that are behind, and by lists that
+// defaultCompression excludes values that are read, and small ones. A superseded value is read by watches that are behind, and by lists that
 // continue; a minute is longer than most of them. A present value is read once for each form of its object; lists in cached forms do
 // not read it.
 var defaultCompression = compression{age: time.Minute, unread: 2 * time.Minute, minBytes: 1 << 20, minValue: 128}

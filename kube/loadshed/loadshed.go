@@ -35,8 +35,8 @@ const standing = time.Second
 //
 //   - the oldest queued request of its flow has waited for longer than standing, and
 //   - its flow has as many requests queued as its queues hold, handSize times the level's queueLengthLimit, divided by the number of flows
-//     with queued requests, and at least queueLengthLimit. So a level does not run out of work, and clients that wait for their answers, with
-//     some dozen requests at once, are queued as by upstream: a refusal would make them wait longer, for its Retry-After.
+//     with queued requests, and at least queueLengthLimit. So a level always has queued requests while it is overloaded, and clients with
+//     some dozen concurrent requests are queued as by upstream: a refusal would make them wait longer, for its Retry-After.
 //
 // A flow is what a FlowSchema distinguishes, such as a user. Requests that are queued already are served. Upstream's filter answers a
 // refused request with 429 and a Retry-After that doubles with repeated refusals of the level, up to 32 seconds. Upstream's metrics

@@ -1,5 +1,5 @@
-// Package status is what a server reports about itself to a person: its resources with objects, bytes, watches and lag, its reads, its
-// memory and its slow watches, as JSON. The console in the browser reads it; /metrics has the same values, and more, for monitoring.
+// Package status has the JSON form of the state of a server: its resources with objects, bytes, watches and lag, its reads, its
+// memory and its slow watches. The console in the browser reads it; /metrics has the same values, and more, for monitoring.
 package status
 
 import "time"
