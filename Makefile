@@ -273,7 +273,7 @@ release: ## write archives, checksums, licences and SBOMs of the commit to bin/r
 
 release-ci: ## test the tool, make the files for linux/amd64 in two directories with one build cache, and compare them
 	cd tools && $(ALONE) $(GO) test -vet=off ./release ./launcher
-	for copy in first second; do ($(RELEASE) -version 0.0.0-ci -platforms linux/amd64 -out '$(RELEASE_DIR)/'$$copy) || exit 1; done
+	for copy in first second; do ($(RELEASE) -version 0.0.0-ci -platforms linux/amd64 -plugin-platforms linux/amd64 -out '$(RELEASE_DIR)/'$$copy) || exit 1; done
 	cd '$(RELEASE_DIR)/first' && sha256sum -c SHA256SUMS && diff -r . ../second
 
 release-check: ## make the files for all platforms twice, each time with an empty build cache, and compare them: half an hour

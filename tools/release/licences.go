@@ -28,8 +28,8 @@ type goPackage struct {
 	}
 }
 
-// linkedPackages returns the packages that the command links on the platform of env.
-func linkedPackages(src string, env []string) (packages []goPackage, err error) {
+// linkedPackages returns the packages that a command links on the platform of env.
+func linkedPackages(src string, env []string, command string) (packages []goPackage, err error) {
 	text, err := output(src, env, "go", "list", "-deps", "-json=ImportPath,Dir,Root,Standard,Module", command)
 	if err != nil {
 		return nil, err

@@ -1,6 +1,7 @@
 // Command release makes the files of a release from the commit that is checked out: for each platform an archive of the static
 // strata command with the files of deploy/, the licences of the modules in it and a software bill of materials, an archive for
-// setup-envtest, and the checksums of all. The same commit, version and Go version make the same bytes, in any directory.
+// setup-envtest, archives of the kubectl plugin with the manifest for krew, and the checksums of all. The same commit, version and Go
+// version make the same bytes, in any directory.
 //
 //	go run ./release -version 1.2.3 -out ../bin/release
 package main
@@ -37,6 +38,10 @@ type options struct {
 	root      string   // the repository
 	out       string
 	binary    string // pack it for setup-envtest and make nothing else; "" for a release
+
+	plugins    []string // platforms of the kubectl plugin
+	url        string   // address below which the files are published
+	onlyPlugin bool     // make the files of the plugin and nothing else, from the working tree
 }
 
 func main() {
@@ -46,8 +51,11 @@ func main() {
 	flag.StringVar(&o.root, "root", "..", "directory of the repository")
 	flag.StringVar(&o.out, "out", "", "directory of the files, which is replaced (required)")
 	flag.StringVar(&o.binary, "binary", "", "strata command to pack for setup-envtest, in place of making a release")
+	plugins := flag.String("plugin-platforms", "linux/amd64,linux/arm64,darwin/amd64,darwin/arm64,windows/amd64,windows/arm64", "comma-separated platforms of the kubectl plugin")
+	flag.StringVar(&o.url, "url", "", "address below which the files are published, for the manifest of krew (default that of the release)")
+	flag.BoolVar(&o.onlyPlugin, "only-plugin", false, "make the kubectl plugin and its manifest, from the working tree, in place of making a release")
 	flag.Parse()
-	o.platforms = strings.Split(*platforms, ",")
+	o.platforms, o.plugins = strings.Split(*platforms, ","), strings.Split(*plugins, ",")
 	if err := release(o); err != nil {
 		fmt.Fprintln(os.Stderr, "release:", err)
 		os.Exit(1)
@@ -66,6 +74,9 @@ func release(o options) (err error) {
 			return err
 		}
 		return packEnvtest(o, time.Unix(0, 0).UTC())
+	}
+	if o.onlyPlugin {
+		return packPlugin(o, time.Unix(0, 0).UTC())
 	}
 	if changed, err := output(o.root, nil, "git", "status", "--porcelain"); err != nil {
 		return err
@@ -105,6 +116,9 @@ func release(o options) (err error) {
 			return fmt.Errorf("%s: %w", platform, err)
 		}
 	}
+	if err := pluginArchives(o, src, work, time.Unix(seconds, 0).UTC()); err != nil {
+		return fmt.Errorf("kubectl plugin: %w", err)
+	}
 	return writeSums(o.out)
 }
 
@@ -128,7 +142,7 @@ func releasePlatform(o options, src, work, platform string, at time.Time) error 
 			return err
 		}
 	}
-	packages, err := linkedPackages(src, env)
+	packages, err := linkedPackages(src, env, command)
 	if err != nil {
 		return err
 	}

@@ -2,17 +2,19 @@ package main
 
 import (
 	"bytes"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stratakube/strata/server/internal/history"
 )
 
 // The help of the plugin and of its commands has examples as kubectl's users type them, then Strata's flags, then those of kubectl's libraries.
 func TestHelp_Plugin_HasExamplesAndOwnFlagsFirst(t *testing.T) {
 	for _, name := range []string{"", "get", "diff", "log", "replay", "export", "top"} {
 		var out bytes.Buffer
-		cmd := newCommand()
+		cmd := history.NewPlugin(slices.Concat([]string{history.PluginName}, strings.Fields(name), []string{"--help"}))
 		cmd.SetOut(&out)
-		cmd.SetArgs(append(strings.Fields(name), "--help"))
 		if err := cmd.Execute(); err != nil {
 			t.Fatal(err)
 		}

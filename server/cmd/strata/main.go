@@ -62,6 +62,8 @@ func main() {
 	case "kubectl":
 		kubectlcmd.Run(os.Args[1:])
 		return
+	case history.PluginName, history.PluginCompleteName:
+		root = history.NewPlugin(os.Args)
 	case "kube-apiserver":
 		root.SetArgs(append([]string{"apiserver"}, os.Args[1:]...))
 	}

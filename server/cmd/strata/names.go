@@ -9,7 +9,8 @@ import (
 )
 
 // programName returns the name by which the program was started. A copy of the program, or a link to it, with the name of another program
-// is that program: kube-apiserver is strata apiserver, kubectl is kubectl, and etcd is etcd. Archives for setup-envtest have such copies.
+// is that program: kube-apiserver is strata apiserver, kubectl is kubectl, etcd is etcd, and kubectl-strata is strata history. Archives for
+// setup-envtest have such copies.
 func programName(arg0 string) string { return strings.TrimSuffix(filepath.Base(arg0), ".exe") }
 
 // runEtcd runs etcd with its own flags and exits, with the intervals of a single member unless the flags set others: it elects itself in 0.25 s

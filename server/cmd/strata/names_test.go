@@ -36,6 +36,9 @@ func TestProgramName_OfOtherProgram_AnswersAsIt(t *testing.T) {
 		"kubectl":        {[]string{"version", "--client"}, "Client Version: v1.37.1+strata."},
 		"etcd":           {[]string{"--version"}, "etcd Version: 3."},
 		"strata":         {[]string{"--version"}, "strata      v"},
+		"kubectl-strata": {[]string{"get", "--help"}, "Print objects as they were"},
+		// The completion of a flag of kubectl strata get.
+		"kubectl_complete-strata": {[]string{"get", "--at-rev"}, "--at-revision\t"},
 	} {
 		out, err := named(t, name, tc.args...).Output()
 		if err != nil || !strings.HasPrefix(string(out), tc.want) {

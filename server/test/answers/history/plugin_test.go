@@ -90,12 +90,14 @@ func TestDocument_Sessions_HaveTheirOutput(t *testing.T) {
 	}.Check(t, 10)
 }
 
-// TestKrewManifest_Build_NamesItsArchive builds the archive of one platform and reads the manifest.
-func TestKrewManifest_Build_NamesItsArchive(t *testing.T) {
+// TestKrewManifest_Release_NamesItsArchive makes the archive of one platform as a release does, and reads the manifest.
+func TestKrewManifest_Release_NamesItsArchive(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	dir := t.TempDir()
-	cmd := exec.CommandContext(ctx, "../../../../deploy/krew/build", "v1.2.3", "https://example.com/files/", dir)
-	cmd.Env = append(os.Environ(), "PLATFORMS="+runtime.GOOS+"/"+runtime.GOARCH)
+	cmd := exec.CommandContext(ctx, "go", "run", "./release", "-only-plugin", "-version", "1.2.3", "-url", "https://example.com/files/",
+		"-plugin-platforms", runtime.GOOS+"/"+runtime.GOARCH, "-out", dir)
+	cmd.Dir = "../../../../tools"
+	cmd.Env = append(os.Environ(), "GOWORK=off")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -110,20 +112,23 @@ func TestKrewManifest_Build_NamesItsArchive(t *testing.T) {
 			}
 		}
 	}
-	harness.Check(t, yaml.Unmarshal(harness.Must[[]byte](t)(os.ReadFile(filepath.Join(dir, "strata.yaml"))), &manifest))
+	harness.Check(t, yaml.Unmarshal(harness.Must[[]byte](t)(os.ReadFile(filepath.Join(dir, "krew.yaml"))), &manifest))
 	if manifest.APIVersion != "krew.googlecontainertools.github.com/v1alpha2" || manifest.Kind != "Plugin" || manifest.Metadata.Name != "strata" ||
 		manifest.Spec.Version != "v1.2.3" || len(manifest.Spec.ShortDescription) > 50 || len(manifest.Spec.Platforms) != 1 {
 		t.Fatalf("manifest %+v", manifest)
 	}
 	p := manifest.Spec.Platforms[0]
-	archive := "kubectl-strata_" + runtime.GOOS + "_" + runtime.GOARCH + ".tar.gz"
+	archive := "kubectl-strata-1.2.3-" + runtime.GOOS + "-" + runtime.GOARCH + ".tar.gz"
 	sum := fmt.Sprintf("%x", sha256.Sum256(harness.Must[[]byte](t)(os.ReadFile(filepath.Join(dir, archive)))))
 	if p.URI != "https://example.com/files/"+archive || p.SHA256 != sum || p.Bin != "kubectl-strata" ||
 		p.Selector.MatchLabels["os"] != runtime.GOOS || p.Selector.MatchLabels["arch"] != runtime.GOARCH {
 		t.Errorf("platform %+v, sum %s", p, sum)
 	}
 	out, err := exec.CommandContext(ctx, "tar", "-tzf", filepath.Join(dir, archive)).Output()
-	if harness.Check(t, err); string(out) != "LICENSE\nkubectl-strata\n" {
-		t.Errorf("archive has\n%s", out)
+	harness.Check(t, err)
+	for _, want := range []string{"LICENSE\n", "kubectl-strata\n", "licenses/k8s.io/client-go"} {
+		if !strings.Contains("\n"+string(out), "\n"+want) {
+			t.Errorf("archive lacks %q:\n%s", want, out)
+		}
 	}
 }
