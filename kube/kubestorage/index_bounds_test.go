@@ -149,6 +149,41 @@ func TestIndexes_LargerThanBudget_IsRefused(t *testing.T) {
 	})
 }
 
+// TestIndexes_AllResourcesAtBound_RefuseAnother: indexes of other resources have taken the bytes of all. A declared index still has room.
+func TestIndexes_AllResourcesAtBound_RefuseAnother(t *testing.T) {
+	const pods = 500
+	synctest.Test(t, func(t *testing.T) {
+		w := indexTwin(t, "together")
+		for i := range pods {
+			pod := withLabel(newPod(fmt.Sprintf("pod-%04d", i)), "app", fmt.Sprint(i%50))
+			pod.Spec.NodeName = fmt.Sprint("node-", i%50)
+			w.put(t, pod)
+		}
+		w.catchUp(t)
+		const limit = 1 << 20
+		w.cluster.blocks.SetLimit(limit)
+		w.cluster.blocks.Charge(limit / 2)
+		for range 5 {
+			if got := w.listLabelled(t, "app", "7"); got != pods/50 {
+				t.Fatalf("%d pods with the label, want %d", got, pods/50)
+			}
+			list := storage.ListOptions{Recursive: true, ResourceVersion: "0", Predicate: onNode("node-7", true)}
+			out := &example.PodList{}
+			if err := w.GetList(contextFor(t), "/pods/", list, out); err != nil || len(out.Items) != pods/50 {
+				t.Fatalf("%d pods of the node, want %d (%v)", len(out.Items), pods/50, err)
+			}
+			time.Sleep(selected.IndexIdle / 8)
+			synctest.Wait()
+		}
+		if n := w.digests(t); n != 1 {
+			t.Errorf("%d indexes have digests, want the declared one", n)
+		}
+		if charged := w.cluster.blocks.Charged(); charged > limit/4*3 {
+			t.Errorf("%d bytes of indexes in all, want at most %d", charged, limit/4*3)
+		}
+	})
+}
+
 // TestWatches_MoreLabelsThanBound_ReadEveryEvent: watches by a few labels are woken by the events of their values only, further ones by
 // every event, until the others end.
 func TestWatches_MoreLabelsThanBound_ReadEveryEvent(t *testing.T) {

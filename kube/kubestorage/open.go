@@ -235,14 +235,15 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg storeC
 	context.AfterFunc(s.ctx, func() { c.endStreams(s) })
 	s.view = objects.New(view, func() { dropReplaced(s) })
 	s.selections = selected.New(selected.Config{
-		Resource: r,
-		View:     s.view,
-		Blocks:   c.blocks,
-		Context:  s.ctx,
-		Start:    s.goroutines.Start,
-		Filtered: s.watchMetrics.Filtered,
-		Refused:  s.listMetrics.IndexRefused,
-		Measured: s.listMetrics.Indexes,
+		Resource:  r,
+		View:      s.view,
+		Blocks:    c.blocks,
+		Context:   s.ctx,
+		Start:     s.goroutines.Start,
+		Unindexed: s.watchMetrics.Unindexed,
+		Filtered:  s.watchMetrics.Filtered,
+		Refused:   s.listMetrics.IndexRefused,
+		Measured:  s.listMetrics.Indexes,
 	})
 	return s
 }

@@ -116,7 +116,8 @@ var listWorkloads = []Workload{
 	},
 	{
 		Name: "list-none", Title: "LIST, label selector that selects nothing", Op: "LIST", Dataset: configMaps,
-		Run: listLoad{path: fixed(allConfigMaps + selectsNothing), want: nothing, format: jsonFormat, repeat: true}.run,
+		Run:    listLoad{path: fixed(allConfigMaps + selectsNothing), want: nothing, format: jsonFormat, repeat: true}.run,
+		Wanted: []Bound{absolute(latency, 2e-3)},
 	},
 	{
 		Name: "list-namespace", Title: "LIST the pods of one namespace, protobuf", Op: "LIST", Dataset: configMaps,

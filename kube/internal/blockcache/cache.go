@@ -23,6 +23,7 @@ type Cache struct {
 	objectLimit int64
 	trimming    atomic.Bool // trim is scheduled
 	used        atomic.Int64
+	charged     atomic.Int64 // the part of used that Charge has counted
 	// objects is the part of used that decoded objects take; live is the number of blocks with a payload.
 	objects, live atomic.Int64
 
@@ -181,10 +182,14 @@ func (c *Cache) HalfEmpty() bool { return c.used.Load() < c.limit.Load()/2 }
 // Charge counts bytes of data outside of the cache towards its limit, even if there is no room; blocks are evicted for them. A
 // negative number releases them.
 func (c *Cache) Charge(bytes int64) {
+	c.charged.Add(bytes)
 	if c.used.Add(bytes) > c.limit.Load() && bytes > 0 {
 		c.makeRoom(bytes, false)
 	}
 }
+
+// Charged returns the bytes of data outside of the cache.
+func (c *Cache) Charged() int64 { return c.charged.Load() }
 
 func (c *Cache) take(size int64) bool {
 	if c.used.Add(size) > c.limit.Load() && !c.makeRoom(size, false) {

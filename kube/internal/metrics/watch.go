@@ -28,6 +28,10 @@ var (
 			"storage (a definition changed or was deleted, or the server ended), expired (410: the watch was older than memory, or the resource was relisted), " +
 			"slow_client (its client did not read the initial events in time), error.",
 	}, []string{"group", "resource", "reason"})
+	WatchesUnindexed = metrics.NewCounterVec(&metrics.CounterOpts{
+		Name: "strata_watches_unindexed_total", StabilityLevel: metrics.ALPHA,
+		Help: "Watches by one value of a label or field that were begun while the watches of the resource used the maximum of 8 others. They are woken by every event, not only by those of their value.",
+	}, []string{"group", "resource"})
 	watchDelivery = metrics.NewHistogramVec(&metrics.HistogramOpts{
 		Name: "strata_watch_delivery_seconds", StabilityLevel: metrics.ALPHA,
 		Help: "Time from the arrival of a batch from etcd to the end of the write to the client, for the oldest event of each write. " +
@@ -36,7 +40,7 @@ var (
 	}, []string{"group", "resource"})
 
 	registerWatchMetrics = sync.OnceFunc(func() {
-		legacyregistry.MustRegister(WatchReplayed, WatchBookmarks, WatchesEnded, watchDelivery)
+		legacyregistry.MustRegister(WatchReplayed, WatchBookmarks, WatchesEnded, WatchesUnindexed, watchDelivery)
 	})
 )
 
@@ -91,6 +95,11 @@ func (m *Watches) Filtered(n int) {
 	if n > 0 {
 		cachermetrics.WatchFilteredEventsTotal.WithLabelValues(m.resource.Group, m.resource.Resource).Add(float64(n))
 	}
+}
+
+// Unindexed counts a watch of one value that reads all events.
+func (m *Watches) Unindexed() {
+	WatchesUnindexed.WithLabelValues(m.resource.Group, m.resource.Resource).Inc()
 }
 
 // Ended counts the end of a watch, by reason.

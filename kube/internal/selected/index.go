@@ -34,7 +34,7 @@ type Index struct {
 	mu    sync.Mutex // leaf
 	bytes int64      // of digests, as last counted, and of those made since
 
-	used atomic.Int64 // time of the last plan, in nanoseconds
+	used atomic.Int64 // time of the last plan, in nanoseconds since Selections.start
 	kept atomic.Bool  // a registry has declared the label or field: others are dropped first
 }
 
@@ -128,7 +128,7 @@ func (x *Index) cache(in *btree.Digests, old any, d *digest) {
 	if x.full.Load() {
 		return
 	}
-	if x.size()+d.Size() > x.blocks.Stats().Limit/indexShare {
+	if !x.fits(d.Size()) {
 		x.full.Store(true)
 		return
 	}
@@ -138,6 +138,20 @@ func (x *Index) cache(in *btree.Digests, old any, d *digest) {
 	if !x.charge(d.Size()) {
 		in.Swap(x.of, d, nil) // the walk that drops the digests may have passed the node
 	}
+}
+
+// fits reports whether there is room for further bytes of digests: of the resource, and of all resources of the process.
+func (x *Index) fits(bytes int64) bool {
+	limit := x.blocks.Stats().Limit
+	return x.size()+bytes <= limit/indexShare && x.blocks.Charged()+bytes <= x.allLimit(limit)
+}
+
+// allLimit returns the bound of the bytes of all indexes of the process.
+func (x *Index) allLimit(limit int64) int64 {
+	if x.kept.Load() {
+		return limit / 4 * 3
+	}
+	return limit / 2
 }
 
 // charge adds bytes of digests, or reports that the index is closed.
@@ -177,7 +191,7 @@ func (x *Index) close() {
 // indexes are the indexes of a resource by name. Readers of an index that exists take no lock. The zero value is empty.
 type indexes struct {
 	published atomic.Pointer[map[string]*Index] // a copy of byName
-	nextCount atomic.Int64                      // time of the next comparison of the digests' bytes, in nanoseconds
+	nextCount atomic.Int64                      // time of the next comparison of the digests' bytes, in nanoseconds since Selections.start
 
 	mu     sync.Mutex // before Index.mu
 	byName map[string]*Index
@@ -197,7 +211,8 @@ const (
 	IndexIdle = 10 * time.Minute
 	// maxIndexes bounds the indexes of a resource: clients choose the labels of their selectors.
 	maxIndexes = 64
-	// indexShare is the inverse of the part of the block cache that the indexes of one resource may take.
+	// indexShare is the inverse of the part of the block cache that the indexes of one resource may take. Those of all resources may take
+	// half of it, and three quarters if they are declared (Index.allLimit).
 	indexShare = 4
 	// secondUse is how soon after the first use of a label or field, unless it is declared, its second use makes the index.
 	secondUse = time.Minute
@@ -214,10 +229,11 @@ func (t *indexes) get(s *Selections, gen *objects.Generation, x *Index, declared
 		return nil
 	}
 	now := time.Now()
+	since := int64(now.Sub(s.start))
 	if published := t.published.Load(); published != nil {
 		if cur := (*published)[x.name]; cur != nil && cur.gen == gen && (cur.kept.Load() || !declared) {
-			cur.used.Store(now.UnixNano())
-			if next := t.nextCount.Load(); now.UnixNano() >= next && t.nextCount.CompareAndSwap(next, now.Add(countInterval).UnixNano()) {
+			cur.used.Store(since)
+			if next := t.nextCount.Load(); since >= next && t.nextCount.CompareAndSwap(next, since+int64(countInterval)) {
 				t.countSoon(now)
 			}
 			return cur
@@ -227,7 +243,7 @@ func (t *indexes) get(s *Selections, gen *objects.Generation, x *Index, declared
 	defer t.mu.Unlock()
 	if cur := t.byName[x.name]; cur != nil {
 		if cur.gen == gen {
-			cur.used.Store(now.UnixNano())
+			cur.used.Store(since)
 			if declared {
 				cur.kept.Store(true)
 			}
@@ -239,7 +255,7 @@ func (t *indexes) get(s *Selections, gen *objects.Generation, x *Index, declared
 		return nil
 	}
 	x.gen, x.of, x.blocks = gen, &memo.Key{}, s.cfg.Blocks
-	x.used.Store(now.UnixNano())
+	x.used.Store(since)
 	x.kept.Store(declared)
 	if t.byName == nil {
 		t.byName, t.refused = map[string]*Index{}, map[string]time.Time{}
@@ -320,13 +336,14 @@ func (t *indexes) reportLocked(s *Selections) {
 }
 
 // DropIndexes drops the indexes that have no readers any more, or all if the storage has ended. It counts the bytes of the others, and
-// drops those beyond the bound: first an index that alone exceeds it, which is then refused for IndexIdle, then the least recently used ones.
+// drops those beyond the bound: first an index that alone exceeds it, or that has no room among those of all resources, which is then
+// refused for IndexIdle, then the least recently used ones.
 func (s *Selections) DropIndexes() {
 	t := &s.indexes
 	t.mu.Lock()
 	before := map[*Index]int64{}
 	for _, x := range t.byName {
-		if s.cfg.Context.Err() != nil || time.Since(time.Unix(0, x.used.Load())) >= IndexIdle || x.gen.Ended() {
+		if s.cfg.Context.Err() != nil || time.Since(s.start)-time.Duration(x.used.Load()) >= IndexIdle || x.gen.Ended() {
 			t.removeLocked(x)
 		} else {
 			before[x] = x.size()
@@ -339,7 +356,7 @@ func (s *Selections) DropIndexes() {
 	defer t.mu.Unlock()
 	limit, dropped := s.cfg.Blocks.Stats().Limit/indexShare, false
 	for _, x := range t.byName {
-		if x.full.Swap(false) && x.size() > limit/2 {
+		if x.full.Swap(false) && (x.size() > limit/2 || s.cfg.Blocks.Charged() > x.allLimit(s.cfg.Blocks.Stats().Limit)/8*7) {
 			t.removeLocked(x)
 			t.refused[x.name] = time.Now().Add(IndexIdle)
 			s.cfg.Refused()

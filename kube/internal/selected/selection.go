@@ -8,6 +8,7 @@ import (
 	"errors"
 	"iter"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/semaphore"
 
@@ -32,6 +33,8 @@ type Config struct {
 	Refused func()
 	// Measured receives changes of the number of indexes, and of the bytes of their digests as they were last counted.
 	Measured func(indexes, bytes int64)
+	// Unindexed counts watches of one value that read all events, because other labels and fields have all indexes of watches.
+	Unindexed func()
 	// Filtered counts objects that a shard selector withholds from watches.
 	Filtered func(n int)
 }
@@ -39,13 +42,14 @@ type Config struct {
 // Selections are the indexes and shards of a resource. Safe for concurrent use.
 type Selections struct {
 	cfg     Config
+	start   time.Time
 	indexes indexes
 	shards  shards
 	watches watches
 }
 
 // New returns the selections of a resource. Each is built on its first read.
-func New(cfg Config) *Selections { return &Selections{cfg: cfg} }
+func New(cfg Config) *Selections { return &Selections{cfg: cfg, start: time.Now()} }
 
 // Version is a part of the resource at one revision; immutable.
 type Version[I btree.Item] struct {

@@ -23,6 +23,7 @@ func (s *Selections) Follow(c *mirror.Cursor, sel *objects.Selector, whole bool)
 			}
 			return func() { s.watches.leaveValue(name, v) }
 		}
+		s.cfg.Unindexed()
 	}
 	if set := sel.Shard; set != nil && whole {
 		w := s.watchesBy(set.Key)
