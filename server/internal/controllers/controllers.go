@@ -152,7 +152,7 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	if err := app.Run(ctx, config.Complete()); err != nil && ctx.Err() == nil {
+	if err := run(ctx, config.Complete()); err != nil && ctx.Err() == nil {
 		return err
 	}
 	return nil

@@ -25,6 +25,8 @@ import (
 	"sigs.k8s.io/kwok/pkg/kwok/controllers"
 	"sigs.k8s.io/kwok/pkg/log"
 	"sigs.k8s.io/yaml"
+
+	"github.com/stratakube/strata/server/internal/useragent"
 )
 
 const (
@@ -51,9 +53,15 @@ const (
 var keepAddress string
 
 // runKubelets runs kwok's controller, for all nodes with kwokAnnotation, until ctx is cancelled.
-func runKubelets(ctx context.Context, config *rest.Config, client kubernetes.Interface) error {
+func runKubelets(ctx context.Context, config *rest.Config) error {
+	config = rest.CopyConfig(config)
+	config.UserAgent = useragent.As("kwok", rest.DefaultKubernetesUserAgent())
 	stages, err := parseStages(nodefast.DefaultNodeInit, nodeheartbeat.DefaultNodeHeartbeatWithLease,
 		podfast.DefaultPodReady, podfast.DefaultPodComplete, podfast.DefaultPodDelete, keepAddress)
+	if err != nil {
+		return err
+	}
+	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return err
 	}

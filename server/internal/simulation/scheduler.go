@@ -10,11 +10,14 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler"
 
 	"github.com/stratakube/strata/server/internal/errorlog"
+	"github.com/stratakube/strata/server/internal/useragent"
 )
 
 // runScheduler runs kube-scheduler with its default profile until ctx is cancelled. There is no other scheduler on this data, so it
 // elects no leader.
 func runScheduler(ctx context.Context, config *rest.Config) error {
+	config = rest.AddUserAgent(rest.CopyConfig(config), "scheduler")
+	config.UserAgent = useragent.As("kube-scheduler", config.UserAgent)
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return err

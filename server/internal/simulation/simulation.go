@@ -89,7 +89,7 @@ func Run(ctx context.Context, o Options) error {
 			return nil
 		})
 	}
-	run("kwok", func(ctx context.Context) error { return runKubelets(ctx, kubelets, client) })
+	run("kwok", func(ctx context.Context) error { return runKubelets(ctx, kubelets) })
 	run("scheduler", func(ctx context.Context) error { return runScheduler(ctx, scheduler) })
 	run("nodes", func(ctx context.Context) error {
 		if awaitReady(ctx, client, o.Nodes) == nil && o.OnReady != nil {

@@ -20,6 +20,11 @@ func (s *Server) Console(ctx context.Context) (Result, error) {
 	return s.env.Run(ctx, "", "console", "--kubeconfig="+s.Kubeconfig)
 }
 
+// History runs `strata history` as the administrator.
+func (s *Server) History(ctx context.Context, args ...string) (Result, error) {
+	return s.env.Run(ctx, "", append([]string{"history", "--kubeconfig=" + s.Kubeconfig}, args...)...)
+}
+
 // StartKubectl starts a long-running kubectl, such as `get --watch`, as a process of the environment.
 func (s *Server) StartKubectl(args ...string) *Process {
 	return s.env.start("kubectl", append([]string{"kubectl", "--kubeconfig=" + s.Kubeconfig}, args...)...)

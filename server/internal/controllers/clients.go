@@ -1,0 +1,88 @@
+package controllers
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/controller-manager/pkg/clientbuilder"
+	"k8s.io/klog/v2"
+
+	"github.com/stratakube/strata/server/internal/useragent"
+)
+
+// program is the name of the program in the user agents of its controllers, and thereby their field manager.
+const program = "kube-controller-manager"
+
+// discoveryQPS and discoveryBurst are upstream's limits for discovery by a controller: many requests, infrequently.
+const (
+	discoveryQPS   = 20
+	discoveryBurst = 200
+)
+
+// clients makes the clients of controllers as upstream's builders do, with the user agent of upstream's program: they have that of the
+// process.
+type clients struct {
+	builder interface {
+		Config(name string) (*rest.Config, error)
+	}
+}
+
+// newClients returns the builder of the program's own clients, and that of controllers, each of which has its service account.
+func newClients(config *rest.Config) (root, each clientbuilder.ControllerClientBuilder, err error) {
+	root = clients{clientbuilder.SimpleControllerClientBuilder{ClientConfig: config}}
+	core, err := root.Client(program)
+	if err != nil {
+		return nil, nil, err
+	}
+	each = clients{clientbuilder.NewDynamicClientBuilder(rest.AnonymousClientConfig(config), core.CoreV1(), metav1.NamespaceSystem)}
+	return root, each, nil
+}
+
+// Config implements clientbuilder.ControllerClientBuilder.
+func (c clients) Config(name string) (*rest.Config, error) {
+	config, err := c.builder.Config(name)
+	if err != nil {
+		return nil, err
+	}
+	config.UserAgent = useragent.As(program, config.UserAgent)
+	return config, nil
+}
+
+// Client implements clientbuilder.ControllerClientBuilder.
+func (c clients) Client(name string) (kubernetes.Interface, error) {
+	config, err := c.Config(name)
+	if err != nil {
+		return nil, err
+	}
+	return kubernetes.NewForConfig(config)
+}
+
+// DiscoveryClient implements clientbuilder.ControllerClientBuilder.
+func (c clients) DiscoveryClient(name string) (discovery.DiscoveryInterface, error) {
+	config, err := c.Config(name)
+	if err != nil {
+		return nil, err
+	}
+	config.QPS, config.Burst = discoveryQPS, discoveryBurst
+	return kubernetes.NewForConfig(config)
+}
+
+// ConfigOrDie implements clientbuilder.ControllerClientBuilder.
+func (c clients) ConfigOrDie(name string) *rest.Config { return orDie(c.Config(name)) }
+
+// ClientOrDie implements clientbuilder.ControllerClientBuilder.
+func (c clients) ClientOrDie(name string) kubernetes.Interface { return orDie(c.Client(name)) }
+
+// DiscoveryClientOrDie implements clientbuilder.ControllerClientBuilder.
+func (c clients) DiscoveryClientOrDie(name string) discovery.DiscoveryInterface {
+	return orDie(c.DiscoveryClient(name))
+}
+
+// orDie ends the process after an error, as upstream's builders do.
+func orDie[T any](value T, err error) T {
+	if err != nil {
+		klog.Fatal(err)
+	}
+	return value
+}
