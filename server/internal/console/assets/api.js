@@ -33,10 +33,13 @@ export async function beginSession() {
   sessionStorage.setItem(stored, token);
 }
 
+/** Ends the session. This tab forgets its token first, so that it has no session whatever the server answers. */
 export async function endSession() {
-  await send('/debug/strata/console/session', { method: 'DELETE', headers: authorization() });
+  const headers = authorization();
   token = '';
   sessionStorage.removeItem(stored);
+  const response = await send('/debug/strata/console/session', { method: 'DELETE', headers }, 'The server does not answer.');
+  if (!response.ok) throw await failure(response);
 }
 
 const authorization = () => (token ? { Authorization: `Bearer ${token}` } : {});
@@ -48,12 +51,12 @@ export async function get(path, { accept = 'application/json', signal, text = fa
   return text ? response.text() : response.json();
 }
 
-async function send(path, options) {
+async function send(path, options, unreachable = 'The server does not answer. The console retries.') {
   try {
     return await fetch(base + path, { ...options, cache: 'no-store', credentials: 'same-origin', redirect: 'error', referrerPolicy: 'no-referrer' });
   } catch (error) {
     if (options.signal?.aborted) throw error;
-    throw new Failure(0, 'The server does not answer. The console retries.');
+    throw new Failure(0, unreachable);
   }
 }
 

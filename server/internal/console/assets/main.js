@@ -7,13 +7,14 @@ import * as operations from './operations.js';
 import * as overview from './overview.js';
 import * as past from './past.js';
 import * as resources from './resources.js';
-import { onStatus, start, stop } from './status.js';
+import { forget, onStatus, start, stop } from './status.js';
 
 const sections = ['overview', 'resources', 'past', 'watches', 'checks', 'servers'];
 const refresh = 10000; // of checks and servers, which change slowly
 
 let loading = new AbortController();
 let timer = 0;
+let ended = false; // the page has no sections any more
 
 const problems = { status: '', section: '' };
 
@@ -102,19 +103,40 @@ onStatus((reading, error) => {
   update();
 });
 addEventListener('hashchange', () => {
-  if (location.hash.startsWith('#token=')) {
+  if (location.hash.startsWith('#token=') && ended) {
+    location.reload(); // with the token of the link
+  } else if (location.hash.startsWith('#token=')) {
     stop();
     open();
   } else if (location.hash === '#main') {
     byId('main').focus();
-  } else if (routed) {
+  } else if (routed && !ended) {
     route();
   }
 });
 byId('leave').addEventListener('click', async () => {
-  stop();
-  byId('leave').hidden = true;
-  await endSession().catch(() => {});
-  problem('status', 'The session has ended. `strata console` prints a link for another one.');
+  clear();
+  const next = '`strata console` prints a link for another one.';
+  try {
+    await endSession();
+    problem('status', `The session has ended. ${next}`);
+  } catch (error) {
+    problem('status', error.status === 401 || error.status === 403 ? `The session had ended before. ${next}`
+      : `This tab has removed its session, but the server may accept it until it expires or the server stops: ${error.message} ${next}`);
+  }
 });
+
+/** Stops all timers and requests, and removes the data that the page has read. */
+function clear() {
+  ended = true;
+  for (const part of [{ forget }, overview, resources, past, operations]) part.forget();
+  loading.abort();
+  clearTimeout(timer);
+  byId('object').close();
+  for (const id of ['main', 'object-title', 'object-text', 'server', 'connection']) byId(id).replaceChildren();
+  byId('leave').hidden = true;
+  document.querySelector('nav').hidden = true;
+  problem('section', '');
+  document.title = 'Strata console';
+}
 open();

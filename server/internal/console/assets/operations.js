@@ -63,6 +63,11 @@ export function setUp() {
   table('readiness', readiness, (c) => c.name, '/readyz', 'Unknown.', readiness[1]);
 }
 
+/** Removes the rows. */
+export function forget() {
+  for (const table of Object.values(tables)) table.update([]);
+}
+
 export function update() {
   const last = readings.at(-1);
   if (!last) return;

@@ -42,12 +42,17 @@ export function setUp() {
     for (const d of drawn) d.chart?.setSize({ width: d.place.clientWidth, height });
   }).observe(byId('plots'));
   dark.addEventListener('change', () => {
-    for (const d of drawn) {
-      d.chart?.destroy();
-      d.chart = null;
-    }
+    forget();
     update();
   });
+}
+
+/** Removes the plots, which have the readings. update draws them again. */
+export function forget() {
+  for (const d of drawn) {
+    d.chart?.destroy();
+    d.chart = null;
+  }
 }
 
 export function update() {

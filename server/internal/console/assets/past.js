@@ -17,6 +17,7 @@ let kind = null;
 let namespace = '';
 let known = null; // the readable revisions
 let request = new AbortController();
+let dialog = new AbortController();
 let timer = 0;
 
 export function setUp() {
@@ -80,6 +81,14 @@ async function guarded(action) {
     const message = error.status === 410 ? `${error.message} Read the newest revisions.` : error.message;
     byId('past-message').replaceChildren(make('span', { className: 'bad', textContent: message }));
   }
+}
+
+/** Cancels actions and the timer, and removes the data that they have read. */
+export function forget() {
+  request.abort();
+  dialog.abort();
+  clearTimeout(timer);
+  kinds = kind = known = listed = null;
 }
 
 const message = (text) => byId('past-message').replaceChildren(text);
@@ -166,12 +175,15 @@ async function showObject({ namespace: ns = '', name }, at) {
   byId('object-title').textContent = `${resourceName(kind)} ${ns ? `${ns}/` : ''}${name} at revision ${count(at)}`;
   byId('object-text').textContent = 'Reading …';
   byId('object').showModal();
+  dialog.abort();
+  dialog = new AbortController();
+  const { signal } = dialog;
   try {
-    const found = await history.object(kind, ns, name, at);
+    const found = await history.object(kind, ns, name, at, signal);
     if (found) delete found.metadata.managedFields;
     byId('object-text').textContent = found ? JSON.stringify(found, null, 2) : 'The object did not exist at this revision.';
   } catch (error) {
-    byId('object-text').textContent = error.message;
+    if (!signal.aborted) byId('object-text').textContent = error.message;
   }
 }
 

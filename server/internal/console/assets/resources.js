@@ -29,6 +29,9 @@ export function setUp(open) {
   byId('resources-empty').addEventListener('change', update);
 }
 
+/** Removes the rows. */
+export const forget = () => table.update([]);
+
 const total = ({ lists }) => lists.memory + lists.past + lists.etcd;
 const hit = (r) => (total(r) > 0 ? (r.lists.memory + r.lists.past) / total(r) : -1);
 const state = (r) => (!r.ready ? 'loading' : r.suspect ? 'suspect' : 'ready');

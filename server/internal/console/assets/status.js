@@ -17,6 +17,7 @@ export function onStatus(f) {
 
 let timer = 0;
 let running = false;
+let request = new AbortController();
 
 export function start() {
   running = true;
@@ -26,7 +27,14 @@ export function start() {
 
 export function stop() {
   running = false;
+  request.abort();
   clearTimeout(timer);
+}
+
+/** Stops, and removes the readings. */
+export function forget() {
+  stop();
+  readings.length = 0;
 }
 
 function schedule() {
@@ -35,13 +43,17 @@ function schedule() {
 }
 
 async function poll() {
+  request.abort();
+  request = new AbortController();
+  const { signal } = request;
   let error = null;
   try {
-    add(await get('/debug/strata/status'));
+    const status = await get('/debug/strata/status', { signal });
+    if (!signal.aborted) add(status);
   } catch (e) {
     error = e;
   }
-  if (!running) return;
+  if (signal.aborted) return;
   for (const f of listeners) f(readings.at(-1), error);
   if (error?.status === 401 || error?.status === 403) stop(); // another attempt has the same answer
   else schedule();

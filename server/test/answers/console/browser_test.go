@@ -125,7 +125,11 @@ func (b *browser) run(actions ...action) {
 // until waits until an expression of JavaScript is true.
 func (b *browser) until(expression string) {
 	b.t.Helper()
-	err := chromedp.Do(b.ctx, chromedp.Poll[chromedp.Void]("Boolean("+expression+")", chromedp.WithPollingTimeout(waitTimeout)))
+	poll := chromedp.Poll[chromedp.Void]("Boolean("+expression+")", chromedp.WithPollingTimeout(waitTimeout))
+	err := chromedp.Do(b.ctx, poll)
+	for err != nil && strings.Contains(err.Error(), "Cannot find context") { // the page reloads itself
+		err = chromedp.Do(b.ctx, poll)
+	}
 	if err == nil {
 		return
 	}
