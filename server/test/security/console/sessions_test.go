@@ -104,17 +104,30 @@ func TestPage_WithoutCredentials_HasFilesAndNoData(t *testing.T) {
 			t.Errorf("%s: %d, %v", path, a.code, a.header)
 		}
 	}
-	for _, path := range []string{
-		"/debug/strata/status", "/debug/strata/consistency", "/api/v1/pods", "/apis", "/debug/strata/console/link", "/debug/strata/console/../status",
-		"/debug/strata/consoles/", "/version",
+	for path, want := range map[string]int{
+		"/debug/strata/status":             http.StatusUnauthorized,
+		"/debug/strata/consistency":        http.StatusUnauthorized,
+		"/api/v1/pods":                     http.StatusUnauthorized,
+		"/apis":                            http.StatusUnauthorized,
+		"/version":                         http.StatusUnauthorized,
+		"/debug/strata/consoles/":          http.StatusUnauthorized,
+		"/debug/strata/console/link":       http.StatusUnauthorized,
+		"/debug/strata/console/session":    http.StatusMethodNotAllowed,
+		"/debug/strata/console/../status":  http.StatusNotFound, // the prefix is that of the console, and it has no such file
+		"/debug/strata/console/none":       http.StatusNotFound,
+		"/debug/strata/console%2f..%2fapi": http.StatusNotFound,
 	} {
-		if a := send(t, ctx, http.MethodGet, path, "", ""); a.code != http.StatusUnauthorized && a.code != http.StatusMovedPermanently && a.code != http.StatusNotFound || bytes.Contains(a.body, []byte("items")) {
-			t.Errorf("%s: %d", path, a.code)
+		if a := send(t, ctx, http.MethodGet, path, "", ""); a.code != want || bytes.Contains(a.body, []byte("items")) {
+			t.Errorf("%s: %d, want %d: %.200s", path, a.code, want, a.body)
 		}
 	}
-	for _, path := range []string{"/debug/strata/console/link", "/debug/strata/console/session"} {
-		if a := send(t, ctx, http.MethodPost, path, "", `{"token":""}`); a.code != http.StatusUnauthorized && a.code != http.StatusForbidden {
-			t.Errorf("POST %s: %d", path, a.code)
+	for path, want := range map[string]int{
+		"/debug/strata/console/link":    http.StatusUnauthorized,
+		"/debug/strata/console/session": http.StatusForbidden,
+		"/debug/strata/console/":        http.StatusMethodNotAllowed,
+	} {
+		if a := send(t, ctx, http.MethodPost, path, "", `{"token":""}`); a.code != want {
+			t.Errorf("POST %s: %d, want %d: %.200s", path, a.code, want, a.body)
 		}
 	}
 }
