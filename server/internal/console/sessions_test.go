@@ -2,6 +2,7 @@ package console
 
 import (
 	"encoding/json"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -104,7 +105,11 @@ func TestLink_ForeignRequests_AreRefusedAndDoNotUseIt(t *testing.T) {
 		"page of other port": {func(r *http.Request) { r.Header.Set("Sec-Fetch-Site", "same-site") }, http.StatusForbidden},
 		"page of other site": {func(r *http.Request) { r.Header.Set("Sec-Fetch-Site", "cross-site") }, http.StatusForbidden},
 		"GET":                {func(r *http.Request) { r.Method = http.MethodGet }, http.StatusMethodNotAllowed},
-		"long body":          {func(r *http.Request) { r.Body = http.NoBody }, http.StatusBadRequest},
+		"no body":            {func(r *http.Request) { r.Body = http.NoBody }, http.StatusBadRequest},
+		"long body": {func(r *http.Request) { // a valid object, if it were shorter
+			body, _ := io.ReadAll(r.Body)
+			r.Body = io.NopCloser(strings.NewReader(strings.Replace(string(body), "{", `{"more":"`+strings.Repeat("x", 1<<10)+`",`, 1)))
+		}, http.StatusBadRequest},
 	} {
 		if code, session := exchange(t, s, link, c.change); code != c.want || session != "" {
 			t.Errorf("%s: %d, want %d", name, code, c.want)
