@@ -11,8 +11,10 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"golang.org/x/time/rate"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/klog/v2"
@@ -25,6 +27,11 @@ const (
 	sessionLife = 12 * time.Hour
 	// maxTokens bounds the unused links and, separately, the sessions; the oldest is dropped.
 	maxTokens = 16
+
+	// refusalLogs and refusalInterval bound the log entries of refused sessions, whose requests need no credentials: a user sees the first
+	// ones, and then whether there are more. A guess.
+	refusalLogs     = 10
+	refusalInterval = time.Minute
 
 	// sessionPrefix distinguishes the tokens of sessions from those of other authenticators.
 	sessionPrefix = "strata-console-"
@@ -50,6 +57,9 @@ type Sessions struct {
 	mu       sync.Mutex // leaf
 	links    tokens
 	sessions tokens
+
+	refused    atomic.Int64 // sessions since the start
+	logRefusal rate.Sometimes
 }
 
 // tokens are hashes of tokens in the order in which they were made, with the end of their validity.
@@ -59,7 +69,9 @@ type tokens []struct {
 }
 
 // NewSessions returns sessions without links.
-func NewSessions() *Sessions { return &Sessions{} }
+func NewSessions() *Sessions {
+	return &Sessions{logRefusal: rate.Sometimes{First: refusalLogs, Interval: refusalInterval}}
+}
 
 // add makes a token with a prefix.
 func (t *tokens) add(prefix string, life time.Duration) (token string, ends time.Time) {
@@ -201,7 +213,10 @@ func (s *Sessions) serveSession(w http.ResponseWriter, r *http.Request) {
 		}
 		token, ends, ok := s.begin(request.Token)
 		if !ok {
-			klog.InfoS("Refused a session of the console: its link was used, has expired, or does not exist", "remote", r.RemoteAddr)
+			refused := s.refused.Add(1)
+			s.logRefusal.Do(func() {
+				klog.InfoS("Refused a session of the console: its link was used, has expired, or does not exist", "remote", r.RemoteAddr, "refusals", refused)
+			})
 			http.Error(w, "the link was used before, or is older than ten minutes; `strata console` prints another one", http.StatusForbidden)
 			return
 		}

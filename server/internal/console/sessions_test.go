@@ -1,6 +1,7 @@
 package console
 
 import (
+	"bytes"
 	"encoding/json"
 	"io"
 	"net/http"
@@ -13,6 +14,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
+	"k8s.io/klog/v2"
 )
 
 const remote = "127.0.0.1:40000"
@@ -121,6 +123,33 @@ func TestLink_ForeignRequests_AreRefusedAndDoNotUseIt(t *testing.T) {
 	if code, _ := exchange(t, s, link, func(r *http.Request) { r.Header.Set("Sec-Fetch-Site", "same-origin") }); code != http.StatusOK {
 		t.Errorf("the page itself: %d", code)
 	}
+}
+
+func TestLink_ManyRefusals_AreLoggedAtLimitedRate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		defer klog.CaptureState().Restore()
+		klog.LogToStderr(false)
+		klog.SetOutput(&log)
+		s := NewSessions()
+		refuse := func(n int) int {
+			log.Reset()
+			for range n {
+				if code, _ := exchange(t, s, "#token=none", nil); code != http.StatusForbidden {
+					t.Fatal(code)
+				}
+			}
+			klog.Flush()
+			return strings.Count(log.String(), "Refused a session")
+		}
+		if n := refuse(1000); n != refusalLogs {
+			t.Errorf("%d entries for 1000 refusals, want %d", n, refusalLogs)
+		}
+		time.Sleep(refusalInterval)
+		if n := refuse(1000); n != 1 || !strings.Contains(log.String(), "refusals=1001") {
+			t.Errorf("%d entries for 1000 refusals after %v, want 1: %s", n, refusalInterval, &log)
+		}
+	})
 }
 
 func TestSession_OtherMachineOrEnd_IsRefused(t *testing.T) {
