@@ -2,7 +2,11 @@ package console
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net/url"
+	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -39,16 +43,11 @@ there: the console then has the rights of your kubeconfig.`,
 			if err != nil {
 				return fmt.Errorf("connect to %s: %w", config.Host, err)
 			}
-			var link Link
 			body, err := client.Post().AbsPath(LinkPath).Do(cmd.Context()).Raw()
-			switch {
-			case apierrors.IsNotFound(err):
-				return fmt.Errorf("%s has no links: it is not strata up, or listens on no loopback address; run strata kubectl proxy and open %s/ there", config.Host, Path)
-			case apierrors.IsForbidden(err):
-				return fmt.Errorf("%w; a link needs the right to post to this path: run strata kubectl proxy and open %s/ there", err, Path)
-			case err != nil:
-				return fmt.Errorf("request a link from %s: %w", config.Host, err)
+			if err != nil {
+				return failed(config.Host, err)
 			}
+			var link Link
 			if err := json.Unmarshal(body, &link); err != nil {
 				return fmt.Errorf("decode the link of %s: %w", config.Host, err)
 			}
@@ -59,4 +58,25 @@ there: the console then has the rights of your kubeconfig.`,
 	cmd.Flags().StringVar(flags.KubeConfig, "kubeconfig", "", "path to the kubeconfig; that of strata up by default")
 	cmd.Flags().StringVar(flags.Context, "context", "", "the context of the kubeconfig")
 	return cmd
+}
+
+// failed describes a request for a link that failed, with the next step.
+func failed(host string, err error) error {
+	if request, is := errors.AsType[*url.Error](err); is {
+		cause := request.Err
+		if call, is := errors.AsType[*os.SyscallError](cause); is {
+			cause = call.Err // without the address, which host has
+		}
+		return fmt.Errorf("request a link: %s cannot be reached: %w; start it with strata up, or name the kubeconfig of a running server with --kubeconfig or KUBECONFIG "+
+			"(strata up --data-dir=DIR writes DIR/kubeconfig)", host, cause)
+	}
+	switch {
+	case apierrors.IsNotFound(err):
+		return fmt.Errorf("%s has no links: it is not strata up, or listens on no loopback address; run strata kubectl proxy and open %s/ there", host, Path)
+	case apierrors.IsForbidden(err) && strings.Contains(err.Error(), notLocal):
+		return fmt.Errorf("request a link from %s: %s", host, notLocal)
+	case apierrors.IsForbidden(err):
+		return fmt.Errorf("%w; a link needs the right to post to this path: run strata kubectl proxy and open %s/ there", err, Path)
+	}
+	return fmt.Errorf("request a link from %s: %w", host, err)
 }

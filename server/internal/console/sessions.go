@@ -51,7 +51,7 @@ const (
 // host and port. It is no cookie, because a cookie of a host is sent to all ports: to servers of other users of the machine too, if the
 // browser opens their pages. Without a cookie, a page of another origin cannot act for the session either.
 //
-// T and S have 256 random bits, and are stored and compared by their SHA-256 only. Both are accepted from loopback addresses only. The
+// T and S have 256 random bits, and are stored and compared by their SHA-256 only. Both are accepted in local requests only. The
 // requests of a session are bounded by readOnly. Methods are safe for concurrent use.
 type Sessions struct {
 	mu       sync.Mutex // leaf
@@ -148,11 +148,23 @@ func (s *Sessions) valid(session string) bool {
 	return s.sessions.find(session) >= 0
 }
 
-// fromLoopback reports whether a request came from this machine.
-func fromLoopback(r *http.Request) bool {
-	host, _, err := net.SplitHostPort(r.RemoteAddr)
-	return err == nil && net.ParseIP(host).IsLoopback()
+// local reports whether a request came from this machine, and names a loopback address or localhost as its server. A page of another
+// site, whose name resolves to 127.0.0.1, sends that name.
+func local(r *http.Request) bool {
+	from, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil || !net.ParseIP(from).IsLoopback() {
+		return false
+	}
+	to, _, err := net.SplitHostPort(r.Host)
+	if err != nil { // without a port
+		to = strings.Trim(r.Host, "[]")
+	}
+	return to == "localhost" || net.ParseIP(to).IsLoopback()
 }
+
+// notLocal is the answer to requests for links and sessions that are not local.
+const notLocal = "the console has links and sessions for browsers on the server's own machine only, at a loopback address (127.0.0.1, ::1, localhost): " +
+	"use the kubeconfig of strata up there, or run strata kubectl proxy here and open " + Path + "/ at its address"
 
 // bearer returns the session token of a request, "" if it has none.
 func bearer(r *http.Request) string {
@@ -169,7 +181,7 @@ type sessionUser struct{ user.Info }
 // AuthenticateRequest implements authenticator.Request: requests with the token of a session, from this machine.
 func (s *Sessions) AuthenticateRequest(r *http.Request) (*authenticator.Response, bool, error) {
 	token := bearer(r)
-	if token == "" || !fromLoopback(r) || !s.valid(token) {
+	if token == "" || !local(r) || !s.valid(token) {
 		return nil, false, nil
 	}
 	r.Header.Del("Authorization") // as upstream's authenticators do: handlers, and servers behind this one, need no token
@@ -177,16 +189,16 @@ func (s *Sessions) AuthenticateRequest(r *http.Request) (*authenticator.Response
 }
 
 // Outermost returns a handler in front of a server's authentication. To clients on this machine it serves the files of the page, and
-// exchanges tokens; other requests go to next.
+// exchanges tokens; other requests, except for those for sessions, go to next.
 func (s *Sessions) Outermost(next http.Handler) http.Handler {
 	page := Handler()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		below := r.URL.Path == Path || strings.HasPrefix(r.URL.Path, Path+"/")
 		switch {
-		case !below || r.URL.Path == linkPath || !fromLoopback(r):
-			next.ServeHTTP(w, r)
 		case r.URL.Path == sessionPath:
 			s.serveSession(w, r)
+		case !below || r.URL.Path == linkPath || !local(r):
+			next.ServeHTTP(w, r)
 		default:
 			page.ServeHTTP(w, r)
 		}
@@ -197,6 +209,10 @@ func (s *Sessions) Outermost(next http.Handler) http.Handler {
 func (s *Sessions) serveSession(w http.ResponseWriter, r *http.Request) {
 	setHeaders(w.Header())
 	w.Header().Set("Cache-Control", "no-store")
+	if !local(r) {
+		http.Error(w, notLocal, http.StatusForbidden)
+		return
+	}
 	switch r.Method {
 	case http.MethodPost:
 		media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
@@ -243,6 +259,10 @@ func (s *Sessions) LinkHandler() http.Handler {
 		if r.Method != http.MethodPost {
 			w.Header().Set("Allow", "POST")
 			http.Error(w, "method not allowed: use POST", http.StatusMethodNotAllowed)
+			return
+		}
+		if !local(r) {
+			http.Error(w, notLocal, http.StatusForbidden)
 			return
 		}
 		link, ends := s.NewLink()

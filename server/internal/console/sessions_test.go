@@ -17,7 +17,10 @@ import (
 	"k8s.io/klog/v2"
 )
 
-const remote = "127.0.0.1:40000"
+const (
+	remote = "127.0.0.1:40000"
+	host   = "127.0.0.1:6443"
+)
 
 // exchange posts a token of a link and returns the status and the token of the session.
 func exchange(t *testing.T, s *Sessions, link string, change func(*http.Request)) (code int, session string) {
@@ -25,7 +28,7 @@ func exchange(t *testing.T, s *Sessions, link string, change func(*http.Request)
 	_, token, _ := strings.Cut(link, "#token=")
 	body, _ := json.Marshal(map[string]string{"token": token})
 	r := httptest.NewRequest(http.MethodPost, sessionPath, strings.NewReader(string(body)))
-	r.RemoteAddr = remote
+	r.RemoteAddr, r.Host = remote, host
 	r.Header.Set("Content-Type", "application/json")
 	if change != nil {
 		change(r)
@@ -44,7 +47,7 @@ func exchange(t *testing.T, s *Sessions, link string, change func(*http.Request)
 // user returns the user that a server authenticates for a bearer token, nil if there is none.
 func userOf(s *Sessions, token, from string) user.Info {
 	r := httptest.NewRequest(http.MethodGet, "/api", nil)
-	r.RemoteAddr = from
+	r.RemoteAddr, r.Host = from, host
 	r.Header.Set("Authorization", "Bearer "+token)
 	answer, ok, err := s.AuthenticateRequest(r)
 	if err != nil || !ok {
@@ -102,7 +105,8 @@ func TestLink_ForeignRequests_AreRefusedAndDoNotUseIt(t *testing.T) {
 		change func(*http.Request)
 		want   int
 	}{
-		"another machine":    {func(r *http.Request) { r.RemoteAddr = "192.0.2.7:40000" }, http.StatusNotFound}, // of the next handler
+		"another machine":    {func(r *http.Request) { r.RemoteAddr = "192.0.2.7:40000" }, http.StatusForbidden},
+		"another name":       {func(r *http.Request) { r.Host = "example.com:6443" }, http.StatusForbidden},
 		"form":               {func(r *http.Request) { r.Header.Set("Content-Type", "text/plain") }, http.StatusForbidden},
 		"page of other port": {func(r *http.Request) { r.Header.Set("Sec-Fetch-Site", "same-site") }, http.StatusForbidden},
 		"page of other site": {func(r *http.Request) { r.Header.Set("Sec-Fetch-Site", "cross-site") }, http.StatusForbidden},
@@ -152,6 +156,33 @@ func TestLink_ManyRefusals_AreLoggedAtLimitedRate(t *testing.T) {
 	})
 }
 
+func TestLocal_Requests_AreThoseOfLoopbackAddresses(t *testing.T) {
+	for _, c := range []struct {
+		from, to string
+		want     bool
+	}{
+		{remote, host, true},
+		{"[::1]:40000", "[::1]:6443", true},
+		{"[::1]:40000", "[::1]", true},
+		{remote, "localhost:6443", true},
+		{remote, "localhost", true},
+		{remote, "127.8.9.10", true},
+		{remote, "localhost.example.com:6443", false},
+		{remote, "127.0.0.1.example.com", false},
+		{remote, "192.0.2.1:6443", false},
+		{remote, "0.0.0.0:6443", false},
+		{remote, "", false},
+		{"192.0.2.7:40000", host, false},
+		{"@", host, false},
+	} {
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r.RemoteAddr, r.Host = c.from, c.to
+		if got := local(r); got != c.want {
+			t.Errorf("from %q to %q: %v", c.from, c.to, got)
+		}
+	}
+}
+
 func TestSession_OtherMachineOrEnd_IsRefused(t *testing.T) {
 	s := NewSessions()
 	link, _ := s.NewLink()
@@ -164,11 +195,17 @@ func TestSession_OtherMachineOrEnd_IsRefused(t *testing.T) {
 			t.Errorf("the session is valid from %q", from)
 		}
 	}
+	other := httptest.NewRequest(http.MethodGet, "/api", nil)
+	other.RemoteAddr, other.Host = remote, "example.com:6443"
+	other.Header.Set("Authorization", "Bearer "+session)
+	if _, ok, _ := s.AuthenticateRequest(other); ok {
+		t.Error("the session is valid for the name of another site")
+	}
 	if userOf(s, session+"x", remote) != nil || userOf(s, "", remote) != nil {
 		t.Error("another token is valid")
 	}
 	r := httptest.NewRequest(http.MethodDelete, sessionPath, nil)
-	r.RemoteAddr = remote
+	r.RemoteAddr, r.Host = remote, host
 	r.Header.Set("Authorization", "Bearer "+session)
 	w := httptest.NewRecorder()
 	s.Outermost(http.NotFoundHandler()).ServeHTTP(w, r)
