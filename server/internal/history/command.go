@@ -23,6 +23,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/klog/v2"
 
@@ -39,7 +40,8 @@ type Config struct {
 // base is shared by all subcommands of one command.
 type base struct {
 	Config
-	flags *genericclioptions.ConfigFlags
+	flags        *genericclioptions.ConfigFlags
+	noKubeconfig bool // connect has found none: the address is the default of kubectl's libraries
 }
 
 // NewCommand returns the command with its subcommands, named history.
@@ -114,9 +116,9 @@ func (b *base) commands() []*cobra.Command {
 			case err != nil && ctx.Err() != nil:
 				return errors.New("interrupted")
 			case cli.IsMisuse(err):
-				return cli.Misuse(errors.New(message(err)))
+				return cli.Misuse(errors.New(message(err, b.start())))
 			case err != nil:
-				return errors.New(message(err))
+				return errors.New(message(err, b.start()))
 			}
 			return nil
 		}
@@ -144,14 +146,32 @@ func (b *base) connect() (*client, error) {
 		}
 		return nil, fmt.Errorf("read the kubeconfig: %s; %s", text, next)
 	}
+	if raw, err := b.flags.ToRawKubeConfigLoader().RawConfig(); err == nil && *b.flags.APIServer == "" {
+		b.noKubeconfig = clientcmdapi.IsConfigEmpty(&raw)
+	}
 	return newClient(config, b.flags, b.ErrOut)
 }
 
-// message returns the text of an error for the user, on one line.
-func message(err error) string {
+// checkServer is the next step for a server that does not accept connections.
+const checkServer = "check that the server is running, and its address: --kubeconfig, --context, --server"
+
+// start returns the next step for a server that does not accept connections.
+func (b *base) start() string {
+	if !b.noKubeconfig {
+		return checkServer
+	}
+	next := "there is no kubeconfig: name one with --kubeconfig or KUBECONFIG (strata up --data-dir=DIR writes DIR/kubeconfig)"
+	if b.DefaultKubeconfig != nil {
+		next += ", run this in the working directory of strata up, or set STRATA_DATA to its data directory"
+	}
+	return next
+}
+
+// message returns the text of an error for the user, on one line. start is the next step for a server that does not accept connections.
+func message(err error, start string) string {
 	text := err.Error()
 	if failed, is := errors.AsType[*url.Error](err); is {
-		text = strings.Replace(text, failed.Error(), unreachable(failed), 1)
+		text = strings.Replace(text, failed.Error(), unreachable(failed, start), 1)
 	}
 	var status apierrors.APIStatus
 	isStatus := errors.As(err, &status)
@@ -167,12 +187,12 @@ func message(err error) string {
 }
 
 // unreachable describes a request without a response: the server, the cause, and the next step.
-func unreachable(failed *url.Error) string {
+func unreachable(failed *url.Error, start string) string {
 	host := failed.URL
 	if u, err := url.Parse(failed.URL); err == nil {
 		host = u.Scheme + "://" + u.Host
 	}
-	cause, next := failed.Err, "check that the server is running, and its address: --kubeconfig, --context, --server"
+	cause, next := failed.Err, start
 	if invalid, is := errors.AsType[x509.CertificateInvalidError](cause); is && invalid.Reason == x509.Expired {
 		next = "compare the clocks of both machines, or renew the certificate of the server"
 	} else if _, is := errors.AsType[*tls.CertificateVerificationError](cause); is {

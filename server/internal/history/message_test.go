@@ -9,11 +9,14 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
 )
 
 // Each message has the event, the object and the next step, once, on one line.
@@ -43,8 +46,46 @@ func TestMessage_Failures_HaveNextStep(t *testing.T) {
 			"read /metrics: forbidden: no rule; top needs the right to get the path /metrics"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := message(test.err); got != test.want {
+			if got := message(test.err, checkServer); got != test.want {
 				t.Errorf("%q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+func TestConnect_NoKubeconfig_IsNamedInErrors(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	t.Setenv("HOME", dir)
+	t.Setenv("KUBECONFIG", "")
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	ours := filepath.Join(dir, "ours")
+	config := "{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: c}}], clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}]}"
+	if err := os.WriteFile(ours, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	refused := &url.Error{Op: "Get", URL: "http://localhost:8080/api", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+	const here = "run this in the working directory of strata up, or set STRATA_DATA"
+	for name, c := range map[string]struct {
+		kubeconfig     func() string
+		server         string
+		hint, fromHere bool
+	}{
+		"strata history, no kubeconfig": {func() string { return "" }, "", true, true},
+		"plugin, no kubeconfig":         {nil, "", true, false},
+		"kubeconfig of strata up":       {func() string { return ours }, "", false, false},
+		"address in a flag":             {nil, "http://127.0.0.1:1", false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			flags := genericclioptions.NewConfigFlags(true)
+			flags.APIServer = &c.server
+			b := &base{Config: Config{DefaultKubeconfig: c.kubeconfig}, flags: flags}
+			if _, err := b.connect(); err != nil {
+				t.Fatal(err)
+			}
+			got := message(refused, b.start())
+			if strings.Contains(got, "there is no kubeconfig: name one with --kubeconfig or KUBECONFIG") != c.hint || strings.Contains(got, here) != c.fromHere {
+				t.Error(got)
 			}
 		})
 	}

@@ -51,7 +51,7 @@ func (c *client) commonWindows(ctx context.Context, ts []target, since, until *m
 				return nil
 			}
 			if skip && (errors.Is(err, errNoHistory) || apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err)) {
-				fmt.Fprintf(c.errOut, "Left out: %s\n", message(err))
+				fmt.Fprintf(c.errOut, "Left out: %s\n", message(err, checkServer))
 				return nil
 			}
 			found[i] = &window{target: t, times: times}
