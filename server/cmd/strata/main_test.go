@@ -86,6 +86,7 @@ func TestCommand_Misuse_PrintsOneLineAndExits2(t *testing.T) {
 		"format of objects":       {[]string{"history", "get", "pods", "--output=xml"}, `--output "xml": unable to match a printer`},
 		"standing replay":         {[]string{"history", "replay", "--speed=0x"}, "give a factor such as 10x, or --serve"},
 		"address of a replay":     {[]string{"history", "replay", "--serve", "--listen=0.0.0.0:0"}, "--listen 0.0.0.0:0 is no loopback address"},
+		"top of a namespace":      {[]string{"history", "top", "-n", "web"}, `--namespace "web": top counts the objects of all namespaces`},
 		"time of a request":       {[]string{"history", "top", "--request-timeout=x"}, `--request-timeout "x": must be a duration such as 30s`},
 		"argument to version":     {[]string{"version", "now"}, `unknown command "now"`},
 	} {

@@ -47,7 +47,7 @@ func (b *base) topCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top [TYPE...]",
 		Short: "Print objects, bytes, watchers and reads of each resource, live",
-		Long: `Print the use of each resource, from /metrics of the server, which needs the right to get that path.
+		Long: `Print the use of each resource in all namespaces, from /metrics of the server, which needs the right to get that path.
 
 OBJECTS and BYTES are those in memory, as stored. LAG is the number of events that the slowest watch has not examined. Reads are GETs and
 LISTs since the start of the server: MEMORY of the newest state, PAST of an older one in memory, ETCD of etcd. HIT is the part that
@@ -79,6 +79,9 @@ func (o *topOptions) run(ctx context.Context, args []string) error {
 	}
 	if o.interval <= 0 {
 		return cli.Misusef("--interval %v is not positive: give a duration, such as 2s", o.interval)
+	}
+	if o.flags.Namespace != nil && *o.flags.Namespace != "" {
+		return cli.Misusef("--namespace %q: top counts the objects of all namespaces, as the server's metrics do; remove the flag", *o.flags.Namespace)
 	}
 	c, err := o.connect()
 	if err != nil {

@@ -42,6 +42,8 @@ the kubeconfig has the rights of an administrator. Other users of this machine c
 neither etcd nor the files.
 
 The terminal shows the steps; the components log to strata.log in the data directory.
+It also shows a link to the console, a page in a browser on this machine with the state of
+the server and the past of its resources; strata console prints another link.
 
 There is no kubelet and no scheduler, so pods remain Pending. With --nodes, there are
 simulated nodes and kube-scheduler: pods get a node and become Running, and pods of Jobs
