@@ -76,6 +76,7 @@ type Stream struct {
 	bookmarkEvery time.Duration // 0: never
 	deadline      time.Time     // of the request, zero if there is none
 	nextBookmark  time.Time     // time of the next bookmark, zero if there is none
+	catchUp       bool          // a bookmark is due at publishedAtStart: the watch ends before the time of a later one
 	timer         *time.Timer   // wakes wait at nextBookmark; nil without bookmarks
 	wake          chan struct{} // an event is not the only reason for a wake-up
 }

@@ -87,6 +87,9 @@ func (st *Stream) next() (delivery, error) {
 	switch {
 	case leaving && st.cursor.Position() >= st.lastRev:
 		return st.drain()
+	case st.catchUp && st.cursor.Position() >= st.publishedAtStart:
+		st.catchUp = false
+		return st.bookmark(), nil
 	case st.bookmarkDue():
 		return st.bookmark(), nil
 	}

@@ -123,6 +123,8 @@ func (st *Stream) subscribe() {
 		st.countShardEnd = st.store.watchMetrics.Sharded()
 	}
 	st.scheduleBookmark()
+	past := st.cursor != nil && !st.listing && !st.endOfList && st.cursor.Position() < st.publishedAtStart
+	st.catchUp = past && st.bookmarkEvery > 0 && st.nextBookmark.IsZero()
 }
 
 // begin sets the start position of the stream.

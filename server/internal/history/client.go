@@ -31,8 +31,11 @@ const (
 	pageSize = 500
 	// stalledWatches bounds the watches in sequence that end without progress.
 	stalledWatches = 5
-	// watchSeconds is the time of each watch: a server sends a bookmark two seconds before it ends a watch, thus after a second.
-	watchSeconds = "3"
+	// watchSeconds is the time of a watch. A server sends a bookmark two seconds before it ends a watch; a watch of two seconds that begins
+	// in the past gets it as soon as it has caught up. retrySeconds is the time of a watch after one that has confirmed nothing: the server
+	// was behind, and sends the bookmark after a second.
+	watchSeconds = "2"
+	retrySeconds = "3"
 )
 
 // client reads the history of a server. It may be used concurrently.
@@ -219,7 +222,7 @@ type event struct {
 }
 
 // events calls each for every event of the target with from < revision <= to, in order. The revision to must not be in the future.
-// Unless the last of them is at to, their end takes a second to find: the server confirms it with a bookmark.
+// Unless the last of them is at to, the server confirms their end with a bookmark.
 func (c *client) events(ctx context.Context, t target, from, to int64, each func(event) error) error {
 	err := readFrames(ctx, func() *rest.Request { return c.request(t, jsonMedia) }, from, to, func(f frame) error {
 		e := event{kind: f.Type, revision: f.revision, object: &unstructured.Unstructured{}}
@@ -244,7 +247,11 @@ type frame struct {
 // readFrames calls each for the frames of watches with from < revision <= to, without bookmarks. request returns the request of the list.
 func readFrames(ctx context.Context, request func() *rest.Request, from, to int64, each func(frame) error) error {
 	for position, stalled := from, 0; position < to; {
-		reached, err := watchOnce(ctx, request(), position, to, each)
+		seconds := watchSeconds
+		if stalled > 0 {
+			seconds = retrySeconds
+		}
+		reached, err := watchOnce(ctx, request().Param("timeoutSeconds", seconds), position, to, each)
 		if err != nil {
 			return err
 		}
@@ -259,12 +266,12 @@ func readFrames(ctx context.Context, request func() *rest.Request, from, to int6
 	return nil
 }
 
-// watchOnce watches for watchSeconds, or until the watch has reached the revision to. It returns the position that it has reached.
+// watchOnce watches until the server ends the watch, or until the watch has reached the revision to. It returns the position that it has reached.
 func watchOnce(ctx context.Context, request *rest.Request, from, to int64, each func(frame) error) (int64, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	body, err := request.Param("watch", "true").Param("resourceVersion", strconv.FormatInt(from, 10)).
-		Param("allowWatchBookmarks", "true").Param("timeoutSeconds", watchSeconds).Stream(ctx)
+		Param("allowWatchBookmarks", "true").Stream(ctx)
 	if err != nil {
 		return 0, err
 	}
