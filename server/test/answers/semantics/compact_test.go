@@ -91,7 +91,7 @@ func TestWatch_CompactedRevision_Returns410(t *testing.T) {
 	latest := createMaps(t, ctx, ns, "a")[0]
 	compact(t, ctx, harness.Revision(t, latest.Metadata.ResourceVersion))
 	// A server that starts after the compaction has no history from before it.
-	late := harness.New(t).APIServer(etcd).API()
+	late := harness.New(t).APIServer(etcd, uncachedEvents).API()
 	for name, path := range map[string]string{"cached": maps(ns), "uncached": "/api/v1/namespaces/" + ns + "/events"} {
 		w, refused, err := late.Watch(ctx, path, "resourceVersion=1")
 		harness.Check(t, err)

@@ -27,10 +27,13 @@ func TestMain(m *testing.M) {
 	harness.Main(m, func(e *harness.Env) {
 		etcd = e.Etcd()
 		recorded.All(e, etcd)
-		server = e.APIServer(etcd, "--disable-admission-plugins=ServiceAccount")
+		server = e.APIServer(etcd, "--disable-admission-plugins=ServiceAccount", uncachedEvents)
 		api = server.API()
 	})
 }
+
+// uncachedEvents is a flag: Events are read from etcd, as the tests of resources that are not cached need.
+const uncachedEvents = "--watch-cache-sizes=events#0"
 
 // object is an object to write; its shape is that of the API.
 type object = map[string]any

@@ -117,7 +117,7 @@ func TestContinueToken_InvalidOrForeign_IsRejected(t *testing.T) {
 	}
 }
 
-// TestPagedList_UncachedResource_IsComplete reads events in pages, which are served from etcd by default.
+// TestPagedList_UncachedResource_IsComplete reads events in pages, which are served from etcd (uncachedEvents).
 func TestPagedList_UncachedResource_IsComplete(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))

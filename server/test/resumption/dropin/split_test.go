@@ -39,7 +39,7 @@ func TestSplitEtcd_RevisionsAreNotMixed(t *testing.T) {
 		s.start = etcdRevision(t, ctx, s.client)
 	}
 	api := env.APIServer(far.etcd, fmt.Sprintf("--etcd-servers-overrides=/configmaps#%[1]s,/podtemplates#%[1]s,/events#%[1]s", near.etcd.URL),
-		"--strata-progress-interval=200ms").API()
+		"--strata-progress-interval=200ms", "--watch-cache-sizes=events#0").API()
 	createThings(t, ctx, api)
 
 	for _, s := range []*side{&far, &near} {
