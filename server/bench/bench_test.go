@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -42,9 +43,19 @@ var testSizes = Sizes{
 	Past: 10, Churned: 200, ChurnRate: 1_000,
 	Quieten: 20 * time.Millisecond, Rest: time.Millisecond, Writes: 20, Loop: 200 * time.Millisecond,
 	WatchDuration: 300 * time.Millisecond, NodeDuration: time.Second, LoneRate: 200, LoneStep: 300 * time.Millisecond, LoneMost: 6_000, Watchers: 20, SharedRate: 20,
-	NodeWatchers: 10, NodeRate: 400, Idle: 200 * time.Millisecond,
+	NodeWatchers: 10, NodeRate: 400, LabelWatchers: 2, Events: 500, EventRate: 100, EventTTL: 2 * time.Second, Definitions: 5, Idle: 200 * time.Millisecond,
 	Beside: 300 * time.Millisecond, ListInterval: 50 * time.Millisecond,
 	Churn: time.Second, PastInterval: 50 * time.Millisecond,
+}
+
+// TestSizes_OfTests_HaveNoZero fails for a number of clients or objects that testSizes lacks: a workload without any works on nothing.
+func TestSizes_OfTests_HaveNoZero(t *testing.T) {
+	t.Parallel()
+	for field, value := range reflect.ValueOf(testSizes).Fields() {
+		if value.Kind() == reflect.Int && value.Int() == 0 {
+			t.Errorf("%s is 0", field.Name)
+		}
+	}
 }
 
 // onlyLong are workloads that only the long form of the test runs, with STRATA_TEST_LONG=1: they start engines of their own, and differ

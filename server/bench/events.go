@@ -39,12 +39,6 @@ const (
 	// eventsPerNamespace is the number of Events in each namespace.
 	eventsPerNamespace = 10_000
 
-	// eventRate is the number of Events that are written per second beside the lists.
-	eventRate = 2_000
-
-	// eventTTL is the time after which these expire.
-	eventTTL = 15 * time.Second
-
 	// describesPerSecond is the rate of the lists beside the writes.
 	describesPerSecond = 20
 )
@@ -62,7 +56,7 @@ func measureEventsOfObjects(ctx context.Context, s *Sample) error {
 		return err
 	}
 	defer func() { s.Engine.Stop() }()
-	s.Detail("%s Events, %s/s written and as many expired meanwhile", grouped(s.Data.Events), grouped(eventRate))
+	s.Detail("%s Events, %s/s written and as many expired meanwhile", grouped(s.Data.Events), grouped(s.Sizes.EventRate))
 	s.Report("until ready", Seconds, s.Engine.Startup.Ready.Seconds())
 	s.Report("resident at rest", Bytes, float64(with.resident))
 	s.Report(eventsMemory, Bytes, float64(with.resident)-float64(without.resident))
@@ -145,7 +139,7 @@ func (s *Sample) describes(ctx context.Context, conn *target.Conn, all bool, nam
 func (s *Sample) describesBesideWrites(ctx context.Context, conn *target.Conn) error {
 	pods := s.Data.Events / dataset.EventsPerPod
 	drawn := s.Rand.Perm(pods)
-	duration := 3 * eventTTL
+	duration := 3 * s.Sizes.EventTTL
 	return s.Measure(ctx, func(ctx context.Context) error {
 		group, ctx := errgroup.WithContext(ctx)
 		group.Go(func() error { return s.writeEvents(ctx, duration) })
@@ -165,12 +159,12 @@ func (s *Sample) describesBesideWrites(ctx context.Context, conn *target.Conn) e
 // writeEvents puts Events with a lease, one for all of a second, as API servers do.
 func (s *Sample) writeEvents(ctx context.Context, duration time.Duration) error {
 	for second := range int(duration / time.Second) {
-		lease, err := s.Etcd.Client.Grant(ctx, int64(eventTTL/time.Second))
+		lease, err := s.Etcd.Client.Grant(ctx, int64(s.Sizes.EventTTL/time.Second))
 		if err != nil {
 			return fmt.Errorf("grant a lease: %w", err)
 		}
-		err = perSecond(eventRate, time.Second, writesAtOnce).run(ctx, func(ctx context.Context, i int) error {
-			event := dataset.PodEvent(s.Data.Events+second*eventRate+i, s.Data.Namespaces)
+		err = perSecond(s.Sizes.EventRate, time.Second, writesAtOnce).run(ctx, func(ctx context.Context, i int) error {
+			event := dataset.PodEvent(s.Data.Events+second*s.Sizes.EventRate+i, s.Data.Namespaces)
 			value, err := dataset.Encode(event)
 			if err == nil {
 				_, err = s.Etcd.Client.Put(ctx, dataset.EventKey(event.Namespace, event.Name), string(value), clientv3.WithLease(lease.ID))

@@ -140,6 +140,9 @@ type parts struct {
 
 // watchParts measures these watchers while objects drawn at random change at Sizes.NodeRate for Sizes.NodeDuration.
 func watchParts(ctx context.Context, s *Sample, p parts) error {
+	if p.watchers == 0 || p.objects == 0 {
+		return errors.New("too few objects for one watcher")
+	}
 	revision, err := dataset.Revision(ctx, s.Etcd.Client)
 	if err != nil {
 		return err

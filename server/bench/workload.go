@@ -171,6 +171,7 @@ type Sizes struct {
 	FleetBytes   int // random bytes of each of these
 	Stalled      int // clients that do not read the response to their request
 	Events       int // Events, EventsPerPod about each pod
+	EventRate    int // Events written per second beside lists, and as many expire
 	Definitions  int // custom resources
 	StalledDear  int // the same for an engine that buffers all unread bytes of each client
 
@@ -201,6 +202,7 @@ type Sizes struct {
 	PastInterval  time.Duration // between two reads at old revisions meanwhile
 	FleetWait     time.Duration // for the answer to each client of the fleet, refusals included
 	Burst         time.Duration // duration of a burst, and of each phase around it
+	EventTTL      time.Duration // after which these expire
 	CheckWait     time.Duration // for a check of an engine without checks on demand; 0 means that it is not waited for
 }
 
@@ -236,6 +238,8 @@ func fullSizes() Sizes {
 		Stalled:       1_000,
 		StalledDear:   20,
 		Events:        1_000_000,
+		EventRate:     2_000,
+		EventTTL:      15 * time.Second,
 		Definitions:   2_000,
 		Few:           20_000,
 		OtherPods:     10_000,
