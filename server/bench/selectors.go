@@ -22,9 +22,9 @@ var labelWorkloads = []Workload{
 	},
 	{
 		Name: "label-one-past", Title: "LIST by a label that 1 % have, exactly at an old revision, 1 % changed since, JSON", Op: "LIST", Dataset: labelled,
-		Change: changeAfterMark,
-		Run:    pastSelectorLoad{selector: onePercent}.run,
-		Wanted: []Bound{absolute(latency, 15e-3)},
+		Prepare: changeAfterMark,
+		Run:     pastSelectorLoad{selector: onePercent}.run,
+		Wanted:  []Bound{absolute(latency, 15e-3)},
 	},
 	{
 		Name: "label-one-pages", Title: "LIST by a label that 1 % have, by pages, JSON", Op: "LIST", Dataset: labelled,
