@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stratakube/strata/server/bench/internal/dataset"
 	"github.com/stratakube/strata/server/bench/internal/limit"
 	"github.com/stratakube/strata/server/internal/testbin"
 )
@@ -103,8 +104,13 @@ func TestBenchmark_EndToEnd_ReportsEveryWorkload(t *testing.T) {
 		}
 		results = append(results, report.Results...)
 	}
-	const memoryResults = 2 // one for each dataset on which workloads run together
-	if want := len(fresh) + len(others) + memoryResults; len(results) != want {
+	together := map[dataset.Spec]bool{} // each dataset on which workloads run together has a result of memory
+	for _, w := range slices.Concat(fresh, others) {
+		if !w.Alone {
+			together[w.Dataset(testSizes)] = true
+		}
+	}
+	if want := len(fresh) + len(others) + len(together); len(results) != want {
 		t.Errorf("%d workloads reported, want %d", len(results), want)
 	}
 	for _, result := range results {
@@ -191,7 +197,7 @@ func benchmarkOf(ctx context.Context, t *testing.T, some []Workload) *Report {
 
 // ofStrata reports whether only Strata has a measure.
 func ofStrata(measure string) bool {
-	return measure == passedOn || strings.Contains(measure, "restored") || strings.HasPrefix(measure, "strata_")
+	return measure == passedOn || measure == bytesPerLabel || strings.Contains(measure, "restored") || strings.HasPrefix(measure, "strata_")
 }
 
 // alone reports whether the limit is not measured by a workload.
