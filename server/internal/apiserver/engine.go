@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/component-base/featuregate"
 	"k8s.io/klog/v2"
@@ -42,10 +43,10 @@ func (k *engineKind) Set(s string) error {
 }
 
 // newEngine returns an engine that does not cache the resources excluded by the --watch-cache flags, and that logs with klog.
-// The transformer encrypts the keys of continue tokens. The caller must close the engine after the last storage has been
+// The transformer encrypts the keys of continue tokens; deferrable is kubestorage.Options.Deferrable. The caller must close the engine after the last storage has been
 // destroyed.
 func newEngine(etcd *genericoptions.EtcdOptions, gates featuregate.FeatureGate, limits engineLimits, checks checkSettings, tokens tokenSettings,
-	transformer value.Transformer) (*kubestorage.Engine, error) {
+	transformer value.Transformer, deferrable func(storagebackend.TransportConfig) bool) (*kubestorage.Engine, error) {
 	uncached, err := uncachedResources(etcd)
 	if err != nil {
 		return nil, err
@@ -59,10 +60,11 @@ func newEngine(etcd *genericoptions.EtcdOptions, gates featuregate.FeatureGate, 
 		replay.Revisions = -1 // none
 	}
 	return kubestorage.New(kubestorage.Options{
-		Uncached:  uncached,
-		Decorated: decorated,
-		Window:    mirror.Window{MaxAge: limits.historyAge, MaxBytes: limits.historyBytes.Value()},
-		Replay:    replay,
+		Uncached:   uncached,
+		Decorated:  decorated,
+		Deferrable: deferrable,
+		Window:     mirror.Window{MaxAge: limits.historyAge, MaxBytes: limits.historyBytes.Value()},
+		Replay:     replay,
 
 		ConsistencyCheckInterval: checks.orNever(),
 

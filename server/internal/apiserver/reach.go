@@ -17,7 +17,6 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/util/wait"
-	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/klog/v2"
 
@@ -32,20 +31,15 @@ const (
 	etcdRetry = 250 * time.Millisecond
 )
 
-// awaitEtcd returns nil when each etcd cluster named by the options, overrides included, has a server that responds.
-// If ctx ends first, the error names the cluster that does not respond and the reason (connection refused, wrong
-// certificate); upstream would only report "context deadline exceeded".
-func awaitEtcd(ctx context.Context, etcd *genericoptions.EtcdOptions) error {
-	clusters := [][]string{etcd.StorageConfig.Transport.ServerList}
-	overrides, err := genericoptions.ParseEtcdServersOverrides(etcd.EtcdServersOverrides)
-	if err != nil {
-		return err
-	}
-	for _, o := range overrides {
-		clusters = append(clusters, o.Servers)
+// awaitEtcd returns nil when the etcd of t and those of the overrides each have a server that responds. If ctx ends first, the error names
+// the cluster that does not respond and the reason (connection refused, wrong certificate); upstream would only report "context deadline
+// exceeded".
+func awaitEtcd(ctx context.Context, t storagebackend.TransportConfig, overrides overrides) error {
+	clusters := [][]string{t.ServerList}
+	for _, c := range overrides.clusters {
+		clusters = append(clusters, c.servers)
 	}
 	for _, servers := range clusters {
-		t := etcd.StorageConfig.Transport
 		t.ServerList = servers
 		if err := awaitServers(ctx, t); err != nil {
 			return fmt.Errorf("etcd at %s cannot be reached: %w", strings.Join(servers, ","), err)
