@@ -82,7 +82,11 @@ func (a *Attachment) Options(etcd *genericoptions.EtcdOptions) (err error) {
 func (a *Attachment) Chain(config *app.Config) error {
 	if a.settings.engine == engineStrata {
 		skipBootstrapWaits(config)
-		a.overrides.nameChecks(config.KubeAPIs.ControlPlane.Generic)
+		kube := config.KubeAPIs.ControlPlane.Generic
+		if err := a.overrides.installChecks(a.etcd.StorageConfig, kube.DrainedNotify(),
+			kube, &config.ApiExtensions.GenericConfig.Config, &config.Aggregator.GenericConfig.Config); err != nil {
+			return err
+		}
 	}
 	getters := []*generic.RESTOptionsGetter{
 		&config.KubeAPIs.ControlPlane.Generic.RESTOptionsGetter,

@@ -3,7 +3,6 @@ package apiserver
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"net/url"
 	"slices"
 	"strings"
@@ -11,8 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/registry/generic"
-	genericapiserver "k8s.io/apiserver/pkg/server"
-	"k8s.io/apiserver/pkg/server/healthz"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	serverstorage "k8s.io/apiserver/pkg/server/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
@@ -64,18 +61,12 @@ func parseOverrides(etcd *genericoptions.EtcdOptions) (o overrides, err error) {
 // checkServer returns an error if server is not the URL of an etcd.
 func checkServer(server string) error {
 	u, err := url.Parse(server)
-	if err != nil {
-		return err
-	}
-	switch u.Scheme {
-	case "http", "https":
-		if u.Host != "" {
-			return nil
-		}
-	case "unix", "unixs":
-		if u.Host+u.Path != "" {
-			return nil
-		}
+	switch {
+	case err != nil:
+	case (u.Scheme == "http" || u.Scheme == "https") && u.Host != "":
+		return nil
+	case (u.Scheme == "unix" || u.Scheme == "unixs") && u.Host+u.Path != "":
+		return nil
 	}
 	return fmt.Errorf("%q is not the URL of an etcd (http or https with host and port, or unix with a path)", server)
 }
@@ -190,49 +181,6 @@ func (c overrideCluster) String() string {
 		hosts = append(hosts, strings.ReplaceAll(strings.Trim(host, "/"), "/", "_"))
 	}
 	return strings.Join(names, ",") + "@" + strings.Join(hosts, ",")
-}
-
-// overrideCheck is upstream's check of the etcd of an override, with a name that has its resources and endpoints.
-type overrideCheck struct {
-	healthz.HealthChecker
-	name string
-	of   overrideCluster
-}
-
-// overrideGroup is the group of the checks of all overrides, for /readyz?exclude=.
-const overrideGroup = "etcd-overrides"
-
-func (c overrideCheck) Name() string      { return c.name }
-func (c overrideCheck) GroupName() string { return overrideGroup }
-
-func (c overrideCheck) Check(req *http.Request) error {
-	if err := c.HealthChecker.Check(req); err != nil {
-		return fmt.Errorf("etcd of %s: %w", c.of, err)
-	}
-	return nil
-}
-
-// nameChecks gives upstream's checks of the etcds of overrides names with their resources and endpoints, and removes them from /livez: a
-// restart of the server does not repair one of its etcds, and interrupts the resources of the others.
-func (o overrides) nameChecks(config *genericapiserver.Config) {
-	named := map[string]healthz.HealthChecker{}
-	for i, c := range o.clusters { // in upstream's order: that of the first override with these servers
-		for _, prefix := range []string{"etcd-override", "etcd-override-readiness"} {
-			named[fmt.Sprintf("%s-%d", prefix, i)] = overrideCheck{name: fmt.Sprintf("%s-%d:%s", prefix, i, c), of: c}
-		}
-	}
-	rename := func(checks []healthz.HealthChecker) (renamed []healthz.HealthChecker) {
-		for _, check := range checks {
-			if n, ok := named[check.Name()].(overrideCheck); ok {
-				n.HealthChecker = check
-				check = n
-			}
-			renamed = append(renamed, check)
-		}
-		return renamed
-	}
-	config.HealthzChecks, config.ReadyzChecks = rename(config.HealthzChecks), rename(config.ReadyzChecks)
-	config.LivezChecks = slices.DeleteFunc(slices.Clone(config.LivezChecks), func(check healthz.HealthChecker) bool { return named[check.Name()] != nil })
 }
 
 // warnUnserved logs the overrides that name a resource that the server behind loopback does not serve.

@@ -80,20 +80,26 @@ func TestOverrides_ChecksAreNamedAndNotInLivez(t *testing.T) {
 	for _, name := range []string{"ping", "etcd", "etcd-override-0", "etcd-override-readiness-0", "etcd-override-1"} {
 		checks = append(checks, healthz.NamedCheck(name, func(*http.Request) error { return nil }))
 	}
-	config := &genericapiserver.Config{HealthzChecks: checks, LivezChecks: checks, ReadyzChecks: checks}
-	parsed.nameChecks(config)
+	first := &genericapiserver.Config{HealthzChecks: checks, LivezChecks: checks, ReadyzChecks: checks}
+	second := &genericapiserver.Config{HealthzChecks: checks, LivezChecks: checks, ReadyzChecks: checks}
+	stopped := make(chan struct{})
+	defer close(stopped)
+	if err := parsed.installChecks(o.StorageConfig, stopped, first, second); err != nil {
+		t.Fatal(err)
+	}
 	names := func(checks []healthz.HealthChecker) (all []string) {
 		for _, c := range checks {
 			all = append(all, c.Name())
 		}
 		return all
 	}
-	want := []string{"ping", "etcd", "etcd-override-0:events,leases.coordination.k8s.io@b:1", "etcd-override-readiness-0:events,leases.coordination.k8s.io@b:1",
-		"etcd-override-1:pods@run_etcd.sock"}
-	if got := names(config.ReadyzChecks); !slices.Equal(got, want) {
-		t.Errorf("readyz: %q, want %q", got, want)
-	}
-	if got := names(config.LivezChecks); !slices.Equal(got, want[:2]) {
-		t.Errorf("livez: %q, want %q", got, want[:2])
+	want := []string{"ping", "etcd", "etcd-override-0:events,leases.coordination.k8s.io@b:1", "etcd-override-1:pods@run_etcd.sock"}
+	for _, config := range []*genericapiserver.Config{first, second} {
+		if got := names(config.ReadyzChecks); !slices.Equal(got, want) {
+			t.Errorf("readyz: %q, want %q", got, want)
+		}
+		if got := names(config.LivezChecks); !slices.Equal(got, want[:2]) {
+			t.Errorf("livez: %q, want %q", got, want[:2])
+		}
 	}
 }

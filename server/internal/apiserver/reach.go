@@ -11,8 +11,6 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
-	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
@@ -50,11 +48,7 @@ func awaitEtcd(ctx context.Context, t storagebackend.TransportConfig, overrides 
 
 // awaitServers returns nil when one of the servers responds, even with an error.
 func awaitServers(ctx context.Context, t storagebackend.TransportConfig) error {
-	tlsConfig, err := clientTLS(t)
-	if err != nil {
-		return err
-	}
-	client, err := clientv3.New(clientv3.Config{Endpoints: t.ServerList, TLS: tlsConfig, Logger: zap.NewNop()})
+	client, err := lazyClient(t)
 	if err != nil {
 		return err
 	}
