@@ -33,9 +33,10 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// newCluster connects to the etcd of the config and starts to compact and to mirror it.
-func newCluster(config *storagebackend.ConfigForResource, opts Options, blocks *blockcache.Cache) (*cluster, error) {
-	client, err := etcdclient.New(config.Transport, opts.ReadOnly)
+// newCluster connects to the etcd of the config, for at most the time dial, and starts to compact and to mirror it. ctx ends the attempt to
+// connect, and has no effect after it.
+func newCluster(ctx context.Context, dial time.Duration, config *storagebackend.ConfigForResource, opts Options, blocks *blockcache.Cache) (*cluster, error) {
+	client, err := etcdclient.New(ctx, dial, config.Transport, opts.ReadOnly)
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/component-base/featuregate"
 
@@ -22,6 +23,9 @@ type Options struct {
 	// copies of objects, which the registry may change; other watches share them. nil means no
 	// resource is decorated.
 	Decorated func(schema.GroupResource) bool
+	// Deferrable reports whether storages of an etcd cluster may be made while it does not answer. Their requests then fail with 503
+	// until it answers. nil means that the creation of a storage fails without its etcd.
+	Deferrable func(storagebackend.TransportConfig) bool
 	// Window bounds the history kept in memory, per etcd cluster. A zero field means that of
 	// mirror.DefaultWindow.
 	Window mirror.Window
