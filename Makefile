@@ -44,7 +44,7 @@ OLDEST := apiserver_v0_36
 
 .DEFAULT_GOAL := build
 .PHONY: help build kubectl-strata run test test-engine test-kube test-server test-stratatest test-race test-long test-storage test-oldest \
-        test-invariants fuzz bench bench-read bench-consistent bench-watch bench-lists bench-storm bench-check bench-profiles conformance robustness stock skew \
+        test-invariants fuzz bench bench-read bench-consistent bench-watch bench-lists bench-storm bench-check bench-profiles conformance robustness stock etcd-contract skew \
         suites suites-quick release release-ci release-check lint gofmt vet staticcheck boundaries tidy generate console check-docs check-commits prose vulncheck clean envtest envtest-archive recording
 
 help: ## list the targets
@@ -129,7 +129,7 @@ boundaries: ## fail if the engine, its tests included, depends on Kubernetes, th
 
 # Not tools/kine: go mod tidy downloads the modules that tests of kine's dependencies import, and a proxy may lack them.
 tidy: ## fail if a go.mod is not what go mod tidy would write
-	@set -e; for module in . kube server server/bench stratatest stratatest/example tools tools/kwok suites robustness conformance tools/stock/etcd-3.6; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
+	@set -e; for module in . kube server server/bench stratatest stratatest/example tools tools/kwok suites robustness conformance tools/stock/etcd-3.5 tools/stock/etcd-3.6; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
 
 generate: ## write the tables of docs/reference.md, the rules for the Prometheus operator, and the sessions of docs; tests fail when they are stale
 	cd server && $(GO) test -vet=off -count=1 -run '^TestReference_TablesAreCurrent$$' ./internal/apiserver -update
@@ -256,6 +256,12 @@ stock: ## build stock etcd 3.6 and 3.7 and kube-apiserver 1.36 and 1.37 in bin/s
 	cd tools/stock/kube-apiserver-1.36 && $(ALONE) $(GO) mod tidy -diff
 	cd tools/stock/kube-apiserver-1.36 && $(ALONE) $(GO) build -ldflags "$(STOCK_LDFLAGS)" -o $(STOCK)/kube-apiserver-1.36 k8s.io/kubernetes/cmd/kube-apiserver
 	cd server && $(GO) build -ldflags "$(STOCK_LDFLAGS)" -o $(STOCK)/kube-apiserver-1.37 k8s.io/kubernetes/cmd/kube-apiserver
+
+etcd-contract: ## run the tests of docs/etcd-contract.md on etcd 3.4 to 3.7 and kine; a missing store is a failure (a minute the first time)
+	cd tools/stock/etcd-3.5 && $(ALONE) $(GO) build -o $(STOCK)/etcd-3.5 go.etcd.io/etcd/server/v3
+	cd tools/stock/etcd-3.6 && $(ALONE) $(GO) build -o $(STOCK)/etcd-3.6 go.etcd.io/etcd/server/v3
+	path=$$(.ci/old-etcd) && cd server && STRATA_TEST_OLD_ETCD=$$path STRATA_TEST_STOCK=$(STOCK) STRATA_TEST_REQUIRE=old-etcd,stock,kine \
+		$(GO) test -vet=off -count=1 $(ARGS) ./test/answers/contract
 
 skew: stock ## run strata beside, before and after stock kube-apiservers, on stock etcds; a skipped test is a failure
 	cd server && STRATA_TEST_STOCK=$(STOCK) STRATA_TEST_REQUIRE=stock $(GO) test -count=1 -timeout 30m -v $(ARGS) ./test/resumption/skew >$(STOCK)/skew.log 2>&1 || \

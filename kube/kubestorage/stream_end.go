@@ -38,7 +38,7 @@ func (st *Stream) Close() {
 	if st.cursor != nil {
 		st.cursor.Unfollow()
 	}
-	for _, end := range [...]func(){st.releaseProgress, st.countShardEnd, st.unfollow} {
+	for _, end := range [...]func(){st.releaseProgress, st.countShardEnd, st.unfollow, st.leaveRequests} {
 		if end != nil {
 			end()
 		}

@@ -55,12 +55,14 @@ func (st *Stream) next() (delivery, error) {
 	if st.behind {
 		// A watch that is always behind, or that selects none of the events, gets bookmarks too.
 		st.behind = false
-		if !leaving && whole && st.bookmarkDue() {
+		if !leaving && whole && (st.bookmarkRequested() || st.bookmarkDue()) {
 			return st.bookmark(), nil
 		}
 	}
 	if leaving {
 		st.cursor.Await(st.lastRev)
+	} else {
+		st.awaitRequested()
 	}
 	st.logChanged = st.cursor.Changed()
 	var err error
@@ -90,7 +92,7 @@ func (st *Stream) next() (delivery, error) {
 	case st.catchUp && st.cursor.Position() >= st.publishedAtStart:
 		st.catchUp = false
 		return st.bookmark(), nil
-	case st.bookmarkDue():
+	case st.bookmarkRequested(), st.bookmarkDue():
 		return st.bookmark(), nil
 	}
 	return delivery{}, nil
