@@ -23,7 +23,8 @@ import (
 // leaves that have changed. The digests of an index are dropped when it had no reader for IndexIdle. Safe for concurrent use.
 type Index struct {
 	name   string
-	label  bool // not a field
+	label  bool   // not a field
+	field  string // "" for a label
 	gen    *objects.Generation
 	lookup lookup
 
@@ -35,7 +36,7 @@ type Index struct {
 	bytes int64      // of digests, as last counted, and of those made since
 
 	used atomic.Int64 // time of the last plan, in nanoseconds since Selections.start
-	kept atomic.Bool  // a registry has declared the label or field: others are dropped first
+	kept atomic.Bool  // a registry has declared the label or field, or it is eager: others are dropped first
 }
 
 // lookup returns the value of a field or label, and whether the object has it.
@@ -53,7 +54,7 @@ func (x *Index) declared(pred *storage.SelectionPredicate) bool {
 
 // fieldIndex describes the index of a field. An object without it has the value "", as field selectors have it.
 func fieldIndex(field string) *Index {
-	return &Index{name: storage.FieldIndex(field), lookup: func(a *objects.Attributes) (string, bool) { return a.Fields.Get(field), true }}
+	return &Index{name: storage.FieldIndex(field), field: field, lookup: func(a *objects.Attributes) (string, bool) { return a.Fields.Get(field), true }}
 }
 
 // labelIndex describes the index of a label.
@@ -195,7 +196,8 @@ type indexes struct {
 
 	mu     sync.Mutex // before Index.mu
 	byName map[string]*Index
-	// once has the labels and fields that a list has named once, until it is dropped: an index is made on the second use.
+	// once has the labels and fields that a list has named once, until it is dropped: unless a registry has declared them or they are
+	// eager, their second use makes the index.
 	once map[string]time.Time
 	// refused has the labels and fields whose digests were too large, until they are tried again.
 	refused  map[string]time.Time
@@ -214,7 +216,7 @@ const (
 	// indexShare is the inverse of the part of the block cache that the indexes of one resource may take. Those of all resources may take
 	// half of it, and three quarters if they are declared (Index.allLimit).
 	indexShare = 4
-	// secondUse is how soon after the first use of a label or field, unless it is declared, its second use makes the index.
+	// secondUse is how soon after the first use of a label or field, unless it is declared or eager, its second use makes the index.
 	secondUse = time.Minute
 	// maxOnce bounds the labels and fields whose first use is remembered.
 	maxOnce = 1024
@@ -223,15 +225,15 @@ const (
 	countInterval = time.Second
 )
 
-// get returns the index that x describes; nil if it is refused, or has no index yet.
-func (t *indexes) get(s *Selections, gen *objects.Generation, x *Index, declared bool) *Index {
+// get returns the index that x describes; nil if it is refused, or has no index yet. With eager the first use makes it.
+func (t *indexes) get(s *Selections, gen *objects.Generation, x *Index, eager bool) *Index {
 	if gen.Ended() {
 		return nil
 	}
 	now := time.Now()
 	since := int64(now.Sub(s.start))
 	if published := t.published.Load(); published != nil {
-		if cur := (*published)[x.name]; cur != nil && cur.gen == gen && (cur.kept.Load() || !declared) {
+		if cur := (*published)[x.name]; cur != nil && cur.gen == gen && (cur.kept.Load() || !eager) {
 			cur.used.Store(since)
 			if next := t.nextCount.Load(); since >= next && t.nextCount.CompareAndSwap(next, since+int64(countInterval)) {
 				t.countSoon(now)
@@ -244,19 +246,19 @@ func (t *indexes) get(s *Selections, gen *objects.Generation, x *Index, declared
 	if cur := t.byName[x.name]; cur != nil {
 		if cur.gen == gen {
 			cur.used.Store(since)
-			if declared {
+			if eager {
 				cur.kept.Store(true)
 			}
 			return cur
 		}
 		t.removeLocked(cur)
 	}
-	if s.cfg.Context.Err() != nil || now.Before(t.refused[x.name]) || !declared && !t.secondLocked(x.name, now) {
+	if s.cfg.Context.Err() != nil || now.Before(t.refused[x.name]) || !eager && !t.secondLocked(x.name, now) {
 		return nil
 	}
 	x.gen, x.of, x.blocks = gen, &memo.Key{}, s.cfg.Blocks
 	x.used.Store(since)
-	x.kept.Store(declared)
+	x.kept.Store(eager)
 	if t.byName == nil {
 		t.byName, t.refused = map[string]*Index{}, map[string]time.Time{}
 	}

@@ -17,13 +17,11 @@ import (
 )
 
 // Plan selects the candidates of a selector with indexes: the intersection of requirements. It is a mirror.Sieve for any snapshot of
-// the resource. Not safe for concurrent use.
+// the resource. Its methods may be called concurrently.
 type Plan struct {
 	ctx   context.Context
 	terms []term
-	// declared is the first term that demands one value of a declared field or label, -1 if there is none.
-	declared int
-	known    bool // see Known
+	known bool // see Known
 }
 
 // term is a requirement of a selector, on one label or field.
@@ -65,18 +63,15 @@ func (s *Selections) Plan(ctx context.Context, sel *objects.Selector, n int) *Pl
 		}
 	}
 	for _, usable := range terms {
-		p := &Plan{ctx: ctx, declared: -1}
+		p := &Plan{ctx: ctx}
 		slices.SortStableFunc(usable, func(a, b term) int { return cmp.Compare(b.declared(&sel.Predicate), a.declared(&sel.Predicate)) })
 		for _, t := range usable[:min(len(usable), maxTerms)] {
 			declared := t.index.declared(&sel.Predicate)
-			if t.index = s.indexes.get(s, sel.Generation, t.index, declared); t.index == nil {
+			if t.index = s.indexes.get(s, sel.Generation, t.index, declared || s.eager(t.index)); t.index == nil {
 				continue
 			}
 			for _, v := range t.values {
 				t.hashes = append(t.hashes, hashOf(v))
-			}
-			if p.declared < 0 && declared && t.single() {
-				p.declared = len(p.terms)
 			}
 			p.terms = append(p.terms, t)
 		}
@@ -86,6 +81,9 @@ func (s *Selections) Plan(ctx context.Context, sel *objects.Selector, n int) *Pl
 	}
 	return nil
 }
+
+// eager reports whether the first use of a label or field makes its index, though no registry has declared it.
+func (s *Selections) eager(x *Index) bool { return !x.label && s.cfg.Eager[x.field] }
 
 // termsOf returns the requirements of a selector, with indexes that are only descriptions. Requirements on namespace and name are
 // among them: a list of one namespace or object is a range, but a list of everything may have such fields too.
@@ -169,8 +167,10 @@ func DeclaredIndex(pred *storage.SelectionPredicate) *Declared {
 // index, and examines the objects of the range otherwise. An object that cannot be decoded counts.
 func (d *Declared) Any(ctx context.Context, p *Plan, gen *objects.Generation, snap mirror.Snapshot, start, end string) bool {
 	all := snap.All(start, end)
-	if p != nil && p.declared >= 0 {
-		all = (&Plan{ctx: ctx, terms: p.terms[p.declared : p.declared+1], declared: -1}).Candidates(snap, start, end)
+	if p != nil {
+		if i := slices.IndexFunc(p.terms, d.is); i >= 0 {
+			all = (&Plan{ctx: ctx, terms: p.terms[i : i+1]}).Candidates(snap, start, end)
+		}
 	}
 	for e := range all {
 		a, err := gen.Attributes(ctx, e)
@@ -182,6 +182,11 @@ func (d *Declared) Any(ctx context.Context, p *Plan, gen *objects.Generation, sn
 		}
 	}
 	return false
+}
+
+// is reports whether the term demands the value of the declared index.
+func (d *Declared) is(t term) bool {
+	return t.index.name == d.Name && t.single() && t.values[0] == d.value
 }
 
 // DemandsValue reports whether the plan selects by values that objects have. Others usually select most objects.
