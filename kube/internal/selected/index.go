@@ -141,6 +141,15 @@ func (x *Index) cache(in *btree.Digests, old any, d *digest) {
 	}
 }
 
+// unlessFull returns nil if the index has no room: a list would make the digests of changed leaves, and later ones would make them
+// again. The next count of the bytes makes room or refuses the index.
+func (x *Index) unlessFull() *Index {
+	if x.full.Load() {
+		return nil
+	}
+	return x
+}
+
 // fits reports whether there is room for further bytes of digests: of the resource, and of all resources of the process.
 func (x *Index) fits(bytes int64) bool {
 	limit := x.blocks.Stats().Limit
@@ -225,7 +234,7 @@ const (
 	countInterval = time.Second
 )
 
-// get returns the index that x describes; nil if it is refused, or has no index yet. With eager the first use makes it.
+// get returns the index that x describes; nil if it is refused or full, or has no index yet. With eager the first use makes it.
 func (t *indexes) get(s *Selections, gen *objects.Generation, x *Index, eager bool) *Index {
 	if gen.Ended() {
 		return nil
@@ -238,7 +247,7 @@ func (t *indexes) get(s *Selections, gen *objects.Generation, x *Index, eager bo
 			if next := t.nextCount.Load(); since >= next && t.nextCount.CompareAndSwap(next, since+int64(countInterval)) {
 				t.countSoon(now)
 			}
-			return cur
+			return cur.unlessFull()
 		}
 	}
 	t.mu.Lock()
@@ -249,7 +258,7 @@ func (t *indexes) get(s *Selections, gen *objects.Generation, x *Index, eager bo
 			if eager {
 				cur.kept.Store(true)
 			}
-			return cur
+			return cur.unlessFull()
 		}
 		t.removeLocked(cur)
 	}
@@ -304,14 +313,14 @@ func (t *indexes) oldestLocked(x *Index) (oldest *Index) {
 	return oldest
 }
 
-// countSoon lets digests be counted if many were made since the last count.
+// countSoon lets digests be counted if many were made since the last count, or if an index is full.
 func (t *indexes) countSoon(now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.soon || t.timer == nil || now.Sub(t.lastTime) < countInterval {
 		return
 	}
-	if total := t.totalLocked(); total-t.counted > countGrowth+t.counted/4 {
+	if total := t.totalLocked(); total-t.counted > countGrowth+t.counted/4 || t.fullLocked() {
 		t.soon = true
 		t.timer.Reset(0)
 	}
@@ -322,6 +331,16 @@ func (t *indexes) totalLocked() (bytes int64) {
 		bytes += x.size()
 	}
 	return bytes
+}
+
+// fullLocked reports whether an index has no room.
+func (t *indexes) fullLocked() bool {
+	for _, x := range t.byName {
+		if x.full.Load() {
+			return true
+		}
+	}
+	return false
 }
 
 func (t *indexes) removeLocked(x *Index) {
