@@ -97,6 +97,28 @@ func TestEagerField_FirstList_UsesIndex(t *testing.T) {
 	}
 }
 
+// TestPlan_UnselectiveTermFirst_IsTestedInFewLeaves: a term that every object meets makes no digests where another term excludes the
+// leaf, though it is the first one of the selector.
+func TestPlan_UnselectiveTermFirst_IsTestedInFewLeaves(t *testing.T) {
+	w := eventTwin(t, 6400) // at least 100 leaves
+	pred := involved(t, "involvedObject.kind=Pod,metadata.name=event-6399,involvedObject.name=object-99")
+	out := &example.PodList{}
+	if err := w.GetList(contextFor(t), "/pods/", storage.ListOptions{Recursive: true, ResourceVersion: "0", Predicate: pred}, out); err != nil || len(out.Items) != 1 {
+		t.Fatalf("%d events (%v), want 1", len(out.Items), err)
+	}
+	leaves := map[any]int{}
+	for d := range mustLatest(t, w.Store).Digests() {
+		d.Each(func(of, _ any) { leaves[of]++ })
+	}
+	counts := slices.Sorted(maps.Values(leaves))
+	if len(counts) != 2 || counts[1] < 100 {
+		t.Fatalf("digests by index: %v, want two indexes, one with a digest on each of 100 leaves or more", counts)
+	}
+	if counts[0] == 0 {
+		t.Error("the first term was never tested")
+	}
+}
+
 // TestEagerFields_ByResource_AreDeclaredOnes: they are the selectable fields of custom resources and the involved object of events.
 func TestEagerFields_ByResource_AreDeclaredOnes(t *testing.T) {
 	attrs := func(f fields.Set, err error) storage.AttrFunc {

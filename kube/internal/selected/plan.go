@@ -16,8 +16,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Plan selects the candidates of a selector with indexes: the intersection of requirements. It is a mirror.Sieve for any snapshot of
-// the resource. Its methods may be called concurrently.
+// Plan selects the candidates of a selector with indexes: the intersection of requirements. Its methods may be called concurrently,
+// except those of mirror.Sieve, which Candidates calls on a copy.
 type Plan struct {
 	ctx   context.Context
 	terms []term
@@ -195,7 +195,18 @@ func (p *Plan) DemandsValue() bool { return p.terms[0].test == oneOf }
 // Candidates yields the candidates of a snapshot with start <= key < end, in key order: at least the selected entries. Objects whose
 // labels and fields are not known are decoded leaf by leaf; those that cannot be decoded are candidates.
 func (p *Plan) Candidates(snap mirror.Snapshot, start, end string) iter.Seq[*mirror.Entry] {
+	if len(p.terms) > 1 {
+		p = &Plan{ctx: p.ctx, terms: slices.Clone(p.terms)} // see advance
+	}
 	return snap.Sift(start, end, p)
+}
+
+// advance moves the term i, which has excluded a node, one place forward, so that terms with few candidates are tested first. Other
+// terms are then not tested in most leaves, and need no digests there. Each walk begins with the order of the plan.
+func (p *Plan) advance(i int) {
+	if i > 0 && !p.known {
+		p.terms[i-1], p.terms[i] = p.terms[i], p.terms[i-1]
+	}
 }
 
 // Known counts the candidates without decoding, to most or a little more: entries of leaves without digests count as candidates, and so
@@ -235,6 +246,7 @@ func (p *Plan) Leaf(items []*mirror.Entry, d *btree.Digests) uint64 {
 	for i := range p.terms {
 		t := &p.terms[i]
 		if chosen &= t.leaf(p, items, d); chosen == 0 {
+			p.advance(i)
 			return 0
 		}
 	}
@@ -317,6 +329,7 @@ func (p *Plan) Parent(leaves btree.DigestsOfLeaves, in *btree.Digests) uint64 {
 			chosen &= found
 		}
 		if chosen == 0 {
+			p.advance(i)
 			return 0
 		}
 	}
