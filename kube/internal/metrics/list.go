@@ -72,11 +72,11 @@ var (
 	}, []string{"group", "resource"})
 	IndexBytes = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Name: "strata_index_bytes", StabilityLevel: metrics.ALPHA,
-		Help: "Memory of the indexes of strata_indexes for the newest version, as last counted, at most a minute ago. It is a part of strata_representation_bytes, and at most a quarter of its bound for each resource; of all resources at most half, and three quarters for labels and fields that Kubernetes declares, such as spec.nodeName.",
+		Help: "Memory of the indexes of strata_indexes for the newest version, as last counted, at most a minute ago. It is a part of strata_representation_bytes, and at most a quarter of its bound for each resource; of all resources at most half, and three quarters for fields that are indexed at their first use, such as spec.nodeName.",
 	}, []string{"group", "resource"})
 	IndexRefusals = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_index_refusals_total", StabilityLevel: metrics.ALPHA,
-		Help: "Times an index was dropped because it alone exceeded the bound of strata_index_bytes for its resource, or because the indexes of all resources had reached theirs. Its lists examine all objects for the next ten minutes.",
+		Help: "Times an index that found no room was dropped, because it alone took more than half of the bound of strata_index_bytes for its resource, or the indexes of all resources took more than 7/8 of theirs. Its lists examine all objects for the next ten minutes.",
 	}, []string{"group", "resource"})
 
 	registerListMetrics = sync.OnceFunc(func() {
