@@ -44,7 +44,7 @@ OLDEST := apiserver_v0_36
 
 .DEFAULT_GOAL := build
 .PHONY: help build kubectl-strata run test test-engine test-kube test-server test-stratatest test-race test-long test-storage test-oldest \
-        test-invariants fuzz bench bench-read bench-consistent bench-watch bench-lists bench-storm bench-check bench-profiles conformance robustness stock etcd-contract skew \
+        test-invariants fuzz bench bench-read bench-consistent bench-watch bench-lists bench-selectors bench-storm bench-check bench-profiles conformance robustness stock etcd-contract skew \
         suites suites-quick release release-ci release-check lint gofmt vet staticcheck boundaries tidy generate console check-docs check-commits prose vulncheck clean envtest envtest-archive recording
 
 help: ## list the targets
@@ -190,6 +190,12 @@ LISTS := list-pages.*,list-exact.*,history-.*
 
 bench-lists: ## the same for lists by pages and at old revisions, and what history takes
 	$(GO) run ./server/bench -workloads '$(LISTS)' $(ARGS)
+
+# The workloads of selectors and indexes, events, many custom resources and managed fields.
+SELECTORS := list-none,label-.*,list-node-16,initial-nodes,custom-field,watch-labels,events,definitions,list-managed.*
+
+bench-selectors: ## the same for selectors, events, many custom resources and managed fields
+	$(GO) run ./server/bench -workloads '$(SELECTORS)' $(ARGS)
 
 bench-storm: ## the same for a fleet of clients that wants everything at once, half an hour
 	$(GO) run ./server/bench -workloads 'storm.*' -runs 1 $(ARGS)

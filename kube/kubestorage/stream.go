@@ -56,7 +56,8 @@ type Stream struct {
 	// Initial events of a watch that starts at the latest state.
 	listing   bool                                // there are more initial events
 	announce  bool                                // their end has not been announced yet
-	found     []*mirror.Entry                     // from an index, or from etcd; nil if the keys are walked
+	found     []*mirror.Entry                     // the first ones: from an index, or all from etcd
+	initial   *initialRead                        // nil without a selector, and after the last one
 	shard     weak.Pointer[selected.ShardVersion] // the selected part, while it is cached
 	counted   bool                                // entries of other shards are counted
 	seat      *time.Timer                         // releases the seat of priority and fairness; nil if there is none

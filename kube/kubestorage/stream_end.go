@@ -33,6 +33,7 @@ func (st *Stream) Close() {
 	st.closed = true
 	st.store.watchMetrics.Ended(st.endReason().String())
 	st.countReplayed()
+	st.endInitial()
 	st.cancel()
 	st.store.cluster.watches.Remove((*runningStream)(st))
 	if st.cursor != nil {

@@ -44,7 +44,7 @@ var testSizes = Sizes{
 	Past: 10, Churned: 200, ChurnRate: 1_000,
 	Quieten: 20 * time.Millisecond, Rest: time.Millisecond, Writes: 20, Loop: 200 * time.Millisecond,
 	WatchDuration: 300 * time.Millisecond, NodeDuration: time.Second, LoneRate: 200, LoneStep: 300 * time.Millisecond, LoneMost: 6_000, Watchers: 20, SharedRate: 20,
-	NodeWatchers: 10, NodeRate: 400, LabelWatchers: 2, Events: 500, EventRate: 100, EventTTL: 2 * time.Second, Definitions: 5, Idle: 200 * time.Millisecond,
+	NodeWatchers: 10, NodeRate: 400, LabelWatchers: 2, Events: 500, EventRate: 100, EventTTL: 2 * time.Second, Definitions: 5, IndexCount: time.Millisecond, Idle: 200 * time.Millisecond,
 	Beside: 300 * time.Millisecond, ListInterval: 50 * time.Millisecond,
 	Churn: time.Second, PastInterval: 50 * time.Millisecond,
 }

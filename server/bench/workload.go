@@ -203,6 +203,7 @@ type Sizes struct {
 	FleetWait     time.Duration // for the answer to each client of the fleet, refusals included
 	Burst         time.Duration // duration of a burst, and of each phase around it
 	EventTTL      time.Duration // after which these expire
+	IndexCount    time.Duration // in which an engine counts the bytes of its indexes
 	CheckWait     time.Duration // for a check of an engine without checks on demand; 0 means that it is not waited for
 }
 
@@ -241,6 +242,7 @@ func fullSizes() Sizes {
 		EventRate:     2_000,
 		EventTTL:      15 * time.Second,
 		Definitions:   2_000,
+		IndexCount:    65 * time.Second,
 		Few:           20_000,
 		OtherPods:     10_000,
 		LargeObjects:  300,
