@@ -31,7 +31,8 @@ type Workload struct {
 	// Session names the process that workloads with Alone share; those with another Session run in another process.
 	Session string
 
-	// Variant, if not "", names processes with additional Flags, by value of --engine. Engines that have Flags are measured in these.
+	// Variant, if not "", names processes with additional Flags, by kind of engine: a stock kube-apiserver has those of upstream. Engines
+	// that have Flags are measured in these.
 	Variant string
 	Flags   map[string][]string
 
@@ -98,11 +99,19 @@ func (w Workload) runs(asked int) int {
 func (w Workload) flags(engines []target.EngineSpec) map[string]string {
 	flags := map[string]string{}
 	for _, spec := range engines {
-		if of := w.Flags[spec.Engine]; len(of) > 0 {
+		if of := w.flagsOf(spec); len(of) > 0 {
 			flags[spec.Label] = strings.Join(of, " ")
 		}
 	}
 	return flags
+}
+
+// flagsOf are the flags of an engine for this workload alone. A stock kube-apiserver has those of upstream.
+func (w Workload) flagsOf(spec target.EngineSpec) []string {
+	if spec.IsStock() {
+		return w.Flags[upstreamEngine]
+	}
+	return w.Flags[spec.Engine]
 }
 
 // workloads are all workloads in the order in which they run and are shown: first those that run alone, last those that leave data,
