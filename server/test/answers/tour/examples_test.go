@@ -27,5 +27,5 @@ func TestExamples_Sessions_HaveTheirOutput(t *testing.T) {
 		term.addresses[terminal] = free.Address()
 	}
 	term.runs, term.shown = strings.NewReplacer(commands...), strings.NewReplacer(outputs...)
-	transcript.Document{Path: "../../../../docs/examples.md", Update: *update, Same: same, Run: term.run}.Check(t, 12)
+	transcript.Document{Path: "../../../../docs/examples.md", Update: *update, Same: same, Run: term.run}.Check(t, 13)
 }
