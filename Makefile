@@ -45,7 +45,7 @@ OLDEST := apiserver_v0_36
 .DEFAULT_GOAL := build
 .PHONY: help build kubectl-strata run test test-engine test-kube test-server test-stratatest test-race test-long test-storage test-oldest \
         test-invariants fuzz bench bench-read bench-consistent bench-watch bench-lists bench-storm bench-check bench-profiles conformance robustness stock skew \
-        suites suites-quick release release-ci release-check lint gofmt vet staticcheck boundaries tidy generate console check-docs check-commits prose vulncheck clean envtest envtest-archive recording
+        suites suites-quick release release-ci release-check lint gofmt vet staticcheck boundaries tidy generate console check-docs check-commits prose vulncheck clean envtest envtest-archive newcomer recording
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9.-]*\):.*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -244,6 +244,9 @@ ENVTEST_PACKAGES ?= ./pkg/client
 envtest: build ## sideload the archive of bin/strata, and run tests of controller-runtime with it: make envtest ENVTEST_PACKAGES=all
 	@$(MAKE) --no-print-directory envtest-archive ENVTEST_BINARY='$(BIN)' VERSION=0.0.0-ci
 	@GO='$(GO)' .ci/envtest '$(ENVTEST_DIR)' $(ENVTEST_PACKAGES)
+
+newcomer: ## do what a newcomer does in a new clone of the commit, and print a table of times: make newcomer NEWCOMER_CACHE=empty
+	@GO='$(GO)' NEWCOMER_CACHE='$(NEWCOMER_CACHE)' .ci/newcomer
 
 # Programs of others that server/test/resumption/skew runs beside strata: etcd and kube-apiserver of the two supported minor versions.
 # The newer ones come from the versions of server/go.mod, the older ones from modules of their own outside the workspace.
