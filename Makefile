@@ -45,7 +45,7 @@ OLDEST := apiserver_v0_36
 .DEFAULT_GOAL := build
 .PHONY: help build kubectl-strata run test test-engine test-kube test-server test-stratatest test-race test-long test-storage test-oldest \
         test-invariants fuzz bench bench-read bench-consistent bench-watch bench-lists bench-selectors bench-storm bench-check bench-profiles conformance robustness stock etcd-contract skew \
-        suites suites-quick release release-ci release-check lint gofmt vet staticcheck boundaries tidy generate console check-docs check-commits prose vulncheck clean envtest envtest-archive recording
+        suites suites-quick release release-ci release-check lint gofmt vet staticcheck boundaries tidy generate console check-docs check-commits prose vulncheck clean envtest envtest-archive newcomer recording screenshots
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9.-]*\):.*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -139,6 +139,10 @@ generate: ## write the tables of docs/reference.md, the rules for the Prometheus
 
 recording: build ## run the steps of tools/recording and write docs/images/tour.svg, which the README shows
 	cd tools && $(ALONE) $(GO) run ./recording
+
+screenshots: build ## open the console in Chromium and write the images of docs/console.md; they differ a little in each run
+	cd server && STRATA_BINARY='$(CURDIR)/$(BIN)' STRATA_TEST_REQUIRE=chromium STRATA_TEST_CHROMIUM="$$(../.ci/chromium)" \
+		$(GO) test -vet=off -count=1 ./test/answers/console -update
 
 # The committed files of the plot library are those of the version in package-lock.json, which has no address of a registry.
 UPLOT := server/internal/console/uplot
@@ -250,6 +254,9 @@ ENVTEST_PACKAGES ?= ./pkg/client
 envtest: build ## sideload the archive of bin/strata, and run tests of controller-runtime with it: make envtest ENVTEST_PACKAGES=all
 	@$(MAKE) --no-print-directory envtest-archive ENVTEST_BINARY='$(BIN)' VERSION=0.0.0-ci
 	@GO='$(GO)' .ci/envtest '$(ENVTEST_DIR)' $(ENVTEST_PACKAGES)
+
+newcomer: ## do what a newcomer does in a new clone of the commit, and print a table of times: make newcomer NEWCOMER_CACHE=empty
+	@GO='$(GO)' NEWCOMER_CACHE='$(NEWCOMER_CACHE)' .ci/newcomer
 
 # Programs of others that server/test/resumption/skew runs beside strata: etcd and kube-apiserver of the two supported minor versions.
 # The newer ones come from the versions of server/go.mod, the older ones from modules of their own outside the workspace.

@@ -375,7 +375,7 @@ func (b *bench) sample(ctx context.Context, w Workload, spec target.EngineSpec, 
 	limit := cmp.Or(w.Timeout, sampleTimeout)
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s took longer than %v", w.Name, limit))
 	defer cancel()
-	s := &Sample{Surroundings: *b.surroundings(), Thorough: thorough, Body: &b.body, profile: profile}
+	s := &Sample{Surroundings: *b.surroundings(), Thorough: thorough, Body: &b.body, spec: spec, profile: profile}
 	s.start = func(ctx context.Context, args ...string) (*target.Engine, error) {
 		return b.startOwn(ctx, w, spec, args)
 	}

@@ -120,7 +120,7 @@ var workloads = slices.Concat(startWorkloads, writeWorkloads, watchWorkloads, co
 	mixedWorkloads, highestWorkloads, stalledWorkloads, restoreWorkloads, exactWorkloads, checkWorkloads, nodeWorkloads, kepWorkloads, besideWorkloads, kepLargeWorkloads, kepDisabledWorkloads, etcdWorkloads,
 	listWorkloads, getWorkloads, quietWorkloads, tableWorkloads, initialWorkloads, shardWorkloads, streamWorkloads, adapterWorkloads, largeWorkloads, podWorkloads,
 	labelWorkloads, fieldWorkloads, thingWorkloads, eventWorkloads, managedWorkloads, definitionWorkloads,
-	coldPagesWorkloads, halfWorkloads, fewWorkloads, churnWorkloads, stormWorkloads)
+	coldPagesWorkloads, upWorkloads, halfWorkloads, fewWorkloads, churnWorkloads, stormWorkloads)
 
 // selectWorkloads returns the workloads whose whole name matches one of the comma-separated regular expressions; "" selects all.
 func selectWorkloads(all []Workload, patterns string) ([]Workload, error) {
