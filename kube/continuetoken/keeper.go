@@ -47,6 +47,9 @@ type Options struct {
 	// Seal creates a ring if there is none, replaces its keys, and reads it in the background.
 	// Without Seal the ring is read when a sealed token has to be opened.
 	Seal bool
+	// ReadOnly makes the Keeper read the ring only. With Seal it reads in the background, and seals with keys that others make;
+	// ErrUnavailable while there are none.
+	ReadOnly bool
 	// Rotation is how long a key seals before it is replaced; 0 disables rotation.
 	Rotation time.Duration
 	// Keep is how long a replaced key still opens; at least 10 minutes.
@@ -135,7 +138,7 @@ func (k *Keeper) Seal(ctx context.Context, scope Scope, t Token) (string, error)
 			return "", err
 		}
 		if h.ring == nil {
-			return "", ErrUnavailable // only if this Keeper must not make a ring
+			return "", ErrUnavailable // only if this Keeper makes no ring
 		}
 	}
 	return h.ring.keys[0].seal(scope, t), nil
@@ -345,7 +348,7 @@ func (k *Keeper) tryRead(ctx context.Context) (done bool, err error) {
 		k.checked = now
 	}
 	present := &ringState{ring: current, at: now, data: stored, mod: mod}
-	if !k.opts.Seal {
+	if !k.opts.Seal || k.opts.ReadOnly {
 		k.current.Store(present)
 		return true, nil
 	}

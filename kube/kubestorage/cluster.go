@@ -46,6 +46,7 @@ type cluster struct {
 	// eventsOnly: see mirror.Options. Reads at or above a revision beyond the published revision then go to
 	// etcd, because the mirror may not reach that revision soon.
 	eventsOnly bool
+	lag        replicaLag // followed with Options.ReadOnly
 
 	// Places for reads that memory cannot answer: one per key, and one per page of a list.
 	getPlaces, listPlaces etcdread.Places

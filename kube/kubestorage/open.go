@@ -35,7 +35,7 @@ import (
 
 // newCluster connects to the etcd of the config and starts to compact and to mirror it.
 func newCluster(config *storagebackend.ConfigForResource, opts Options, blocks *blockcache.Cache) (*cluster, error) {
-	client, err := etcdclient.New(config.Transport)
+	client, err := etcdclient.New(config.Transport, opts.ReadOnly)
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +46,11 @@ func newCluster(config *storagebackend.ConfigForResource, opts Options, blocks *
 		_ = client.Close()
 		return nil, fmt.Errorf("etcd at %s: %w", strings.Join(client.Endpoints(), ","), err)
 	}
-	return startCluster(client, startCompactor(client.Client, config.CompactionInterval, opts.Logger), f, prefix, opts, blocks)
+	interval := config.CompactionInterval
+	if opts.ReadOnly {
+		interval = 0
+	}
+	return startCluster(client, startCompactor(client.Client, interval, opts.Logger), f, prefix, opts, blocks)
 }
 
 // startCluster mirrors the feed; without a source its storages read from etcd. The cluster owns the
@@ -58,6 +62,7 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f detectedSou
 	c.tokens = pages.NewTokens(client.KV, prefix, pages.TokenOptions{
 		Seal:        opts.enabled(SealedContinueTokens),
 		RefusePlain: opts.RefusePlainTokens,
+		ReadOnly:    opts.ReadOnly,
 		Transformer: opts.TokenTransformer,
 		Rotation:    opts.TokenKeyRotation,
 		Keep:        2 * opts.Window.MaxAge,
@@ -93,6 +98,9 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f detectedSou
 	ctx, cancel := context.WithCancel(context.Background())
 	c.stop = cancel
 	c.wg.Go(func() { c.cache.Run(ctx) })
+	if opts.ReadOnly {
+		c.wg.Go(func() { c.lag.follow(ctx, m) })
+	}
 	if compactor != nil {
 		compactor.add(m)
 	}
@@ -168,6 +176,9 @@ func (c *cluster) open(cfg storeConfig) (storage.Interface, factory.DestroyFunc,
 	var raw storage.Interface = etcd
 	if unsafeDelete {
 		raw = etcd3.NewStoreWithUnsafeCorruptObjectDeletion(raw, cfg.GroupResource)
+	}
+	if c.opts.ReadOnly {
+		raw = readOnly{raw, cfg.GroupResource}
 	}
 	var once sync.Once
 	if c.mirror == nil {

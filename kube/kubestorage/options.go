@@ -52,6 +52,10 @@ type Options struct {
 	TokenKeyRotation time.Duration
 	// RefusePlainTokens refuses continue tokens that are not sealed.
 	RefusePlainTokens bool
+	// ReadOnly makes an engine that changes nothing in etcd: writes of its storages return ErrReadOnly, it does not compact, and it
+	// makes no keys of continue tokens. Its client of etcd sends no other request than reads. Engine.Lags then reports how far
+	// memory is behind.
+	ReadOnly bool
 	// Gates turns behaviour off; it must include Gates(). It is read when a storage is made. nil
 	// means the defaults.
 	Gates featuregate.FeatureGate

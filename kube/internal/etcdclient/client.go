@@ -40,8 +40,8 @@ const (
 
 // New connects to etcd and returns when a connection is up, or an error after
 // dialTimeout. The client serves all resources: writes, reads of the latest revision, and
-// the feed.
-func New(c storagebackend.TransportConfig) (*kubernetes.Client, error) {
+// the feed. A read-only client sends no request that changes etcd; such requests return ErrReadOnly.
+func New(c storagebackend.TransportConfig, readOnly bool) (*kubernetes.Client, error) {
 	cfg := clientv3.Config{
 		Endpoints:            c.ServerList,
 		DialTimeout:          dialTimeout,
@@ -54,6 +54,9 @@ func New(c storagebackend.TransportConfig) (*kubernetes.Client, error) {
 		grpc.WithBlock(),
 		grpc.WithInitialWindowSize(streamWindow),
 		grpc.WithInitialConnWindowSize(connectionWindow),
+	}
+	if readOnly {
+		cfg.DialOptions = append(cfg.DialOptions, grpc.WithChainUnaryInterceptor(refuseUnaryWrites), grpc.WithChainStreamInterceptor(refuseStreamWrites))
 	}
 	if c.CertFile != "" || c.KeyFile != "" || c.TrustedCAFile != "" {
 		info := transport.TLSInfo{CertFile: c.CertFile, KeyFile: c.KeyFile, TrustedCAFile: c.TrustedCAFile}

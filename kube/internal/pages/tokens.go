@@ -31,6 +31,7 @@ const TokenKeys = "strata/continue-token-keys"
 type TokenOptions struct {
 	Seal        bool              // the gate SealedContinueTokens
 	RefusePlain bool              // plain tokens from clients are refused
+	ReadOnly    bool              // keys are read, and never made
 	Transformer value.Transformer // of secrets, for the keys in etcd; nil stores them as they are
 	Rotation    time.Duration     // how long a key seals; 0 disables rotation
 	Keep        time.Duration     // how long it still opens after that, see continuetoken.Options
@@ -55,6 +56,7 @@ func NewTokens(kv clientv3.KV, keyPrefix string, opts TokenOptions) *Tokens {
 		Key:         keyPrefix + TokenKeys,
 		Transformer: opts.Transformer,
 		Seal:        opts.Seal,
+		ReadOnly:    opts.ReadOnly,
 		Rotation:    opts.Rotation,
 		Keep:        opts.Keep,
 		Logger:      opts.Logger,

@@ -5,6 +5,7 @@
 //	strata history      past states of its resources
 //	strata console      a link to its console in the browser
 //	strata apiserver    replaces kube-apiserver, on an existing etcd
+//	strata replica      reads of a cluster from memory, in front of its API servers
 //	strata version      the versions of all parts
 //
 // # In place of kube-apiserver
@@ -49,6 +50,7 @@ import (
 	"github.com/stratakube/strata/server/internal/guest"
 	"github.com/stratakube/strata/server/internal/history"
 	"github.com/stratakube/strata/server/internal/kubectlcmd"
+	"github.com/stratakube/strata/server/internal/replica"
 	"github.com/stratakube/strata/server/internal/up"
 	"github.com/stratakube/strata/server/internal/version"
 )
@@ -91,6 +93,7 @@ memory, with the same guarantees as etcd.`,
 		}),
 		untilSignal(console.NewCommand(kubectlcmd.DefaultKubeconfig)),
 		untilSignal(apiserver.NewCommand()),
+		untilSignal(replica.NewCommand()),
 		newVersionCommand(),
 		untilSignal(embedetcd.NewCommand()),
 		untilSignal(guest.NewCommand()),

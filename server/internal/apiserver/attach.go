@@ -38,7 +38,8 @@ type Attachment struct {
 	compaction time.Duration
 	engine     *kubestorage.Engine // nil with upstream's engine, before attach, and after Close
 
-	stopShedding func() // set with engine
+	stopShedding func()             // set with engine
+	follow       *followedInformers // set by Chain, with the engine strata
 }
 
 // AttachmentFromEnvironment returns an Attachment with default flags, except for the engine, which EngineVariable names
@@ -76,6 +77,8 @@ func (a *Attachment) Options(etcd *genericoptions.EtcdOptions) {
 func (a *Attachment) Chain(config *app.Config) error {
 	if a.settings.engine == engineStrata {
 		skipBootstrapWaits(config)
+		a.follow = &followedInformers{remote: newRemoteVersions()}
+		a.follow.install(config)
 	}
 	getters := []*generic.RESTOptionsGetter{
 		&config.KubeAPIs.ControlPlane.Generic.RESTOptionsGetter,
@@ -84,7 +87,7 @@ func (a *Attachment) Chain(config *app.Config) error {
 		&config.ApiExtensions.ExtraConfig.CRDRESTOptionsGetter,
 	}
 	return a.attach(&config.Aggregator.GenericConfig.Config, getters, func() (readpath.ResolverConfig, error) {
-		return chainResolver(config)
+		return chainResolver(config, a.follow)
 	})
 }
 
@@ -124,10 +127,11 @@ func (a *Attachment) attach(outermost *genericapiserver.Config, getters []*gener
 	if err != nil {
 		return err
 	}
-	a.engine, err = newEngine(a.etcd, s.gates, s.limits, s.checks, s.tokens, transformer)
+	options, err := s.engineOptions(a.etcd, transformer)
 	if err != nil {
 		return err
 	}
+	a.engine = kubestorage.New(options)
 	for _, getter := range getters {
 		*getter = a.engine.RESTOptionsGetter(compacted{*getter, a.compaction})
 	}

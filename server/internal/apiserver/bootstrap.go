@@ -20,6 +20,9 @@ import (
 func skipBootstrapWaits(config *app.Config) {
 	kube := &config.KubeAPIs.ControlPlane
 	replace := func(name string, hook genericapiserver.PostStartHookFunc) {
+		if kube.Generic.DisabledPostStartHooks.Has(name) {
+			return
+		}
 		// The configurations of the chain share the set; the hook is disabled in the server of this API only.
 		kube.Generic.DisabledPostStartHooks = sets.NewString(kube.Generic.DisabledPostStartHooks.List()...).Insert(name)
 		config.Aggregator.GenericConfig.AddPostStartHookOrDie(name, hook)

@@ -112,6 +112,8 @@ type settings struct {
 	checks checkSettings
 	tokens tokenSettings
 
+	variant Variant
+
 	sizesOfEvents bool // --watch-cache-sizes contains events
 
 	sessions *console.Sessions // of the console; nil if there are none
@@ -120,14 +122,18 @@ type settings struct {
 // newSettings returns the defaults.
 func newSettings() *settings {
 	return &settings{kube: options.NewServerRunOptions(), engine: engineStrata, gates: newGates(),
-		limits: defaultEngineLimits(), checks: defaultCheckSettings(), tokens: defaultTokenSettings()}
+		limits: defaultEngineLimits(), checks: defaultCheckSettings(), tokens: defaultTokenSettings(), variant: plain{}}
 }
 
 // newCommand returns the command with the callbacks of o.
 func newCommand(o Options) *cobra.Command {
 	s := newSettings()
 	s.sessions = o.Sessions
+	return s.command(o)
+}
 
+// command returns the command with the callbacks of o.
+func (s *settings) command(o Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "apiserver",
 		Short: "Serve the Kubernetes API from an existing etcd",
@@ -184,6 +190,7 @@ func (s *settings) ownFlags() *pflag.FlagSet {
 	s.limits.addFlags(own)
 	s.checks.addFlags(own)
 	s.tokens.addFlags(own)
+	s.variant.AddFlags(own)
 	cli.ShortenDurations(own)
 	return own
 }

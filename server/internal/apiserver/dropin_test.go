@@ -195,7 +195,7 @@ func startTLSEtcd(t *testing.T, ctx context.Context, files *pki.Files) *tlsEtcd 
 		t.Fatalf("start etcd: %v", err)
 	}
 	t.Cleanup(etcd.Close)
-	config, err := clientTLS(storagebackend.TransportConfig{CertFile: files.Admin, KeyFile: files.Admin, TrustedCAFile: files.CA})
+	config, err := EtcdTLS(storagebackend.TransportConfig{CertFile: files.Admin, KeyFile: files.Admin, TrustedCAFile: files.CA})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,6 @@ import (
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/apiserver/pkg/storage/value"
-	"k8s.io/component-base/featuregate"
 	"k8s.io/klog/v2"
 
 	"github.com/stratakube/strata/kube/kubestorage"
@@ -41,14 +40,13 @@ func (k *engineKind) Set(s string) error {
 	return fmt.Errorf("must be %s or %s", engineStrata, engineUpstream)
 }
 
-// newEngine returns an engine that does not cache the resources excluded by the --watch-cache flags, and that logs with klog.
-// The transformer encrypts the keys of continue tokens. The caller must close the engine after the last storage has been
-// destroyed.
-func newEngine(etcd *genericoptions.EtcdOptions, gates featuregate.FeatureGate, limits engineLimits, checks checkSettings, tokens tokenSettings,
-	transformer value.Transformer) (*kubestorage.Engine, error) {
+// engineOptions returns the options of an engine that does not cache the resources excluded by the --watch-cache flags, and that logs with
+// klog. The transformer encrypts the keys of continue tokens.
+func (s *settings) engineOptions(etcd *genericoptions.EtcdOptions, transformer value.Transformer) (kubestorage.Options, error) {
+	limits, checks, tokens := s.limits, s.checks, s.tokens
 	uncached, err := uncachedResources(etcd)
 	if err != nil {
-		return nil, err
+		return kubestorage.Options{}, err
 	}
 	progress := limits.progressInterval
 	if progress == 0 {
@@ -58,7 +56,7 @@ func newEngine(etcd *genericoptions.EtcdOptions, gates featuregate.FeatureGate, 
 	if replay.Revisions == 0 {
 		replay.Revisions = -1 // none
 	}
-	return kubestorage.New(kubestorage.Options{
+	options := kubestorage.Options{
 		Uncached:  uncached,
 		Decorated: decorated,
 		Window:    mirror.Window{MaxAge: limits.historyAge, MaxBytes: limits.historyBytes.Value()},
@@ -75,9 +73,11 @@ func newEngine(etcd *genericoptions.EtcdOptions, gates featuregate.FeatureGate, 
 		TokenKeyRotation:  tokens.keyRotation,
 		RefusePlainTokens: tokens.refusePlain,
 
-		Gates:  gates,
+		Gates:  s.gates,
 		Logger: slog.New(logr.ToSlogHandler(klog.Background())),
-	}), nil
+	}
+	s.variant.Engine(&options)
+	return options, nil
 }
 
 // decorated reports whether upstream's registry of the resource decorates objects when they are read: see

@@ -56,7 +56,7 @@ func awaitEtcd(ctx context.Context, etcd *genericoptions.EtcdOptions) error {
 
 // awaitServers returns nil when one of the servers responds, even with an error.
 func awaitServers(ctx context.Context, t storagebackend.TransportConfig) error {
-	tlsConfig, err := clientTLS(t)
+	tlsConfig, err := EtcdTLS(t)
 	if err != nil {
 		return err
 	}
@@ -117,8 +117,8 @@ func nextStep(reason string, servers []string) string {
 	return "check " + running + " (address, http or https)"
 }
 
-// clientTLS returns the client's TLS configuration, nil if the flags name no file.
-func clientTLS(t storagebackend.TransportConfig) (*tls.Config, error) {
+// EtcdTLS returns the client's TLS configuration, nil if the flags name no file.
+func EtcdTLS(t storagebackend.TransportConfig) (*tls.Config, error) {
 	if t.CertFile == "" && t.KeyFile == "" && t.TrustedCAFile == "" {
 		return nil, nil
 	}

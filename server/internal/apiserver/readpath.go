@@ -1,6 +1,8 @@
 package apiserver
 
 import (
+	"fmt"
+
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
@@ -21,13 +23,11 @@ import (
 // chainResolver returns the resolver configuration of the byte read path for the server chain of kube-apiserver. The read
 // path is a handler of the outermost server, the aggregator. It runs after the aggregator's filters and before its
 // routing between itself, the delegated servers and the servers named by APIServices.
-func chainResolver(config *app.Config) (readpath.ResolverConfig, error) {
+func chainResolver(config *app.Config, follow *followedInformers) (readpath.ResolverConfig, error) {
 	resolver, err := builtInResolver(config.KubeAPIs.Extra)
 	if err != nil {
 		return readpath.ResolverConfig{}, err
 	}
-	follow := &followedInformers{remote: newRemoteVersions()}
-	follow.install(config)
 	resolver.Definition, resolver.Local = follow.definition, follow.remote.local
 	return resolver, nil
 }
@@ -68,6 +68,7 @@ type followedInformers struct {
 
 	definitions cache.Indexer
 	remote      *remoteVersions
+	changed     []func() // see onChange
 }
 
 // install replaces the peer proxy. The two Register methods of followedInformers are called before the
@@ -105,6 +106,9 @@ func (noPeers) RegisterAPIServiceInformerHandlers(cache.SharedIndexInformer, pee
 // RegisterCRDInformerHandlers implements peerproxy.Interface.
 func (f *followedInformers) RegisterCRDInformerHandlers(informer cache.SharedIndexInformer, extractor peerproxy.GVExtractor) error {
 	f.definitions = informer.GetIndexer()
+	if err := f.notify(informer); err != nil {
+		return err
+	}
 	return f.Interface.RegisterCRDInformerHandlers(informer, extractor)
 }
 
@@ -113,7 +117,32 @@ func (f *followedInformers) RegisterAPIServiceInformerHandlers(informer cache.Sh
 	if err := f.remote.follow(informer); err != nil {
 		return err
 	}
+	if err := f.notify(informer); err != nil {
+		return err
+	}
 	return f.Interface.RegisterAPIServiceInformerHandlers(informer, extractor)
+}
+
+// onChange adds a function to call when an informer has seen a change. It must be called before the informers are registered.
+func (f *followedInformers) onChange(changed func()) { f.changed = append(f.changed, changed) }
+
+// notify calls the functions of onChange for each event of an informer.
+func (f *followedInformers) notify(informer cache.SharedIndexInformer) error {
+	if len(f.changed) == 0 {
+		return nil
+	}
+	call := func() {
+		for _, changed := range f.changed {
+			changed()
+		}
+	}
+	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { call() }, UpdateFunc: func(any, any) { call() }, DeleteFunc: func(any) { call() },
+	})
+	if err != nil {
+		return fmt.Errorf("watch definitions: %w", err)
+	}
+	return nil
 }
 
 // definition returns a definition from the cache that upstream's custom resource handler uses, or nil.

@@ -39,7 +39,7 @@ func (s *settings) run(ctx context.Context, flags *pflag.FlagSet, o Options) err
 	if stopped, err := reachEtcd(ctx, completed); stopped || err != nil {
 		return err
 	}
-	kube := &instance{}
+	kube := &instance{variant: s.variant}
 	defer kube.stop()
 	if err := kube.start(ctx, s, completed, o); err != nil {
 		return err
@@ -72,8 +72,14 @@ func (s *settings) prepare(ctx context.Context, flags *pflag.FlagSet, shared *Sh
 	}
 	cliflag.PrintFlags(flags)
 
+	if err := s.variant.Options(ctx, flags, s.kube); err != nil {
+		return completed, err
+	}
 	s.sizesOfEvents = namesEvents(s.kube.Etcd.WatchCacheSizes)
 	if completed, err = s.kube.Complete(ctx); err != nil {
+		return completed, err
+	}
+	if err := s.variant.Completed(&completed); err != nil {
 		return completed, err
 	}
 	if errs := completed.Validate(); len(errs) != 0 {
@@ -126,6 +132,7 @@ func reachEtcd(ctx context.Context, completed options.CompletedOptions) (stopped
 type instance struct {
 	listener   net.Listener // nil: none
 	attachment *Attachment  // nil until config is set
+	variant    Variant
 	config     *app.Config
 	prepared   interface{ Run(context.Context) error }
 }
@@ -146,7 +153,14 @@ func (v *instance) start(ctx context.Context, s *settings, completed options.Com
 	if s.engine == engineStrata && o.Shared == nil {
 		gcpolicy.Start(ctx, freeMemory)
 	}
+	if err := s.variant.Config(config); err != nil {
+		return err
+	}
 	if err := attachment.Chain(config); err != nil {
+		return err
+	}
+	resources := &Resources{follow: attachment.follow}
+	if err := s.variant.Attached(config, attachment.engine, resources); err != nil {
 		return err
 	}
 
@@ -159,7 +173,15 @@ func (v *instance) start(ctx context.Context, s *settings, completed options.Com
 	if err != nil {
 		return err
 	}
+	if _, is := s.variant.(plain); !is {
+		if err := resources.fill(chain); err != nil {
+			return err
+		}
+	}
 	attachment.Mount(chain)
+	if err := s.variant.Chain(chain); err != nil {
+		return err
+	}
 	if err := o.Shared.installSchemas(o.API, chain); err != nil {
 		return err
 	}
@@ -201,6 +223,7 @@ func (v *instance) serve(ctx context.Context, o Options) error {
 		}
 		defer logLoad(ctx, engine.LoadState)()
 	}
+	defer v.variant.Start(ctx)()
 	v.attachment.AwaitMemory(ctx)
 	return v.prepared.Run(ctx)
 }

@@ -94,17 +94,24 @@ func (e *Env) StartAPIServer(etcd *Etcd, flags ...string) *Server {
 // StartAPIServerPrepared is StartAPIServer with a function that is called for the process, and for each one of StartAgain, before
 // it executes its first instruction. This is possible on Linux only.
 func (e *Env) StartAPIServerPrepared(prepare func(pid int) error, etcd *Etcd, flags ...string) *Server {
-	return e.startAPIServer("", prepare, etcd, flags...)
+	return e.startAPIServer(launch{command: "apiserver", prepare: prepare}, etcd, flags...)
 }
 
-// startAPIServer starts `strata apiserver`, or the stock kube-apiserver at the path program unless that is "".
-func (e *Env) startAPIServer(program string, prepare func(pid int) error, etcd *Etcd, flags ...string) *Server {
+// launch says which program startAPIServer starts: a command of strata, or the stock kube-apiserver at a path.
+type launch struct {
+	command, program string
+	prepare          func(pid int) error // see StartAPIServerPrepared
+}
+
+// startAPIServer starts an API server on etcd.
+func (e *Env) startAPIServer(l launch, etcd *Etcd, flags ...string) *Server {
+	program, prepare := l.program, l.prepare
 	dir := e.Dir("apiserver")
 	port := e.port()
 	flags, unchecked := withoutUnchecked(flags)
 	var args []string
 	if program == "" {
-		args = append([]string{"apiserver", "--engine=" + Engine()}, checkFlags(flags, unchecked)...)
+		args = append([]string{l.command, "--engine=" + Engine()}, checkFlags(flags, unchecked)...)
 	} else {
 		unchecked = true // it has no such check
 	}

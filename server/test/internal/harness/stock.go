@@ -74,5 +74,5 @@ func (e *Etcd) Upgrade(path string) { e.program = path }
 
 // StartStock starts the stock kube-apiserver at path on etcd, with the same flags as StartAPIServer, and does not wait for it.
 func (e *Env) StartStock(path string, etcd *Etcd, flags ...string) *Server {
-	return e.startAPIServer(path, nil, etcd, flags...)
+	return e.startAPIServer(launch{program: path}, etcd, flags...)
 }

@@ -1,0 +1,255 @@
+// Package replica assembles `strata replica`: the engine and the read path of `strata apiserver`, in front of API servers that write.
+//
+// A replica is a variant of package apiserver: the same chain of servers, without admission, without OpenAPI documents, without hooks that
+// write (hooks.go), and with an engine that only reads. In front of the chain, a dispatcher (dispatch.go) sends every request that memory does
+// not answer to the primaries, with the user of the request (proxy.go, primary.go). Discovery, OpenAPI documents and the version are the
+// primaries', cached (documents.go).
+//
+//	request ─▶ dispatcher ─┬▶ read of a stored resource ─▶ chain of kube-apiserver ─▶ memory
+//	                       ├▶ discovery, OpenAPI, version ─▶ the same chain ─▶ documents ─▶ primary
+//	                       └▶ everything else ─▶ authentication ─▶ primary
+package replica
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/apiserver/pkg/server/healthz"
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/klog/v2"
+	aggregatorapiserver "k8s.io/kube-aggregator/pkg/apiserver"
+	"k8s.io/kubernetes/cmd/kube-apiserver/app"
+	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
+
+	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/server/internal/apiserver"
+	"github.com/stratakube/strata/server/internal/cli"
+)
+
+// NewCommand returns `strata replica`. It serves until the context of the command is cancelled.
+func NewCommand() *cobra.Command { return apiserver.NewVariantCommand(&server{}) }
+
+// Flags of `strata replica` in addition to those of `strata apiserver`.
+const (
+	flagPrimary       = "primary"
+	flagPrimaryCAFile = "primary-ca-file"
+	flagDelegateAuth  = "delegate-auth"
+	flagReadFrom      = "read-from"
+)
+
+// server is the variant of a replica.
+type server struct {
+	primaryURLs   []string
+	primaryCAFile string
+	delegateAuth  bool
+	readFrom      string
+
+	options   options.CompletedOptions
+	identity  *identity
+	roots     dynamiccertificates.CAContentProvider // nil: the system's
+	primaries *pool
+	reviews   *reviews // nil without --delegate-auth
+	documents *documents
+	engine    *kubestorage.Engine
+}
+
+var _ apiserver.Variant = (*server)(nil)
+
+// Describe implements apiserver.Variant.
+func (s *server) Describe(cmd *cobra.Command) {
+	cmd.Use = "replica"
+	cmd.Short = "Serve reads of a cluster from memory, and pass everything else to its API servers"
+	cmd.Long = `Serve GET, LIST and WATCH of all resources from memory, fed by etcd, and pass every
+other request to the API servers of --primary with the identity of its user.
+
+A replica writes nothing to etcd. It takes the flags of strata apiserver and of
+kube-apiserver, so that it authenticates and authorizes as the API servers do, and a
+client certificate that the API servers accept from a front proxy
+(--proxy-client-cert-file). Flags for writing, such as those of admission, have no
+effect.`
+	cmd.Example = `  {program} replica --etcd-servers=https://10.0.0.11:2379 --etcd-cafile=etcd-ca.crt \
+    --etcd-certfile=etcd-client.crt --etcd-keyfile=etcd-client.key \
+    --primary=https://10.0.0.11:6443,https://10.0.0.12:6443 --primary-ca-file=ca.crt \
+    --proxy-client-cert-file=front-proxy-client.crt \
+    --proxy-client-key-file=front-proxy-client.key \
+    --client-ca-file=ca.crt --authorization-mode=Node,RBAC \
+    --service-account-issuer=https://kubernetes.default.svc --service-account-key-file=sa.pub`
+}
+
+// AddFlags implements apiserver.Variant.
+func (s *server) AddFlags(own *pflag.FlagSet) {
+	own.StringSliceVar(&s.primaryURLs, flagPrimary, nil, "Comma-separated URLs, https://host:port, of the API servers that answer all requests except reads. Required.")
+	own.StringVar(&s.primaryCAFile, flagPrimaryCAFile, "", "File with the certificate authorities of the API servers of --primary; changes take effect within a minute. "+
+		"Without it the system's authorities verify them.")
+	own.BoolVar(&s.delegateAuth, flagDelegateAuth, false, "Let the API servers of --primary authenticate tokens (TokenReview) and authorize reads (SubjectAccessReview); "+
+		"answers are used for 10s. Client certificates are verified with --client-ca-file. Flags of authorization and of service accounts must not be set.")
+	own.StringVar(&s.readFrom, flagReadFrom, "", "URL of the one member of etcd to read from, in place of --etcd-servers. It must vote: a learner refuses watches.")
+}
+
+// Options implements apiserver.Variant.
+func (s *server) Options(ctx context.Context, flags *pflag.FlagSet, o *options.ServerRunOptions) error {
+	if f := flags.Lookup("engine"); f != nil && f.Value.String() != "strata" {
+		return cli.Misusef("--engine=%s: a replica serves from memory of the engine strata; leave the flag out", f.Value)
+	}
+	urls, err := s.parsePrimaries()
+	if err != nil {
+		return cli.Misuse(err)
+	}
+	if o.ProxyClientCertFile == "" || o.ProxyClientKeyFile == "" {
+		return cli.Misusef("--proxy-client-cert-file and --proxy-client-key-file are required: with this certificate a replica tells the API servers of --primary the user of a request")
+	}
+	if s.identity, err = newIdentity(o.ProxyClientCertFile, o.ProxyClientKeyFile); err != nil {
+		return err
+	}
+	var roots func() *x509.CertPool
+	if s.primaryCAFile != "" {
+		if s.roots, err = dynamiccertificates.NewDynamicCAContentFromFile("replica-primary-ca", s.primaryCAFile); err != nil {
+			return fmt.Errorf("read the authorities of the primaries: %w; check --primary-ca-file", err)
+		}
+		roots = rootsOf(s.roots)
+	}
+	s.primaries = newPool(urls, roots, s.identity)
+	if s.delegateAuth {
+		for _, name := range []string{"authorization-mode", "authorization-config", "authentication-config", "token-auth-file", "service-account-key-file",
+			"service-account-signing-key-file", "service-account-issuer", "oidc-issuer-url", "enable-bootstrap-token-auth"} {
+			if flags.Changed(name) {
+				return cli.Misusef("--%s and --delegate-auth exclude each other: with the latter the API servers of --primary decide", name)
+			}
+		}
+		withoutKeys(o)
+		if s.reviews, err = newReviews(s.primaries); err != nil {
+			return err
+		}
+	}
+	if s.readFrom != "" {
+		if u, err := url.Parse(s.readFrom); err != nil || u.Host == "" || strings.Contains(s.readFrom, ",") {
+			return cli.Misusef("--read-from %q: must be the URL of one member of etcd, such as https://10.0.0.11:2379", s.readFrom)
+		}
+		o.Etcd.StorageConfig.Transport.ServerList = []string{s.readFrom}
+	}
+	readOnlyOptions(o)
+	return nil
+}
+
+// readOnlyOptions turns off what servers that write do for a cluster.
+func readOnlyOptions(o *options.ServerRunOptions) {
+	o.Etcd.StorageConfig.CompactionInterval = 0
+	o.EndpointReconcilerType = "none"
+	o.PeerCAFile = "" // a replica has primaries in place of peers
+}
+
+// parsePrimaries returns the URLs of --primary.
+func (s *server) parsePrimaries() ([]*url.URL, error) {
+	if len(s.primaryURLs) == 0 {
+		return nil, errors.New("--primary is required: the URLs of the API servers that answer all requests except reads")
+	}
+	var urls []*url.URL
+	for _, text := range s.primaryURLs {
+		u, err := url.Parse(text)
+		if err != nil || u.Scheme != "https" || u.Hostname() == "" || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.User != nil {
+			return nil, fmt.Errorf("--primary %q: must be https://host:port", text)
+		}
+		urls = append(urls, u)
+	}
+	return urls, nil
+}
+
+// Completed implements apiserver.Variant.
+func (s *server) Completed(o *options.CompletedOptions) error {
+	o.Admission = nil // nothing is admitted here; saves its plugins and their informers
+	if o.ServiceAccountIssuer == nil {
+		o.ServiceAccountIssuer = noTokens{}
+	}
+	s.options = *o
+	return nil
+}
+
+// Engine implements apiserver.Variant.
+func (s *server) Engine(o *kubestorage.Options) { o.ReadOnly = true }
+
+// Config implements apiserver.Variant.
+func (s *server) Config(config *app.Config) error {
+	if err := checkMember(s.options.Etcd.StorageConfig.Transport); err != nil {
+		return err
+	}
+	disableHooks(config)
+	omitDocuments(config)
+	if s.reviews != nil {
+		return s.reviews.install(config, s.options)
+	}
+	return nil
+}
+
+// Attached implements apiserver.Variant.
+func (s *server) Attached(config *app.Config, engine *kubestorage.Engine, resources *apiserver.Resources) error {
+	s.engine = engine
+	legacyregistry.CustomMustRegister(&lagCollector{lags: engine.Lags})
+	outermost := &config.Aggregator.GenericConfig.Config
+	withoutOrigin := len(outermost.CorsAllowedOriginList) > 0 // this server answers preflight requests
+	s.documents = newDocuments(s.primaries, outermost.Serializer, withoutOrigin)
+	resources.OnDefinitions(s.documents.changed)
+	build := outermost.BuildHandlerChainFunc
+	outermost.BuildHandlerChainFunc = func(apiHandler http.Handler, c *genericapiserver.Config) http.Handler {
+		d := &dispatcher{resolver: c.RequestInfoResolver, resources: resources, codecs: c.Serializer, local: build(s.documents.handler(apiHandler), c),
+			proxied: proxyChain(newProxy(s.primaries, c.Serializer, withoutOrigin), c)}
+		if c.LoopbackClientConfig != nil {
+			d.ownToken = c.LoopbackClientConfig.BearerToken
+		}
+		return d
+	}
+	return nil
+}
+
+// Chain implements apiserver.Variant.
+func (s *server) Chain(chain *aggregatorapiserver.APIAggregator) error {
+	if err := checkHooks(chain.GenericAPIServer); err != nil {
+		return err
+	}
+	return chain.GenericAPIServer.AddReadyzChecks(healthz.NamedCheck("replica-lag", func(*http.Request) error { return tooFarBehind(s.engine.Lags()) }))
+}
+
+// maxLag is the time for which memory may be behind etcd before the replica is not ready. It exceeds the restart of a silent feed on
+// another member (1.5 s), and a relist of a large cluster.
+const maxLag = 5 * time.Second
+
+// tooFarBehind returns an error that names the etcd clusters behind which memory has been for longer than maxLag.
+func tooFarBehind(lags []kubestorage.Lag) error {
+	var all []error
+	for _, lag := range lags {
+		if lag.Behind > maxLag {
+			all = append(all, fmt.Errorf("memory has been behind etcd at %s for %s (revision %d of %d, bound %s)", lag.Endpoints, lag.Behind.Round(time.Second),
+				lag.Published, lag.Etcd, maxLag))
+		}
+	}
+	return errors.Join(all...)
+}
+
+// Start implements apiserver.Variant.
+func (s *server) Start(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var work sync.WaitGroup
+	work.Go(func() { s.primaries.Run(ctx) })
+	work.Go(func() { s.identity.Run(ctx, 1) })
+	if runner, ok := s.roots.(dynamiccertificates.ControllerRunner); ok {
+		work.Go(func() { runner.Run(ctx, 1) })
+	}
+	if s.reviews != nil {
+		work.Go(func() { s.reviews.Run(ctx) })
+	}
+	klog.InfoS("Serving reads from memory; other requests go to the primaries", "primaries", s.primaryURLs, "delegateAuth", s.delegateAuth)
+	return func() {
+		cancel()
+		work.Wait()
+	}
+}

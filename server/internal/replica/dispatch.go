@@ -1,0 +1,140 @@
+package replica
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"runtime/debug"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
+	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	genericapiserver "k8s.io/apiserver/pkg/server"
+	genericfilters "k8s.io/apiserver/pkg/server/filters"
+	"k8s.io/klog/v2"
+
+	"github.com/stratakube/strata/server/internal/apiserver"
+)
+
+// dispatcher is the outermost handler of a replica.
+//
+//	own client (loopback)       reads: local; writes: refused
+//	health, metrics, debugging  local
+//	GET, LIST, WATCH of a stored resource, or of its subresources status and scale, without a change of protocol    local
+//	discovery, OpenAPI, version local chain, then documents, which asks the primaries
+//	everything else             proxied: authenticated here; authorized, admitted and audited by the primary
+type dispatcher struct {
+	resolver  request.RequestInfoResolver
+	resources *apiserver.Resources
+	codecs    runtime.NegotiatedSerializer
+	ownToken  string // of the loopback client
+	local     http.Handler
+	proxied   http.Handler
+}
+
+// ServeHTTP implements http.Handler.
+func (d *dispatcher) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	info, err := d.resolver.NewRequestInfo(req)
+	switch {
+	case err != nil:
+		d.local.ServeHTTP(w, req) // reports the error
+	case d.isOwn(req):
+		if info.IsResourceRequest && !isRead(info.Verb) {
+			d.refuseOwnWrite(w, req, info)
+			return
+		}
+		d.local.ServeHTTP(w, req.WithContext(context.WithValue(req.Context(), ownKey{}, true)))
+	case d.isLocal(req, info):
+		d.local.ServeHTTP(w, req)
+	default:
+		d.proxied.ServeHTTP(w, req)
+	}
+}
+
+// ownKey is the context key of requests of the loopback client.
+type ownKey struct{}
+
+func isOwnRequest(ctx context.Context) bool { return ctx.Value(ownKey{}) != nil }
+
+// isOwn reports whether the request is from the server's own client. Its token is random and known to this process only.
+func (d *dispatcher) isOwn(req *http.Request) bool {
+	return d.ownToken != "" && req.Header.Get("Authorization") == "Bearer "+d.ownToken
+}
+
+func isRead(verb string) bool { return verb == "get" || verb == "list" || verb == "watch" }
+
+// refuseOwnWrite answers a write of a part of this server, such as the status of a FlowSchema, with 404: a server that writes does the
+// same work, and upstream's controllers ignore that code, because the object may just have been deleted.
+func (d *dispatcher) refuseOwnWrite(w http.ResponseWriter, req *http.Request, info *request.RequestInfo) {
+	refusedWrites.WithLabelValues(info.Resource).Inc()
+	klog.V(4).InfoS("Refused a write of this replica", "verb", info.Verb, "path", info.Path, "userAgent", req.UserAgent())
+	gr := schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}
+	responsewriters.ErrorNegotiated(apierrors.NewNotFound(gr, info.Name), d.codecs, schema.GroupVersion{Group: info.APIGroup, Version: info.APIVersion}, w, req)
+}
+
+// isLocal reports whether the local chain answers the request.
+func (d *dispatcher) isLocal(req *http.Request, info *request.RequestInfo) bool {
+	if !info.IsResourceRequest {
+		return isOwnPath(info.Path) || isDocument(req.Method, info.Path)
+	}
+	if !isRead(info.Verb) || req.Header.Get("Upgrade") != "" {
+		return false
+	}
+	switch info.Subresource {
+	case "", "status", "scale":
+	default:
+		return false
+	}
+	if info.APIGroup == "" && info.Resource == "componentstatuses" {
+		return false // computed from the state of other servers
+	}
+	return d.resources.Stored(info)
+}
+
+// ownPaths are the paths that describe this process. They end at a slash or at the end of the path.
+var ownPaths = []string{"/healthz", "/livez", "/readyz", "/metrics", "/debug", "/statusz", "/flagz"}
+
+func isOwnPath(path string) bool {
+	for _, own := range ownPaths {
+		if rest, ok := strings.CutPrefix(path, own); ok && (rest == "" || rest[0] == '/') {
+			return true
+		}
+	}
+	return false
+}
+
+// proxyChain is the chain of filters of requests that a primary answers. It authenticates and decides nothing else: authorization, admission,
+// audit, fairness and timeouts are those of the primary, for the caller.
+func proxyChain(to http.Handler, c *genericapiserver.Config) http.Handler {
+	handler := genericapifilters.WithAuthentication(to, c.Authentication.Authenticator, genericapifilters.Unauthorized(c.Serializer),
+		c.Authentication.APIAudiences, c.Authentication.RequestHeaderConfig)
+	handler = genericfilters.WithCORS(handler, c.CorsAllowedOriginList, nil, nil, nil, "true")
+	handler = genericfilters.WithWaitGroup(handler, c.LongRunningFunc, c.NonLongRunningRequestWaitGroup)
+	handler = genericfilters.WithHSTS(handler, c.HSTSDirectives)
+	handler = genericfilters.WithHTTPLogging(handler)
+	handler = genericapifilters.WithLatencyTrackers(handler)
+	handler = genericapifilters.WithRequestInfo(handler, c.RequestInfoResolver)
+	handler = genericapifilters.WithRequestReceivedTimestamp(handler)
+	return withRecovery(handler)
+}
+
+// withRecovery answers 500 after a panic, except for the panic that ends a response whose primary has broken off.
+func withRecovery(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		defer func() {
+			switch p := recover(); p {
+			case nil:
+			case http.ErrAbortHandler:
+				panic(p)
+			default:
+				klog.ErrorS(fmt.Errorf("%v", p), "Panic while a request was proxied", "method", req.Method, "path", req.URL.Path, "stack", string(debug.Stack()))
+				http.Error(w, "This request caused the replica to panic. Look in its log for details.", http.StatusInternalServerError)
+			}
+		}()
+		next.ServeHTTP(w, req)
+	})
+}
