@@ -20,7 +20,7 @@ import (
 const (
 	memberCount  = 3
 	serverCount  = 3
-	replicaCount = 0
+	replicaCount = 2
 
 	// The first start of a process of each kind may take this long: a large database has to be read.
 	haStartTimeout = 10 * time.Minute
