@@ -342,7 +342,20 @@ func (p *haPlane) serve(ctx context.Context) error {
 	}
 }
 
-// stop ends everything in the reverse order of the starts, processes of one kind concurrently, and unlocks the data directory. It
+// stopTogether stops the programs of processes concurrently.
+func stopTogether(programs []*supervise.Program, processes []haProcess) error {
+	var stopping sync.WaitGroup
+	errs := make([]error, len(programs))
+	for i, program := range programs {
+		if slices.ContainsFunc(processes, func(each haProcess) bool { return each.Name == program.Name() }) {
+			stopping.Go(func() { errs[i] = program.Stop() })
+		}
+	}
+	stopping.Wait()
+	return errors.Join(errs...)
+}
+
+// stop ends everything in the reverse order of the starts, servers and replicas concurrently, and unlocks the data directory. It
 // returns err, or else the first error of a component.
 func (p *haPlane) stop(err error) error {
 	end := func() {}
@@ -365,16 +378,11 @@ func (p *haPlane) stop(err error) error {
 	p.mu.Lock()
 	programs := p.mu.programs
 	p.mu.Unlock()
-	for _, kind := range [][]haProcess{p.layout.replicas(), p.layout.servers(), p.layout.members()} {
-		var stopping sync.WaitGroup
-		var errs [memberCount + serverCount + replicaCount]error
-		for i, program := range programs {
-			if slices.ContainsFunc(kind, func(each haProcess) bool { return each.Name == program.Name() }) {
-				stopping.Go(func() { errs[i] = program.Stop() })
-			}
-		}
-		stopping.Wait()
-		err = firstError(err, errors.Join(errs[:]...))
+	err = firstError(err, stopTogether(programs, p.layout.replicas()))
+	err = firstError(err, stopTogether(programs, p.layout.servers()))
+	for _, member := range p.layout.members() {
+		// One after the other: a leader that ends waits for another member to take over, which must not end at the same time.
+		err = firstError(err, stopTogether(programs, []haProcess{member}))
 	}
 	p.layout.release()
 	end()
