@@ -1,4 +1,4 @@
-// Package loopback reserves TCP ports of 127.0.0.1 for servers that tests and benchmarks run as separate processes. Such a
+// Package loopback reserves TCP ports of 127.0.0.1 for servers that tests, benchmarks and `strata up --ha` run as separate processes. Such a
 // server is configured with its port before it starts, and may stop and start again on it, so it cannot choose a port itself.
 package loopback
 
@@ -20,11 +20,18 @@ type Port struct {
 // Only Linux allows a second socket on a bound port in this way. On other systems Reserve only picks a port that is currently
 // free, and another process may take it first.
 func Reserve() (*Port, error) {
-	number, release, err := reserve()
+	return reserveNumber(0)
+}
+
+// ReserveNumber is Reserve of the port with a given number. It fails if a server listens on the port.
+func ReserveNumber(number int) (*Port, error) { return reserveNumber(number) }
+
+func reserveNumber(number int) (*Port, error) {
+	bound, release, err := reserve(number)
 	if err != nil {
 		return nil, fmt.Errorf("reserve a port of 127.0.0.1: %w", err)
 	}
-	return &Port{number, sync.OnceValue(release)}, nil
+	return &Port{bound, sync.OnceValue(release)}, nil
 }
 
 // Number returns the number of the port.

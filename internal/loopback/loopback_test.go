@@ -85,6 +85,26 @@ func TestReservedPort_AnotherProcessRestarts_ListensAgain(t *testing.T) {
 
 // A reserved port is never chosen for a listener or for a connection, in so many attempts that a
 // free port would be chosen with near certainty.
+func TestReserveNumber_PortInUse_Fails(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	number := l.Addr().(*net.TCPAddr).Port
+	if p, err := ReserveNumber(number); !errors.Is(err, syscall.EADDRINUSE) {
+		t.Errorf("a port with a listener: %v, %v, want address in use", p, err)
+	}
+	l.Close()
+	p, err := ReserveNumber(number)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Release()
+	if p.Number() != number {
+		t.Errorf("reserved %d, want %d", p.Number(), number)
+	}
+}
+
 func TestReservedPort_AnyPortRequested_IsNeverChosen(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("other systems than Linux reserve no ports")

@@ -2,10 +2,13 @@
 
 package loopback
 
-import "net"
+import (
+	"fmt"
+	"net"
+)
 
-func reserve() (int, func() error, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+func reserve(port int) (int, func() error, error) {
+	l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
 	if err != nil {
 		return 0, nil, err
 	}

@@ -1,5 +1,5 @@
-// Package process runs programs, such as servers, as child processes of a test or benchmark: it starts a program, waits until
-// it is ready, reads its output and its cost in CPU time and memory, and stops it by its own process id.
+// Package process runs programs, such as servers, as child processes of a test, a benchmark or `strata up --ha`: it starts a
+// program, waits until it is ready, reads its output and its cost in CPU time and memory, and stops it by its own process id.
 //
 // On Linux the kernel kills a child when its parent dies, for any reason. A child also has its own process group there:
 // a Ctrl-C reaches the parent alone, which then stops its children in order. On other systems a child may outlive its parent,
@@ -29,6 +29,7 @@ type Spec struct {
 	Env   []string  // the whole environment; nil is the parent's
 	Stdin *os.File  // standard input; nil is an empty one
 	Log   string    // path of a file, created or truncated, that receives standard output and standard error
+	Out   io.Writer // writes the file Log in place of this package, unless nil; with Lines, concurrently
 	Tee   io.Writer // receives a copy of both, unless nil; with Lines, concurrently
 	Lines bool      // keep the lines of standard output in memory, for WaitLine and Lines
 
@@ -48,12 +49,16 @@ type Child struct {
 }
 
 // Start starts a process and does not wait until it is ready. The caller must Stop or Kill it, or wait for Done. Until then it
-// costs an OS thread and, with Tee or Lines, goroutines that copy its output; otherwise the process writes to the log by itself.
+// costs an OS thread and, with Out, Tee or Lines, goroutines that copy its output; otherwise the process writes to the log by itself.
 // Errors: the log cannot be created, the program cannot be started, or Prepare failed.
 func Start(spec Spec) (*Child, error) {
-	log, err := os.Create(spec.Log)
-	if err != nil {
-		return nil, fmt.Errorf("log of %s: %w", spec.Name, err)
+	output, log := spec.Out, io.Closer(io.NopCloser(nil))
+	if output == nil {
+		file, err := os.Create(spec.Log)
+		if err != nil {
+			return nil, fmt.Errorf("log of %s: %w", spec.Name, err)
+		}
+		output, log = file, file
 	}
 	c := &Child{name: spec.Name, log: spec.Log, cmd: exec.Command(spec.Path, spec.Args...), done: make(chan struct{})}
 	c.out.changed = make(chan struct{})
@@ -61,9 +66,8 @@ func Start(spec Spec) (*Child, error) {
 	if spec.Stdin != nil { // a nil *os.File is no nil io.Reader
 		c.cmd.Stdin = spec.Stdin
 	}
-	var output io.Writer = log
 	if spec.Tee != nil {
-		output = io.MultiWriter(log, spec.Tee)
+		output = io.MultiWriter(output, spec.Tee)
 	}
 	c.cmd.Stdout, c.cmd.Stderr = output, output
 	if spec.Lines {

@@ -165,6 +165,25 @@ func TestWaitLine_LinesInParts_AreNumbered(t *testing.T) {
 	}
 }
 
+func TestOut_Writer_ReceivesOutputInPlaceOfLog(t *testing.T) {
+	var out bytes.Buffer
+	log := filepath.Join(t.TempDir(), "log")
+	if err := os.WriteFile(log, []byte("earlier"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Start(Spec{Name: "script", Path: "/bin/sh", Args: []string{"-c", exits3}, Log: log, Out: &out})
+	if err != nil {
+		t.Fatal(err)
+	}
+	requireEnd(t, c)
+	if got := out.String(); got != "first\nlast words\n" {
+		t.Errorf("the writer received %q", got)
+	}
+	if got, err := c.Log(); err != nil || got != "earlier" {
+		t.Errorf("the log is %q, %v, want unchanged", got, err)
+	}
+}
+
 func TestWaitLine_ProcessEnds_ReturnsStatusAndLog(t *testing.T) {
 	_, _, err := start(t, exits3).WaitLine(t.Context(), 0, "ready")
 	requireError(t, err, `"ready"`, "exit status 3", "last words")

@@ -36,7 +36,8 @@ const (
 // down. Watches of the engine's storages are ended by Engine.Drain, which waits for etcd's progress
 // for at most the duration progress. Call it after Server.Mount and before c is completed.
 //
-//	signal ─▶ /readyz fails ─▶ ShutdownDelayDuration, in which watches continue
+//	signal ─▶ /readyz fails ─▶ ShutdownDelayDuration, in which watches continue; in its second half, when balancers
+//	          send new connections to other servers, each response asks its client to reconnect
 //	       ─▶ watches are drained; new watches and lists are refused with 429, unless
 //	          the server no longer listens
 //	       ─▶ the server stops as usual; no watch delays it
@@ -68,7 +69,11 @@ func DrainOnShutdown(c *genericapiserver.Config, engine *kubestorage.Engine, pro
 				defer c.NonLongRunningRequestWaitGroup.Done()
 			}
 			<-c.ShutdownInitiatedNotify()
-			time.Sleep(c.ShutdownDelayDuration) // upstream sleeps at the same time
+			// upstream sleeps at the same time
+			time.Sleep(c.ShutdownDelayDuration / 2)
+			d.leaving.Store(true)
+			time.Sleep(c.ShutdownDelayDuration - c.ShutdownDelayDuration/2)
+			d.leaving.Store(false)
 			d.drain()
 		}()
 		return nil
@@ -82,7 +87,8 @@ type drainer struct {
 	progress, delivery time.Duration
 	conns              *slowclient.Listener // nil if the server does not serve TLS
 
-	begun atomic.Bool
+	leaving atomic.Bool // clients are asked to reconnect
+	begun   atomic.Bool
 
 	mu      sync.Mutex // leaf, except for locks taken by writes to a connection
 	watches map[*openWatch]struct{}
@@ -98,6 +104,9 @@ type openWatch struct {
 // handler registers open watches, and refuses watches and lists once draining has begun.
 func (d *drainer) handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if d.leaving.Load() {
+			d.askToReconnect(w, req)
+		}
 		begun, watch := d.begun.Load(), mayBeWatch(req)
 		switch {
 		case (begun || watch) && d.isOwn(req):
@@ -121,6 +130,14 @@ func (d *drainer) handler(next http.Handler) http.Handler {
 		}()
 		next.ServeHTTP(w, req)
 	})
+}
+
+// askToReconnect makes the client of a request open another connection for later ones. Requests in progress on an HTTP/2 connection, such
+// as watches, continue: the response sends a GOAWAY frame. The server's own clients have no other server.
+func (d *drainer) askToReconnect(w http.ResponseWriter, req *http.Request) {
+	if req.Header.Get("Upgrade") == "" && !d.isOwn(req) {
+		w.Header().Set("Connection", "close")
+	}
 }
 
 // isOwn reports whether the request is one of the server's own clients, which the server stops

@@ -187,6 +187,30 @@ func (d *Dir) Close() error { return d.lock.Close() }
 // Etcd returns the directory of the embedded etcd.
 func (d *Dir) Etcd() string { return d.join("etcd") }
 
+// HA returns the directory of the processes of `strata up --ha`: data of etcd, logs and process ids.
+func (d *Dir) HA() string { return d.join("ha") }
+
+// HAMember returns the directory of a member of etcd of `strata up --ha`.
+func (d *Dir) HAMember(name string) string { return filepath.Join(d.HA(), name) }
+
+// HALayout returns the path of the file with the addresses of the members of etcd of `strata up --ha`.
+func (d *Dir) HALayout() string { return filepath.Join(d.HA(), "layout.json") }
+
+// CheckKind returns an error, with the next step, unless the directory has no data yet, or data of the same kind: an etcd of several
+// members (ha) or of one.
+func (d *Dir) CheckKind(ha bool) error {
+	other, text := d.HALayout(), "of strata up --ha: add --ha"
+	if ha {
+		other, text = d.Etcd(), "of strata up without --ha: omit --ha"
+	}
+	if _, err := os.Stat(other); err == nil {
+		return fmt.Errorf("data directory %s has the data %s, or choose another directory with --data-dir", d.Path, text)
+	} else if !errors.Is(err, os.ErrNotExist) {
+		return unusable(err)
+	}
+	return nil
+}
+
 // PKI returns the directory of keys and certificates.
 func (d *Dir) PKI() string { return d.join("pki") }
 

@@ -13,18 +13,21 @@ import (
 const startTimeout = 2 * time.Minute
 
 // NewCommand returns `strata etcd`, the embedded etcd as a separate process. It prints one line, "ready <endpoint>", when it
-// serves, and stops cleanly when the context of the command is cancelled. It is hidden: it is intended for tests and
-// measurements, not for operators.
+// serves, and stops cleanly when the context of the command is cancelled. It is hidden: it is intended for `strata up --ha`, tests
+// and measurements, not for operators.
 func NewCommand() *cobra.Command {
-	cfg := Config{}
+	cfg, peers := Config{}, Peers{}
 	verbose := false
 	cmd := &cobra.Command{
 		Use:    "etcd",
-		Short:  "Run a single-member etcd (for tests and measurements)",
+		Short:  "Run an etcd (for strata up --ha, tests and measurements)",
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx := cmd.Context()
+			if peers.Name != "" {
+				cfg.Peers = &peers
+			}
 			if verbose {
 				logger, err := zap.NewProduction()
 				if err != nil {
@@ -57,6 +60,12 @@ func NewCommand() *cobra.Command {
 	fs.BoolVar(&cfg.UnsafeNoFsync, "unsafe-no-fsync", false, "do not sync writes to disk: faster, but a crash of the machine loses data")
 	fs.Int64Var(&cfg.QuotaBytes, "quota-backend-bytes", 0, "database size in bytes beyond which writes are rejected (default 8 GiB)")
 	fs.DurationVar(&cfg.ProgressNotifyInterval, "progress-notify-interval", 0, "interval of progress notifications for watches (default 10m)")
+	fs.StringVar(&peers.Name, "name", "", "name of this member of a cluster of several; the following flags are for such clusters")
+	fs.StringVar(&peers.Cluster, "initial-cluster", "", "all members with their URLs for peers, as name=URL, separated by commas")
+	fs.StringVar(&peers.CertFile, "peer-cert-file", "", "certificate of this member, as server and as client of its peers")
+	fs.StringVar(&peers.KeyFile, "peer-key-file", "", "private key of that certificate")
+	fs.StringVar(&peers.TrustedCAFile, "peer-trusted-ca-file", "", "CA that signs the certificates of peers")
+	cmd.MarkFlagsRequiredTogether("name", "initial-cluster", "peer-cert-file", "peer-key-file", "peer-trusted-ca-file")
 	fs.BoolVar(&verbose, "verbose", false, "log all messages, not only errors")
 	if err := cmd.MarkFlagRequired("data-dir"); err != nil {
 		panic(err) // the flag is declared above

@@ -1,6 +1,6 @@
-// Package embedetcd runs a single-member etcd inside the process, and as the hidden command `strata etcd`.
+// Package embedetcd runs an etcd inside the process, and as the hidden command `strata etcd`.
 //
-// The etcd has no peer listener and elects itself. Clients connect to a unix socket in its own directory (mode 0700), or to a
+// Without Peers, the etcd has no peer listener and elects itself; with them, it is a member of a cluster. Clients connect to a unix socket in its own directory (mode 0700), or to a
 // TCP URL that the caller chooses. Plain TCP is accessible to every local user, so it is intended for tests and measurements.
 package embedetcd
 
@@ -19,6 +19,7 @@ import (
 	bbolterrors "go.etcd.io/bbolt/errors"
 	"go.etcd.io/etcd/client/pkg/v3/fileutil"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
+	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -71,12 +72,30 @@ type Config struct {
 	// QuotaBytes bounds the size of the database; 0 means 8 GiB.
 	QuotaBytes int64
 
+	// Peers makes the etcd a member of a cluster of several, unless it is nil. Start then returns once a majority serves.
+	Peers *Peers
+
 	// ProgressNotifyInterval is the interval of progress notifications for watches that request them; 0 means etcd's default of
 	// 10 minutes. etcd raises values below 100 ms to 100 ms.
 	ProgressNotifyInterval time.Duration
 
 	// Logger receives etcd's log; nil means errors only, to standard error.
 	Logger *zap.Logger
+}
+
+// Peers describes a cluster of several members to one of them. All fields are required. A member with data ignores Cluster: the
+// cluster is that of its data.
+type Peers struct {
+	// Name is the name of this member.
+	Name string
+
+	// Cluster has all members with their URLs for peers, as name=https://127.0.0.1:2380, separated by commas. The URLs have IP
+	// addresses.
+	Cluster string
+
+	// CertFile and KeyFile (PEM) authenticate this member as server and client. Peers need a certificate signed by
+	// TrustedCAFile.
+	CertFile, KeyFile, TrustedCAFile string
 }
 
 // Server is a running etcd. Its methods may be called concurrently.
@@ -127,8 +146,12 @@ func Start(ctx context.Context, cfg Config) (server *Server, err error) {
 		TrustedCAFile:  cfg.TrustedCAFile,
 		ClientCertAuth: cfg.TrustedCAFile != "",
 	}
-	ec.TickMs = uint(heartbeat.Milliseconds())
-	ec.ElectionMs = uint(election.Milliseconds())
+	if cfg.Peers == nil {
+		ec.TickMs = uint(heartbeat.Milliseconds())
+		ec.ElectionMs = uint(election.Milliseconds())
+	} else if err := cfg.Peers.apply(ec); err != nil {
+		return nil, err
+	}
 	ec.EnableGRPCGateway = false
 	ec.UnsafeNoFsync = cfg.UnsafeNoFsync
 	ec.QuotaBackendBytes = cfg.QuotaBytes
@@ -168,6 +191,22 @@ func Start(ctx context.Context, cfg Config) (server *Server, err error) {
 	case <-ctx.Done():
 		return nil, fmt.Errorf("start etcd in %s: %w", cfg.Dir, context.Cause(ctx))
 	}
+}
+
+// apply sets the fields of a member. The intervals of heartbeats and elections remain etcd's defaults.
+func (p *Peers) apply(ec *embed.Config) error {
+	ec.Name, ec.InitialCluster = p.Name, p.Cluster
+	members, err := types.NewURLsMap(p.Cluster)
+	if err != nil {
+		return fmt.Errorf("etcd members %q: %w", p.Cluster, err)
+	}
+	own := members[p.Name]
+	if len(own) == 0 {
+		return fmt.Errorf("etcd members %q: no member is named %q", p.Cluster, p.Name)
+	}
+	ec.ListenPeerUrls, ec.AdvertisePeerUrls = own, own
+	ec.PeerTLSInfo = transport.TLSInfo{CertFile: p.CertFile, KeyFile: p.KeyFile, TrustedCAFile: p.TrustedCAFile, ClientCertAuth: true}
+	return nil
 }
 
 // Endpoint returns the URL for --etcd-servers and for clientv3.Config.Endpoints, with the actual port.

@@ -6,6 +6,13 @@
 //	admin.pem, controller-manager.pem, scheduler.pem, kubelets.pem, front-proxy-client.pem    client certificates
 //	service-account.key   signs service account tokens
 //
+// EnsureCluster adds the files of a control plane of several processes:
+//
+//	etcd-ca.pem      a third authority, for the members of etcd and their clients                etcd-ca.crt
+//	etcd-member.pem, etcd-client.pem    certificates of the members, and of their clients
+//	replica.pem      client certificate of read replicas, signed by front-proxy-ca.pem
+//	balancer.pem     client certificate of health checks
+//
 // A .pem contains a certificate and its key in one file, so that the pair is replaced atomically; all readers of such pairs
 // accept one file for both. All keys are ECDSA P-256, all files have mode 0600.
 package pki
@@ -44,7 +51,8 @@ const (
 	// backdate allows for clients whose clock is behind the server's.
 	backdate = time.Hour
 
-	authorityFile = "ca.pem"
+	authorityFile           = "ca.pem"
+	frontProxyAuthorityFile = "front-proxy-ca.pem"
 
 	// adminGroup is the group whose members bypass RBAC.
 	adminGroup = "system:masters"
@@ -59,6 +67,12 @@ const (
 	// KubeletsUser is the user name of the simulated kubelets, a member of system:masters: one client acts for all nodes, which
 	// no role of the bootstrap policy permits.
 	KubeletsUser = "strata-kubelets"
+
+	// ReplicaUser is the user name with which read replicas forward requests.
+	ReplicaUser = "strata-replica"
+
+	// BalancerUser is the user name of health checks; it has no rights except those of every authenticated user.
+	BalancerUser = "strata-balancer"
 
 	// FrontProxyUser is the user name with which the aggregator calls other API servers.
 	FrontProxyUser = "front-proxy-client"
@@ -96,6 +110,48 @@ func EnsureTemporary(dir string, hosts []string, now time.Time) (*Files, error) 
 	return ensureFiles(dir, hosts, ensurer{now: now, write: func(path string, data []byte) error { return os.WriteFile(path, data, 0o600) }})
 }
 
+// ClusterFiles are the paths of the files of EnsureCluster.
+type ClusterFiles struct {
+	EtcdCA     string // certificates to verify members of etcd and their clients with
+	EtcdMember string // certificate and key of all members, for clients and peers
+	EtcdClient string // certificate and key of the clients of etcd
+	Replica    string // certificate and key of ReplicaUser
+	Balancer   string // certificate and key of BalancerUser
+
+	Made []string // as in Files
+}
+
+// EnsureCluster does for ClusterFiles what Ensure, which has to be called before, does for Files. The members of etcd are reachable on
+// hosts.
+func EnsureCluster(dir string, hosts []string, now time.Time) (*ClusterFiles, error) {
+	f := &ClusterFiles{
+		EtcdCA:     filepath.Join(dir, "etcd-ca.crt"),
+		EtcdMember: filepath.Join(dir, "etcd-member.pem"),
+		EtcdClient: filepath.Join(dir, "etcd-client.pem"),
+		Replica:    filepath.Join(dir, "replica.pem"),
+		Balancer:   filepath.Join(dir, "balancer.pem"),
+	}
+	ca, err := readPair(filepath.Join(dir, authorityFile))
+	if err != nil {
+		return nil, fmt.Errorf("certificate authority: %w", err)
+	}
+	frontProxyCA, err := readPair(filepath.Join(dir, frontProxyAuthorityFile))
+	if err != nil {
+		return nil, fmt.Errorf("aggregation authority: %w", err)
+	}
+	e := ensurer{now: now, write: atomicfile.Write}
+	etcdCA := e.authority(filepath.Join(dir, "etcd-ca.pem"), f.EtcdCA, "strata-etcd-ca", "etcd authority")
+	e.leaf(f.EtcdMember, "etcd certificate", etcdCA, memberTemplate(hosts))
+	e.leaf(f.EtcdClient, "etcd client certificate", etcdCA, clientTemplate("strata-etcd-client"))
+	e.leaf(f.Replica, "replica certificate", frontProxyCA, clientTemplate(ReplicaUser))
+	e.leaf(f.Balancer, "balancer certificate", ca, clientTemplate(BalancerUser))
+	if e.err != nil {
+		return nil, e.err
+	}
+	f.Made = e.made
+	return f, nil
+}
+
 func ensureFiles(dir string, hosts []string, e ensurer) (*Files, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
@@ -112,7 +168,7 @@ func ensureFiles(dir string, hosts []string, e ensurer) (*Files, error) {
 		ServiceAccountKey: filepath.Join(dir, "service-account.key"),
 	}
 	ca := e.authority(filepath.Join(dir, authorityFile), f.CA, "strata-ca", "certificate authority")
-	frontProxyCA := e.authority(filepath.Join(dir, "front-proxy-ca.pem"), f.FrontProxyCA, "strata-front-proxy-ca", "aggregation authority")
+	frontProxyCA := e.authority(filepath.Join(dir, frontProxyAuthorityFile), f.FrontProxyCA, "strata-front-proxy-ca", "aggregation authority")
 	e.leaf(f.Serving, "serving certificate", ca, servingTemplate(hosts))
 	e.leaf(f.Admin, "admin certificate", ca, clientTemplate("strata-admin", adminGroup))
 	e.leaf(f.ControllerManager, "controller certificate", ca, clientTemplate(ControllerManagerUser))
@@ -332,6 +388,14 @@ func servingTemplate(hosts []string) *x509.Certificate {
 			t.DNSNames = append(t.DNSNames, h)
 		}
 	}
+	return t
+}
+
+// memberTemplate is a server for clients and peers, and a client of peers.
+func memberTemplate(hosts []string) *x509.Certificate {
+	t := servingTemplate(hosts)
+	t.Subject.CommonName = "strata-etcd"
+	t.ExtKeyUsage = append(t.ExtKeyUsage, x509.ExtKeyUsageClientAuth)
 	return t
 }
 

@@ -75,6 +75,9 @@ or disables some of the default ones (default,-cronjob). Other controllers:
 			if s.securePort < 0 || s.securePort > 65535 {
 				return cli.Misusef("--secure-port %d is not a valid port: choose one between 1 and 65535, or 0 for a free one", s.securePort)
 			}
+			if s.ha && s.securePort == 65535 {
+				return cli.Misusef("--ha needs the port after --secure-port too: choose one below 65535")
+			}
 			if s.nodes < 0 || s.nodes > simulation.MaxNodes {
 				return cli.Misusef("--nodes %d is not between 0 and %d", s.nodes, simulation.MaxNodes)
 			}
@@ -99,6 +102,7 @@ or disables some of the default ones (default,-cronjob). Other controllers:
 	fs.StringSliceVar(&s.controllers, "controllers", []string{controllers.DefaultName},
 		"comma-separated controllers to run, as for kube-controller-manager: name, -name to exclude one, * for all, default for the list above, none for none")
 	fs.DurationVar(&s.progressInterval, "etcd-progress-notify-interval", 5*time.Second, "interval at which etcd sends progress notifications to watches without events; at least 100ms, 0 means 10m")
+	fs.BoolVar(&s.ha, "ha", false, "run three etcd members, three API servers, two read replicas and a balancer as processes, to try restarts and failures; a data directory is for --ha or without it for good")
 	fs.StringVar(&s.engine, "engine", "", "cache that serves reads and watches: strata or upstream")
 	utilruntime.Must(fs.MarkDeprecated("engine", "use strata up -- --engine; the flag will be removed in the next release"))
 	cli.ShortenDurations(fs)

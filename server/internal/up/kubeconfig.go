@@ -17,6 +17,10 @@ const (
 	clusterName = "strata"
 	contextName = "strata"
 	adminName   = "strata-admin"
+
+	// replicasContextName is the context, and replicasClusterName the cluster, of the read replicas of --ha.
+	replicasContextName = "strata-replicas"
+	replicasClusterName = "strata-replicas"
 )
 
 // adminKubeconfig writes Strata's cluster, user and context to the kubeconfig at path, with embedded certificates and key, so
@@ -45,6 +49,23 @@ func adminKubeconfig(path, url string, files *pki.Files) error {
 	if config.CurrentContext == "" {
 		config.CurrentContext = contextName
 	}
+	return writeKubeconfig(path, config)
+}
+
+// replicasContext adds the read replicas at url to the kubeconfig at path, which adminKubeconfig has written.
+func replicasContext(path, url string) error {
+	config, err := ourKubeconfig(path)
+	if err != nil {
+		return err
+	}
+	cluster := config.Clusters[clusterName].DeepCopy()
+	cluster.Server = url
+	config.Clusters[replicasClusterName] = cluster
+	if config.Contexts[replicasContextName] == nil {
+		config.Contexts[replicasContextName] = clientcmdapi.NewContext()
+	}
+	config.Contexts[replicasContextName].Cluster = replicasClusterName
+	config.Contexts[replicasContextName].AuthInfo = adminName
 	return writeKubeconfig(path, config)
 }
 

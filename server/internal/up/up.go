@@ -54,6 +54,7 @@ type settings struct {
 	nodes            int    // simulated ones
 	engine           string // deprecated; "" for the API server's default
 	progressInterval time.Duration
+	ha               bool
 	serverFlags      []string // after --
 
 	program string    // the name by which the user called this program
@@ -63,6 +64,9 @@ type settings struct {
 // run prepares, starts and serves until ctx is cancelled, and stops. The error is one line that
 // names a remedy.
 func run(ctx context.Context, s settings) (err error) {
+	if s.ha {
+		return runHA(ctx, s)
+	}
 	p := &plane{settings: s, show: newProgress(s.out)}
 	defer func() { err = p.stop(err) }()
 	if err := p.prepare(); err != nil {
@@ -115,11 +119,7 @@ func (p *plane) prepare() (err error) {
 		return err
 	}
 	if p.files, err = pki.Ensure(p.dir.PKI(), p.addr.hosts(p.tlsSANs), time.Now()); err != nil {
-		next := fmt.Sprintf("restore %s from a backup, or remove it to create others, which clients then need", p.dir.PKI())
-		if errors.Is(err, syscall.ENOSPC) {
-			next = "free space on the file system of the data directory"
-		}
-		return fmt.Errorf("certificates: %w; %s", err, next)
+		return certificatesFailed(p.dir, err)
 	}
 	if len(p.files.Made) > 0 {
 		p.show.step("certificates: created %s", strings.Join(p.files.Made, ", "))
@@ -129,10 +129,22 @@ func (p *plane) prepare() (err error) {
 	return nil
 }
 
+// certificatesFailed describes a failure to read or create certificates, with the next step.
+func certificatesFailed(dir *datadir.Dir, err error) error {
+	next := fmt.Sprintf("restore %s from a backup, or remove it to create others, which clients then need", dir.PKI())
+	if errors.Is(err, syscall.ENOSPC) {
+		next = "free space on the file system of the data directory"
+	}
+	return fmt.Errorf("certificates: %w; %s", err, next)
+}
+
 // openDir locks the data directory and opens the log in it.
 func (p *plane) openDir() (err error) {
 	closeFilesToOthers()
 	if p.dir, err = datadir.Open(p.dataDir); err != nil {
+		return err
+	}
+	if err := p.dir.CheckKind(p.ha); err != nil {
 		return err
 	}
 	if p.log, err = openLog(p.dir.Log()); err != nil {
@@ -375,10 +387,7 @@ func (p *plane) consoleLink(info apiserver.Info) string {
 
 // printNext prints the next three commands for the user, and the link to the console, if there is one.
 func (s settings) printNext(dir *datadir.Dir, link string) {
-	kubectl := s.program + " kubectl"
-	if found, err := filepath.Abs(datadir.Default(func(string) string { return "" })); err != nil || found != dir.Path {
-		kubectl += " --kubeconfig=" + quote(dir.Kubeconfig())
-	}
+	kubectl := s.kubectl(dir)
 	first, second := "get namespaces", "create configmap greeting --from-literal=hello=world"
 	if s.nodes > 0 {
 		first, second = "create deployment hello --image=hello --replicas=3", "get pods --output=wide --watch"
@@ -394,6 +403,21 @@ Strata is up; press Ctrl-C to stop it. The log is %s. In another terminal, run:
 	if link != "" {
 		fmt.Fprintf(s.out, "The console in a browser on this machine, once within ten minutes (strata console prints another link):\n\n  %s\n\n", link)
 	}
+}
+
+// kubectl returns the command that runs kubectl on the control plane.
+func (s settings) kubectl(dir *datadir.Dir) string {
+	kubectl := s.program + " kubectl"
+	if !isDefault(dir) {
+		kubectl += " --kubeconfig=" + quote(dir.Kubeconfig())
+	}
+	return kubectl
+}
+
+// isDefault reports whether dir is the data directory of commands without a flag, in the working directory.
+func isDefault(dir *datadir.Dir) bool {
+	found, err := filepath.Abs(datadir.Default(func(string) string { return "" }))
+	return err == nil && found == dir.Path
 }
 
 // quote quotes path as one word of a POSIX shell, if necessary.
