@@ -102,7 +102,7 @@ type sampler struct {
 
 // oldestRevision returns the oldest revision that the member can list.
 //
-// etcd cancels a watch below its compact revision at once, and reports that revision. On an etcd
+// etcd cancels a watch below its compact revision at once, and reports that revision (E6 of docs/etcd-contract.md). On an etcd
 // that was never compacted, such a watch would load its whole history, so a range at revision 1
 // checks for that first.
 func (p *sampler) oldestRevision(ctx context.Context) (mirror.Revision, error) {
