@@ -44,8 +44,8 @@ OLDEST := apiserver_v0_36
 
 .DEFAULT_GOAL := build
 .PHONY: help build kubectl-strata run test test-engine test-kube test-server test-stratatest test-race test-long test-storage test-oldest \
-        test-invariants fuzz bench bench-read bench-consistent bench-watch bench-lists bench-storm bench-check bench-profiles conformance robustness stock skew \
-        suites suites-quick release release-ci release-check lint gofmt vet staticcheck boundaries tidy generate console check-docs check-commits prose vulncheck clean envtest envtest-archive recording
+        test-invariants fuzz bench bench-read bench-consistent bench-watch bench-lists bench-selectors bench-storm bench-check bench-profiles conformance robustness stock etcd-contract skew \
+        suites suites-quick release release-ci release-check lint gofmt vet staticcheck boundaries tidy generate console check-docs check-commits prose vulncheck clean envtest envtest-archive newcomer recording screenshots
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9.-]*\):.*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -129,7 +129,7 @@ boundaries: ## fail if the engine, its tests included, depends on Kubernetes, th
 
 # Not tools/kine: go mod tidy downloads the modules that tests of kine's dependencies import, and a proxy may lack them.
 tidy: ## fail if a go.mod is not what go mod tidy would write
-	@set -e; for module in . kube server server/bench stratatest stratatest/example tools tools/kwok suites robustness conformance tools/stock/etcd-3.6; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
+	@set -e; for module in . kube server server/bench stratatest stratatest/example tools tools/kwok suites robustness conformance tools/stock/etcd-3.5 tools/stock/etcd-3.6; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
 
 generate: ## write the tables of docs/reference.md, the rules for the Prometheus operator, and the sessions of docs; tests fail when they are stale
 	cd server && $(GO) test -vet=off -count=1 -run '^TestReference_TablesAreCurrent$$' ./internal/apiserver -update
@@ -139,6 +139,10 @@ generate: ## write the tables of docs/reference.md, the rules for the Prometheus
 
 recording: build ## run the steps of tools/recording and write docs/images/tour.svg, which the README shows
 	cd tools && $(ALONE) $(GO) run ./recording
+
+screenshots: build ## open the console in Chromium and write the images of docs/console.md; they differ a little in each run
+	cd server && STRATA_BINARY='$(CURDIR)/$(BIN)' STRATA_TEST_REQUIRE=chromium STRATA_TEST_CHROMIUM="$$(../.ci/chromium)" \
+		$(GO) test -vet=off -count=1 ./test/answers/console -update
 
 # The committed files of the plot library are those of the version in package-lock.json, which has no address of a registry.
 UPLOT := server/internal/console/uplot
@@ -190,6 +194,12 @@ LISTS := list-pages.*,list-exact.*,history-.*
 
 bench-lists: ## the same for lists by pages and at old revisions, and what history takes
 	$(GO) run ./server/bench -workloads '$(LISTS)' $(ARGS)
+
+# The workloads of selectors and indexes, events, many custom resources and managed fields.
+SELECTORS := list-none,label-.*,list-node-16,initial-nodes,custom-field,watch-labels,events,definitions,list-managed.*
+
+bench-selectors: ## the same for selectors, events, many custom resources and managed fields
+	$(GO) run ./server/bench -workloads '$(SELECTORS)' $(ARGS)
 
 bench-storm: ## the same for a fleet of clients that wants everything at once, half an hour
 	$(GO) run ./server/bench -workloads 'storm.*' -runs 1 $(ARGS)
@@ -245,6 +255,9 @@ envtest: build ## sideload the archive of bin/strata, and run tests of controlle
 	@$(MAKE) --no-print-directory envtest-archive ENVTEST_BINARY='$(BIN)' VERSION=0.0.0-ci
 	@GO='$(GO)' .ci/envtest '$(ENVTEST_DIR)' $(ENVTEST_PACKAGES)
 
+newcomer: ## do what a newcomer does in a new clone of the commit, and print a table of times: make newcomer NEWCOMER_CACHE=empty
+	@GO='$(GO)' NEWCOMER_CACHE='$(NEWCOMER_CACHE)' .ci/newcomer
+
 # Programs of others that server/test/resumption/skew runs beside strata: etcd and kube-apiserver of the two supported minor versions.
 # The newer ones come from the versions of server/go.mod, the older ones from modules of their own outside the workspace.
 STOCK := $(CURDIR)/bin/stock
@@ -256,6 +269,12 @@ stock: ## build stock etcd 3.6 and 3.7 and kube-apiserver 1.36 and 1.37 in bin/s
 	cd tools/stock/kube-apiserver-1.36 && $(ALONE) $(GO) mod tidy -diff
 	cd tools/stock/kube-apiserver-1.36 && $(ALONE) $(GO) build -ldflags "$(STOCK_LDFLAGS)" -o $(STOCK)/kube-apiserver-1.36 k8s.io/kubernetes/cmd/kube-apiserver
 	cd server && $(GO) build -ldflags "$(STOCK_LDFLAGS)" -o $(STOCK)/kube-apiserver-1.37 k8s.io/kubernetes/cmd/kube-apiserver
+
+etcd-contract: ## run the tests of docs/etcd-contract.md on etcd 3.4 to 3.7 and kine; a missing store is a failure (a minute the first time)
+	cd tools/stock/etcd-3.5 && $(ALONE) $(GO) build -o $(STOCK)/etcd-3.5 go.etcd.io/etcd/server/v3
+	cd tools/stock/etcd-3.6 && $(ALONE) $(GO) build -o $(STOCK)/etcd-3.6 go.etcd.io/etcd/server/v3
+	path=$$(.ci/old-etcd) && cd server && STRATA_TEST_OLD_ETCD=$$path STRATA_TEST_STOCK=$(STOCK) STRATA_TEST_REQUIRE=old-etcd,stock,kine \
+		$(GO) test -vet=off -count=1 $(ARGS) ./test/answers/contract
 
 skew: stock ## run strata beside, before and after stock kube-apiservers, on stock etcds; a skipped test is a failure
 	cd server && STRATA_TEST_STOCK=$(STOCK) STRATA_TEST_REQUIRE=stock $(GO) test -count=1 -timeout 30m -v $(ARGS) ./test/resumption/skew >$(STOCK)/skew.log 2>&1 || \

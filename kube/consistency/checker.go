@@ -3,10 +3,10 @@
 package consistency
 
 import (
+	"container/heap"
 	"context"
 	"errors"
 	"log/slog"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -67,9 +67,13 @@ type Checker struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 	turn   chan struct{}
+	// earlier has one place: the first time of the queue was set.
+	earlier chan struct{}
 
 	mu      sync.Mutex // leaf
 	checked map[*mirror.Resource]*checked
+	queue   queue
+	running bool // schedule
 }
 
 // checked is a resource that is served from memory, by one storage or more.
@@ -77,11 +81,13 @@ type checked struct {
 	resource *mirror.Resource
 	group    schema.GroupResource
 	last     atomic.Pointer[Result]
-	failed   chan struct{} // one place: a check has found a difference
+	ctx      context.Context
+	cancel   context.CancelFunc
 
-	stores int // guarded by Checker.mu
-	ctx    context.Context
-	cancel context.CancelFunc
+	// Guarded by Checker.mu.
+	stores int
+	at     time.Time // of the next comparison
+	place  int       // in the queue, -1 if it is not there
 }
 
 // Options configures a Checker.
@@ -104,7 +110,7 @@ func New(opts Options) *Checker {
 	if opts.Interval == 0 {
 		opts.Interval = DefaultInterval
 	}
-	k := &Checker{opts: opts, turn: make(chan struct{}, 1), checked: map[*mirror.Resource]*checked{}}
+	k := &Checker{opts: opts, turn: make(chan struct{}, 1), earlier: make(chan struct{}, 1), checked: map[*mirror.Resource]*checked{}}
 	k.ctx, k.cancel = context.WithCancel(context.Background())
 	return k
 }
@@ -123,54 +129,28 @@ func (k *Checker) Add(r *mirror.Resource, group schema.GroupResource) (remove fu
 	defer k.mu.Unlock()
 	x := k.checked[r]
 	if x == nil {
-		x = &checked{resource: r, group: group, failed: make(chan struct{}, 1)}
+		x = &checked{resource: r, group: group, place: -1}
 		x.ctx, x.cancel = context.WithCancel(k.ctx)
 		k.checked[r] = x
-		if !k.opts.Off && k.opts.Interval > 0 && k.ctx.Err() == nil {
-			k.wg.Go(func() { k.schedule(x) })
+	}
+	if x.stores++; x.stores == 1 && k.periodic() && k.ctx.Err() == nil {
+		k.planLocked(x, time.Now().Add(checkWait(k.opts.Interval, k.opts.VerifiesVersions(), false)))
+		if !k.running {
+			k.running = true
+			k.wg.Go(k.schedule)
 		}
 	}
-	x.stores++
 	return func() {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		if x.stores--; x.stores == 0 {
 			x.cancel()
 			delete(k.checked, r)
+			if x.place >= 0 {
+				heap.Remove(&k.queue, x.place)
+			}
 		}
 	}
-}
-
-// schedule checks a resource at every interval, prolonged at random by up to a half so that servers
-// and resources do not run in step. While the resource is inconsistent it is checked ten times as often:
-// a successful check lets memory serve lists at old revisions again.
-func (k *Checker) schedule(x *checked) {
-	if x.resource.WaitReady(x.ctx) != nil { // closed before it was ready
-		return
-	}
-	for {
-		select {
-		case <-time.After(checkWait(k.opts.Interval, k.opts.VerifiesVersions(), x.resource.Inconsistent())):
-			k.check(x.ctx, x)
-		case <-x.failed: // by a check on demand
-		case <-x.ctx.Done():
-			return
-		}
-	}
-}
-
-// checkWait returns the time until the next comparison of a resource: the interval and up to a half of it, so that not all
-// resources are compared at once. Where events are not checked when they arrive it is no longer than uncheckedInterval, and for
-// a resource that may have lost an event a tenth.
-func checkWait(interval time.Duration, verifiesVersions, inconsistent bool) time.Duration {
-	wait := interval + rand.N(interval/2+1)
-	if !verifiesVersions && wait > uncheckedInterval {
-		wait = uncheckedInterval/2 + rand.N(uncheckedInterval/2+1)
-	}
-	if inconsistent {
-		wait /= 10
-	}
-	return wait
 }
 
 // check compares a resource with etcd in turn. It returns nil if ctx ends, or if its deadline is
@@ -203,10 +183,7 @@ func (k *Checker) check(ctx context.Context, x *checked) *Result {
 	cachermetrics.StorageConsistencyCheckTotal.WithLabelValues(x.group.Group, x.group.Resource, r.Status).Inc()
 	x.last.Store(r)
 	if r.Status == Failure {
-		select {
-		case x.failed <- struct{}{}:
-		default:
-		}
+		k.plan(x) // sooner
 	}
 	k.report(r)
 	return r

@@ -112,6 +112,13 @@ func (st *Stream) deliver(sink Sink, b *delivery) error {
 // deliverInitial writes the initial events of a batch that the watch selects.
 func (st *Stream) deliverInitial(sink Sink, b *delivery) error {
 	if b.selected {
+		if st.initial != nil {
+			n := 0
+			for _, run := range b.runs {
+				n += len(run.Items())
+			}
+			st.initial.add(n, n)
+		}
 		return sink.Runs(b.runs)
 	}
 	for _, run := range b.runs {
@@ -123,15 +130,19 @@ func (st *Stream) deliverInitial(sink Sink, b *delivery) error {
 }
 
 func (st *Stream) added(sink Sink, entries []*mirror.Entry) error {
-	for _, e := range entries {
+	returned := 0
+	for i, e := range entries {
 		ok, err := st.selects(e)
 		if err == nil && ok {
+			returned++
 			err = sink.Added(e)
 		}
 		if err != nil {
+			st.initial.add(i+1, returned)
 			return err
 		}
 	}
+	st.initial.add(len(entries), returned)
 	return nil
 }
 

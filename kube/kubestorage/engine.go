@@ -30,6 +30,7 @@ import (
 
 	"github.com/stratakube/strata/kube/consistency"
 	"github.com/stratakube/strata/kube/internal/blockcache"
+	"github.com/stratakube/strata/kube/internal/etcdclient"
 )
 
 // newBlocks returns a block cache of at most so many bytes. A quarter of its size at rest may be decoded objects: they are several
@@ -52,6 +53,9 @@ type Engine struct {
 	draining bool
 	clusters map[string]*cluster
 	builtIn  map[string]bool // names of resources served from memory
+
+	deferrals  map[string]*deferredCluster // by clusterKey; they remain when they are open
+	connecting sync.WaitGroup              // the goroutines of deferrals
 }
 
 // New returns an engine. It does not connect before its first storage is made.
@@ -62,7 +66,8 @@ func New(opts Options) *Engine {
 	if opts.RepresentationBytes == 0 {
 		opts.RepresentationBytes = DefaultRepresentationBytes
 	}
-	return &Engine{opts: opts, blocks: newBlocks(opts.RepresentationBytes), clusters: map[string]*cluster{}, builtIn: map[string]bool{}}
+	return &Engine{opts: opts, blocks: newBlocks(opts.RepresentationBytes), clusters: map[string]*cluster{}, builtIn: map[string]bool{},
+		deferrals: map[string]*deferredCluster{}}
 }
 
 // Close stops every mirror and client and returns when all goroutines of the
@@ -72,7 +77,14 @@ func (e *Engine) Close() {
 	e.closed = true
 	clusters := e.clusters
 	e.clusters = map[string]*cluster{}
+	deferrals := e.deferrals
+	e.deferrals = map[string]*deferredCluster{}
 	e.mu.Unlock()
+	for _, d := range deferrals {
+		d.cancel()
+		d.patience.Stop()
+	}
+	e.connecting.Wait()
 	for _, c := range clusters {
 		c.close()
 	}
@@ -161,19 +173,33 @@ func (e *Engine) Decorator() generic.StorageDecorator {
 		_ storage.IndexerFuncs,
 		_ *cache.Indexers,
 	) (storage.Interface, factory.DestroyFunc, error) {
+		open := func(c *cluster) (storage.Interface, factory.DestroyFunc, error) {
+			uncached := e.opts.Uncached != nil && e.opts.Uncached(config.GroupResource)
+			s, destroy, err := c.newStore(config, resourcePrefix, newFunc, newListFunc, getAttrs, uncached)
+			if s, ok := s.(*Store); ok && e.opts.Decorated != nil {
+				s.decorated = e.opts.Decorated(config.GroupResource)
+			}
+			if _, custom := newFunc().(runtime.Unstructured); !custom && err == nil {
+				e.noteBuiltIn(config.GroupResource, s)
+			}
+			return s, destroy, err
+		}
+		if e.opts.Deferrable != nil && e.opts.Deferrable(config.Transport) {
+			d, err := e.deferred(config)
+			if err != nil {
+				return nil, nil, err
+			}
+			if c := d.wait(); c != nil {
+				return open(c)
+			}
+			s, destroy := newDeferredStore(d, config.GroupResource, open)
+			return s, destroy, nil
+		}
 		c, err := e.cluster(config)
 		if err != nil {
 			return nil, nil, err
 		}
-		uncached := e.opts.Uncached != nil && e.opts.Uncached(config.GroupResource)
-		s, destroy, err := c.newStore(config, resourcePrefix, newFunc, newListFunc, getAttrs, uncached)
-		if s, ok := s.(*Store); ok && e.opts.Decorated != nil {
-			s.decorated = e.opts.Decorated(config.GroupResource)
-		}
-		if _, custom := newFunc().(runtime.Unstructured); !custom && err == nil {
-			e.noteBuiltIn(config.GroupResource, s)
-		}
-		return s, destroy, err
+		return open(c)
 	}
 }
 
@@ -205,24 +231,29 @@ func (e *Engine) cluster(config *storagebackend.ConfigForResource) (*cluster, er
 	if c, err := e.openCluster(key); c != nil || err != nil {
 		return c, err
 	}
-	c, err := newCluster(config, e.opts, e.blocks)
+	c, err := newCluster(context.Background(), etcdclient.DialTimeout, config, e.opts, e.blocks)
 	if err != nil {
 		return nil, err
 	}
-	e.mu.Lock()
-	closed := e.closed
-	if e.draining {
-		c.watches.Refuse()
-	}
-	if !closed {
-		e.clusters[key] = c
-	}
-	e.mu.Unlock()
-	if closed {
+	if !e.adopt(key, c) {
 		c.close()
 		return nil, errClosed
 	}
 	return c, nil
+}
+
+// adopt adds an open cluster. It reports false if the engine is closed.
+func (e *Engine) adopt(key string, c *cluster) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return false
+	}
+	if e.draining {
+		c.watches.Refuse()
+	}
+	e.clusters[key] = c
+	return true
 }
 
 // openCluster returns an open cluster, nil if it has to be opened. Errors: errClosed.

@@ -26,6 +26,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 
 	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/kube/internal/etcdclient"
 )
 
 // openedEngine opens storages of one etcd in the way that registries do.
@@ -137,7 +138,7 @@ func TestEngine_StoragesOfOneEtcd_ShareCluster(t *testing.T) {
 // TestCompactor_CompactionByOther_IsFollowed by a server that does not compact.
 func TestCompactor_CompactionByOther_IsFollowed(t *testing.T) {
 	client := startEtcd(t, nil)
-	c, err := newCluster(&storagebackend.ConfigForResource{Config: storagebackend.Config{
+	c, err := newCluster(context.Background(), etcdclient.DialTimeout, &storagebackend.ConfigForResource{Config: storagebackend.Config{
 		Transport: storagebackend.TransportConfig{ServerList: client.Endpoints()},
 	}}, Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}, newBlocks(DefaultRepresentationBytes))
 	if err != nil {

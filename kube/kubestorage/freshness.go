@@ -161,6 +161,12 @@ func (s *revisionWaiter) readRevision(ctx context.Context) (mirror.Revision, err
 // (I6). It returns 429 when it cannot verify that within freshWait. The client did not cause that,
 // and passing such reads on to etcd would multiply an outage (KEP-2340, k/k#138494).
 func (s *revisionWaiter) consistent(ctx context.Context, span *readSpan) error {
+	_, err := s.consistentRevision(ctx, span)
+	return err
+}
+
+// consistentRevision is consistent, and returns the revision that the mirror has reached.
+func (s *revisionWaiter) consistentRevision(ctx context.Context, span *readSpan) (mirror.Revision, error) {
 	waitCtx, cancel := waitContext(ctx, freshWait)
 	defer cancel()
 	rev, err := s.readRevision(waitCtx)
@@ -170,13 +176,13 @@ func (s *revisionWaiter) consistent(ctx context.Context, span *readSpan) error {
 		err = s.await(waitCtx, rev)
 	}
 	if ctx.Err() != nil {
-		return ctx.Err()
+		return 0, ctx.Err()
 	}
 	s.metrics.Consistent(err == nil, false)
 	if err != nil && waitCtx.Err() != nil {
-		return errBehind()
+		return 0, errBehind()
 	}
-	return err
+	return rev, err
 }
 
 // errBehind returns the error of a read that memory has not caught up for.

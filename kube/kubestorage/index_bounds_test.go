@@ -116,13 +116,6 @@ func TestIndexes_LargerThanBudget_IsRefused(t *testing.T) {
 			}
 			return n
 		}
-		already := refused()
-		use()
-		time.Sleep(selected.IndexIdle / 5) // the bytes are counted meanwhile
-		synctest.Wait()
-		if n := refused() - already; n != 1 {
-			t.Errorf("%v refusals, want 1", n)
-		}
 		scans := func() float64 {
 			n, err := testutil.GetCounterMetricValue(metrics.ListPlans.WithLabelValues("bounds", "refused", metrics.PlanScan))
 			if err != nil {
@@ -130,7 +123,17 @@ func TestIndexes_LargerThanBudget_IsRefused(t *testing.T) {
 			}
 			return n
 		}
-		before := scans()
+		already, before := refused(), scans()
+		use()
+		if n := scans() - before; n != 2 {
+			t.Errorf("%v of 3 lists were scans, want the first, and the third, which finds the index full", n)
+		}
+		time.Sleep(selected.IndexIdle / 5) // the bytes are counted meanwhile
+		synctest.Wait()
+		if n := refused() - already; n != 1 {
+			t.Errorf("%v refusals, want 1", n)
+		}
+		before = scans()
 		use()
 		if n := scans() - before; n != 3 {
 			t.Errorf("%v of 3 lists by a refused label were scans", n)

@@ -11,6 +11,7 @@ import (
 
 	"go.etcd.io/etcd/client/v3/kubernetes"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/etcd3"
@@ -33,9 +34,10 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// newCluster connects to the etcd of the config and starts to compact and to mirror it.
-func newCluster(config *storagebackend.ConfigForResource, opts Options, blocks *blockcache.Cache) (*cluster, error) {
-	client, err := etcdclient.New(config.Transport, opts.ReadOnly)
+// newCluster connects to the etcd of the config, for at most the time dial, and starts to compact and to mirror it. ctx ends the attempt to
+// connect, and has no effect after it.
+func newCluster(ctx context.Context, dial time.Duration, config *storagebackend.ConfigForResource, opts Options, blocks *blockcache.Cache) (*cluster, error) {
+	client, err := etcdclient.New(ctx, dial, config.Transport, opts.ReadOnly)
 	if err != nil {
 		return nil, err
 	}
@@ -235,6 +237,7 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg storeC
 		latestReads:     c.latestReads,
 		listsAtRevision: c.opts.enabled(ListFromCacheSnapshot),
 		bookmarks:       c.opts.enabled(WatchBookmark),
+		onRequest:       c.opts.enabled(BookmarkOnRequest),
 		shards:          utilfeature.DefaultFeatureGate.Enabled(features.ShardedListAndWatch),
 		sizes:           utilfeature.DefaultFeatureGate.Enabled(features.SizeBasedListCostEstimate),
 		watchList:       utilfeature.DefaultFeatureGate.Enabled(features.WatchList),
@@ -250,6 +253,7 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg storeC
 		View:      s.view,
 		Blocks:    c.blocks,
 		Context:   s.ctx,
+		Eager:     eagerFields(&cfg),
 		Start:     s.goroutines.Start,
 		Unindexed: s.watchMetrics.Unindexed,
 		Filtered:  s.watchMetrics.Filtered,
@@ -257,6 +261,27 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg storeC
 		Measured:  s.listMetrics.Indexes,
 	})
 	return s
+}
+
+// eagerFields returns the fields whose first use in a list makes an index: those that a custom resource declares selectable, and
+// those that name the object of an event, because clients that describe an object ask once. Upstream declares no index for either.
+func eagerFields(cfg *storeConfig) map[string]bool {
+	obj := cfg.NewFunc()
+	_, custom := obj.(runtime.Unstructured)
+	if cfg.GetAttrs == nil || !custom && cfg.GroupResource != (schema.GroupResource{Resource: "events"}) {
+		return nil
+	}
+	_, known, err := cfg.GetAttrs(obj)
+	if err != nil {
+		return nil // a selectable field whose path is invalid: no object has attributes
+	}
+	eager := map[string]bool{}
+	for field := range known {
+		if custom && !strings.HasPrefix(field, "metadata.") || strings.HasPrefix(field, "involvedObject.") {
+			eager[field] = true
+		}
+	}
+	return eager
 }
 
 // endStreams ends the streams of a store that is being destroyed.

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/component-base/featuregate"
 
@@ -22,6 +23,9 @@ type Options struct {
 	// copies of objects, which the registry may change; other watches share them. nil means no
 	// resource is decorated.
 	Decorated func(schema.GroupResource) bool
+	// Deferrable reports whether storages of an etcd cluster may be made while it does not answer. Their requests then fail with 503
+	// until it answers. nil means that the creation of a storage fails without its etcd.
+	Deferrable func(storagebackend.TransportConfig) bool
 	// Window bounds the history kept in memory, per etcd cluster. A zero field means that of
 	// mirror.DefaultWindow.
 	Window mirror.Window
@@ -107,6 +111,9 @@ const (
 	// a media type in the Accept header of a GET, LIST or WATCH (KEP-5958). Package readpath reads this gate. It is off until the syntax is
 	// final in Kubernetes; without it the parameter has no effect.
 	ManagedFieldsOptOut featuregate.Feature = "ManagedFieldsOptOut"
+	// BookmarkOnRequest answers lists in the form WatchProgress: the watches of the requesting user send a bookmark at once, so that a client's
+	// cache can be read consistently (kubernetes/kubernetes#127693). Package readpath and storages read this gate.
+	BookmarkOnRequest featuregate.Feature = "BookmarkOnRequest"
 )
 
 // Gates returns the gates of the engine with their defaults, to be added to a feature gate.
@@ -123,6 +130,7 @@ func Gates() map[featuregate.Feature]featuregate.FeatureSpec {
 		WatchHistoryRestore:      {Default: true, PreRelease: featuregate.Beta},
 		ByteReadPath:             {Default: true, PreRelease: featuregate.Beta},
 		ManagedFieldsOptOut:      {Default: false, PreRelease: featuregate.Alpha},
+		BookmarkOnRequest:        {Default: false, PreRelease: featuregate.Alpha},
 	}
 }
 

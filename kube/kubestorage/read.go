@@ -204,6 +204,17 @@ func (r *ListRead) count() {
 	r.store.listMetrics.Count(r.request.opts, source, reason)
 }
 
+// planName returns the plan of the list in the metrics.
+func (r *ListRead) planName() string {
+	switch {
+	case r.plan != nil:
+		return metrics.PlanIndex
+	case r.shard != nil:
+		return metrics.PlanShard
+	}
+	return metrics.PlanScan
+}
+
 // Served records in the metrics the number of candidates that a list has read, and of objects in the answer. Upstream's releases
 // differ in how they count lists from etcd, so those are not recorded.
 func (r *ListRead) Served(walked, returned int) {
@@ -211,15 +222,9 @@ func (r *ListRead) Served(walked, returned int) {
 	if r.FromEtcd() {
 		return
 	}
-	name, plan := "", metrics.PlanScan
+	name, plan := "", r.planName()
 	if r.declared != nil {
 		name = r.declared.Name
-	}
-	switch {
-	case r.plan != nil:
-		plan = metrics.PlanIndex
-	case r.shard != nil:
-		plan = metrics.PlanShard
 	}
 	r.store.listMetrics.Served(name, walked, returned)
 	if !r.selector.All {

@@ -11,11 +11,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/kube/internal/selected"
 	"github.com/stratakube/strata/mirror"
 )
@@ -26,34 +25,45 @@ type selectorModel struct {
 	live map[string]*example.Pod // by etcd key
 	revs []mirror.Revision
 	past []map[string]*example.Pod
-	// changed has the key that changed at each revision.
-	changed []string
+	// changed has the keys that changed at each revision, in the order of the transaction.
+	changed [][]string
 }
 
-// step changes a random pod: its labels are few, frequent or rare, and missing from some pods.
-func (m *selectorModel) step(t *testing.T, etcd interface {
-	Put(key, value string) mirror.Revision
-	Delete(key string) mirror.Revision
-}) {
+// step changes a random pod, or several at one revision: labels are few, frequent or rare, and missing from some pods.
+func (m *selectorModel) step(t *testing.T, etcd *memory.Store) {
 	t.Helper()
 	rnd := m.rnd
-	pod := newPod(fmt.Sprintf("pod-%03d", rnd.IntN(500)))
-	pod.Namespace = fmt.Sprintf("ns-%d", rnd.IntN(3))
-	key := etcdKey(pod)
+	n := 1
+	if rnd.IntN(8) == 0 {
+		n += rnd.IntN(20)
+	}
 	next := maps.Clone(m.live)
-	if _, ok := m.live[key]; ok && rnd.IntN(5) == 0 {
-		delete(next, key)
-		m.revs = append(m.revs, etcd.Delete(key))
-	} else {
+	ops := map[string]memory.Op{} // each key changes once in a revision
+	for range n {
+		pod := newPod(fmt.Sprintf("pod-%03d", rnd.IntN(500)))
+		pod.Namespace = fmt.Sprintf("ns-%d", rnd.IntN(3))
+		key := etcdKey(pod)
+		if _, ok := m.live[key]; ok && rnd.IntN(5) == 0 {
+			delete(next, key)
+			ops[key] = memory.Op{Key: key, Delete: true}
+			continue
+		}
 		pod.Labels = map[string]string{"app": fmt.Sprintf("app-%d", rnd.IntN(6)), "one": fmt.Sprint(rnd.IntN(1000))}
 		if rnd.IntN(3) > 0 {
 			pod.Labels["rare"] = []string{"", "x", "y", "12"}[min(rnd.IntN(30), 3)]
 		}
 		pod.Spec.NodeName = fmt.Sprintf("node-%d", rnd.IntN(50))
 		next[key] = pod
-		m.revs = append(m.revs, etcd.Put(key, storedPod(t, pod)))
+		ops[key] = memory.Op{Key: key, Value: storedPod(t, pod)}
 	}
-	m.changed = append(m.changed, key)
+	var all []memory.Op
+	keys := slices.Sorted(maps.Keys(ops))
+	rnd.Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
+	for _, key := range keys {
+		all = append(all, ops[key])
+	}
+	m.revs = append(m.revs, etcd.Txn(all...))
+	m.changed = append(m.changed, keys)
 	m.live = next
 	m.past = append(m.past, next)
 }
@@ -172,114 +182,5 @@ func testSelectors(t *testing.T) {
 	}
 	if planned < 200 {
 		t.Errorf("only %d lists used an index", planned)
-	}
-}
-
-// events returns the events of a watch with the selector after the revision revs[at].
-func (m *selectorModel) events(t *testing.T, at int, pred storage.SelectionPredicate) (events []string) {
-	t.Helper()
-	matches := func(pod *example.Pod) bool {
-		if pod == nil {
-			return false
-		}
-		l, f, err := podAttrs(pod)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return pred.Label.Matches(labels.Set(l)) && pred.Field.Matches(f)
-	}
-	for i := at + 1; i < len(m.revs); i++ {
-		key := m.changed[i]
-		before, now := matches(m.past[i-1][key]), matches(m.past[i][key])
-		typ := watch.Modified
-		switch {
-		case !before && !now:
-			continue
-		case !before:
-			typ = watch.Added
-		case !now:
-			typ = watch.Deleted
-		}
-		events = append(events, fmt.Sprintf("%s %s@%d", typ, strings.TrimPrefix(key, testPrefix+"pods/"), m.revs[i]))
-	}
-	return events
-}
-
-// TestSelectors_Watches_EqualModel watches with random selectors while pods change: from old revisions, whose events are those of the model in
-// order, and with initial events, which lead to the objects that the selector selects at the end.
-func TestSelectors_Watches_EqualModel(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	f, etcd := inMemory(t, onDemand)
-	s, ctx := f.engine(t), contextFor(t)
-	m := &selectorModel{rnd: rand.New(rand.NewPCG(seed, 2)), live: map[string]*example.Pod{}}
-	for range 300 {
-		m.step(t, etcd)
-	}
-	if err := s.mirror.Wait(ctx, etcd.Revision()); err != nil {
-		t.Fatal(err)
-	}
-	type client struct {
-		pred  storage.SelectionPredicate
-		w     watch.Interface
-		at    int // in revs; -1: with initial events
-		state map[string]bool
-	}
-	var clients []*client
-	for i := range 60 {
-		c := &client{pred: m.selector(t), at: -1, state: map[string]bool{}}
-		opts := storage.ListOptions{Recursive: true, Predicate: c.pred}
-		if i%2 == 0 {
-			c.at = m.rnd.IntN(len(m.revs))
-			opts.ResourceVersion = fmt.Sprint(m.revs[c.at])
-		}
-		var err error
-		if c.w, err = f.Watch(ctx, "/pods", opts); err != nil {
-			t.Fatal(err)
-		}
-		defer c.w.Stop()
-		clients = append(clients, c)
-		for range m.rnd.IntN(20) {
-			m.step(t, etcd)
-		}
-	}
-	next := func(c *client) (watch.EventType, *example.Pod) {
-		t.Helper()
-		select {
-		case ev, ok := <-c.w.ResultChan():
-			if !ok || ev.Type == watch.Error {
-				t.Fatalf("%q %q: watch ended: %+v", c.pred.Label, c.pred.Field, ev)
-			}
-			obj := ev.Object
-			if shared, ok := obj.(runtime.CacheableObject); ok {
-				obj = shared.GetObject()
-			}
-			return ev.Type, obj.(*example.Pod)
-		case <-ctx.Done():
-			t.Fatalf("%q %q: no further event", c.pred.Label, c.pred.Field)
-		}
-		return "", nil
-	}
-	for _, c := range clients {
-		if c.at >= 0 {
-			for _, want := range m.events(t, c.at, c.pred) {
-				typ, pod := next(c)
-				if got := fmt.Sprintf("%s %s/%s@%s", typ, pod.Namespace, pod.Name, pod.ResourceVersion); got != want {
-					t.Fatalf("%q %q after %d: %s, want %s", c.pred.Label, c.pred.Field, m.revs[c.at], got, want)
-				}
-			}
-			continue
-		}
-		want := selectedOf(t, m.live, "", c.pred)
-		for !slices.Equal(slices.Sorted(maps.Keys(c.state)), slices.Sorted(slices.Values(want))) {
-			typ, pod := next(c)
-			path := podPaths(&example.PodList{Items: []example.Pod{*pod}})[0]
-			if c.state[path] == (typ == watch.Added) {
-				t.Fatalf("%q %q: %s of %s, selected before: %v", c.pred.Label, c.pred.Field, typ, path, c.state[path])
-			}
-			if c.state[path] = true; typ == watch.Deleted {
-				delete(c.state, path)
-			}
-		}
 	}
 }

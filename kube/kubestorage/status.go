@@ -24,11 +24,13 @@ import (
 func (e *Engine) Status() status.Status {
 	e.mu.Lock()
 	clusters := slices.Collect(maps.Values(e.clusters))
+	var down []status.Cluster
+	for key, d := range e.deferrals {
+		if e.clusters[key] == nil {
+			down = append(down, status.Cluster{Endpoints: d.endpoints, Prefix: d.prefix})
+		}
+	}
 	e.mu.Unlock()
-	slices.SortFunc(clusters, func(a, b *cluster) int {
-		return cmp.Or(cmp.Compare(a.endpoints(), b.endpoints()), cmp.Compare(a.prefix, b.prefix))
-	})
-
 	s := status.Status{Clusters: []status.Cluster{}, Resources: []status.Resource{}, SlowWatches: []status.Watch{}}
 	lists := metrics.CountedLists()
 	for _, l := range lists {
@@ -44,6 +46,10 @@ func (e *Engine) Status() status.Status {
 			c.addStatus(&s, lists)
 		}
 	}
+	s.Clusters = append(s.Clusters, down...)
+	slices.SortFunc(s.Clusters, func(a, b status.Cluster) int {
+		return cmp.Or(cmp.Compare(a.Endpoints, b.Endpoints), cmp.Compare(a.Prefix, b.Prefix))
+	})
 	slices.SortFunc(s.Resources, func(a, b status.Resource) int {
 		return cmp.Or(strings.Compare(a.Resource, b.Resource), strings.Compare(a.Group, b.Group))
 	})

@@ -252,12 +252,10 @@ func FuzzStored(f *testing.F) {
 	})
 }
 
-// FuzzSelectors sends any selectors, limit and order of pages, over objects with odd labels and fields. Memory selects the same
-// objects as upstream's store, with the indexes that a registry declares and without them, page by page.
-func FuzzSelectors(f *testing.F) {
-	fix := setup(f)
-	store := fix.engine(f)
-	values := []string{"", "a", "b", "A", "a/b", "node-1", "node-10", "\x00", "é", "1", "10", "-5", strings.Repeat("v", 300)}
+// selectedPods creates pods whose labels and nodes have the values, changes some of them, and returns revisions between the changes.
+func selectedPods(f *testing.F, fix *fixture, values []string) (revs []mirror.Revision) {
+	f.Helper()
+	mirrored := fix.engine(f).mirror
 	for i, v := range values {
 		for j := range 9 { // more objects than a list examines without an index
 			pod := newPod(fmt.Sprintf("p-%02d-%d", i, j))
@@ -271,13 +269,41 @@ func FuzzSelectors(f *testing.F) {
 		}
 	}
 	fix.catchUp(f)
+	// Some of the objects change at the revisions that follow.
+	revs = append(revs, mirrored.PublishedRevision())
+	for i, v := range values {
+		for j := range 4 {
+			pod := newPod(fmt.Sprintf("p-%02d-%d", i, j))
+			pod.Namespace = []string{"ns", "other", "ns-2"}[j%3]
+			change := storage.SimpleUpdate(func(obj runtime.Object) (runtime.Object, error) {
+				pod := obj.(*example.Pod)
+				pod.Labels, pod.Spec.NodeName = map[string]string{"zone": values[(i+j+1)%len(values)]}, v
+				return pod, nil
+			})
+			if err := fix.GuaranteedUpdate(contextFor(f), podKey(pod), &example.Pod{}, false, nil, change, nil); err != nil {
+				f.Fatal(err)
+			}
+		}
+		fix.catchUp(f)
+		revs = append(revs, mirrored.PublishedRevision())
+	}
+	return revs
+}
+
+// FuzzSelectors sends any selectors, limit, order of pages and revision, over objects with odd labels and fields. Memory selects the same
+// objects as upstream's store, with the indexes that a registry declares and without them, page by page.
+func FuzzSelectors(f *testing.F) {
+	fix := setup(f)
+	store := fix.engine(f)
+	values := []string{"", "a", "b", "A", "a/b", "node-1", "node-10", "\x00", "é", "1", "10", "-5", strings.Repeat("v", 300)}
+	revs := selectedPods(f, fix, values)
 	for _, label := range []string{"", "zone=a", "zone=", "zone!=a", "zone in (a,b,)", "zone notin (a)", "zone", "!zone", "n>3,n<20", "zone==a,zone==b", "zone=a,n=0", "x=y",
 		"zone=node-1", "zone in ()", "n>x", "=", ",", "zone=a b", "in", "notin in (in)"} {
 		for _, field := range []string{"", "spec.nodeName=node-1", "spec.nodeName!=a,metadata.namespace=ns", "metadata.name=p-01-0", "spec.nodeName=", `spec.nodeName=a\,b`, "spec.nodeName=a,spec.nodeName=b", "x=y", "=", "spec.nodeName"} {
-			f.Add(label, field, int64(len(label)%7), len(field)%2 == 0)
+			f.Add(label, field, int64(len(label)%7), len(field)%2 == 0, uint8(len(label)+len(field)))
 		}
 	}
-	f.Fuzz(func(t *testing.T, label, field string, limit int64, indexed bool) {
+	f.Fuzz(func(t *testing.T, label, field string, limit int64, indexed bool, at uint8) {
 		pred := storage.SelectionPredicate{GetAttrs: podAttrs, Limit: max(0, limit)}
 		var err error
 		if pred.Label, err = labels.Parse(label); err != nil {
@@ -289,12 +315,17 @@ func FuzzSelectors(f *testing.F) {
 		if indexed {
 			pred.IndexFields, pred.IndexLabels = []string{"spec.nodeName"}, []string{"zone"}
 		}
+		first := storage.ListOptions{Recursive: true} // of the latest revision
+		if i := int(at) % (len(revs) + 1); i < len(revs) {
+			first.ResourceVersion, first.ResourceVersionMatch = fmt.Sprint(revs[i]), metav1.ResourceVersionMatchExact
+		}
 		// The number of empty pages may differ: an index shows whether more objects follow.
 		walk := func(from storage.Interface) answer {
-			all, pred := &example.PodList{}, pred
-			for range 100 {
+			all, opts := &example.PodList{}, first
+			opts.Predicate = pred
+			for range 200 {
 				page := &example.PodList{}
-				if err := from.GetList(context.Background(), "/pods/", storage.ListOptions{Predicate: pred, Recursive: true}, page); err != nil {
+				if err := from.GetList(context.Background(), "/pods/", opts, page); err != nil {
 					return answer{err: err}
 				}
 				if n := len(page.Items); pred.Limit > 0 && int64(n) > pred.Limit {
@@ -302,7 +333,8 @@ func FuzzSelectors(f *testing.F) {
 				}
 				all.ResourceVersion = page.ResourceVersion
 				all.Items = append(all.Items, page.Items...)
-				if pred.Continue = page.Continue; pred.Continue == "" {
+				opts.ResourceVersion, opts.ResourceVersionMatch, opts.Predicate.Continue = "", "", page.Continue
+				if page.Continue == "" {
 					return answer{obj: all}
 				}
 			}
@@ -310,7 +342,7 @@ func FuzzSelectors(f *testing.F) {
 			return answer{}
 		}
 		if d := walk(store).differs(walk(store.etcd)); d != "" {
-			t.Fatalf("%q %q, limit %d, indexed %v: %s", label, field, limit, indexed, d)
+			t.Fatalf("%q %q at %s, limit %d, indexed %v: %s", label, field, first.ResourceVersion, limit, indexed, d)
 		}
 	})
 }

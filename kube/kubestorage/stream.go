@@ -56,7 +56,8 @@ type Stream struct {
 	// Initial events of a watch that starts at the latest state.
 	listing   bool                                // there are more initial events
 	announce  bool                                // their end has not been announced yet
-	found     []*mirror.Entry                     // from an index, or from etcd; nil if the keys are walked
+	found     []*mirror.Entry                     // the first ones: from an index, or all from etcd
+	initial   *initialRead                        // nil without a selector, and after the last one
 	shard     weak.Pointer[selected.ShardVersion] // the selected part, while it is cached
 	counted   bool                                // entries of other shards are counted
 	seat      *time.Timer                         // releases the seat of priority and fairness; nil if there is none
@@ -79,6 +80,10 @@ type Stream struct {
 	catchUp       bool          // a bookmark is due at publishedAtStart: the watch ends before the time of a later one
 	timer         *time.Timer   // wakes wait at nextBookmark; nil without bookmarks
 	wake          chan struct{} // an event is not the only reason for a wake-up
+
+	requested     atomic.Int64 // revision of the newest requested bookmark
+	reported      atomic.Int64 // revision that the client knows: of the last bookmark, or of the start
+	leaveRequests func()       // ends bookmarks on request; nil if there are none
 }
 
 // delivery is the next part of a stream to deliver: initial events, events or a bookmark. Its slices
@@ -111,7 +116,9 @@ type Bookmark struct {
 // bookmark returns a bookmark at the position of the stream.
 func (st *Stream) bookmark() delivery {
 	st.store.watchMetrics.Bookmark()
-	return delivery{bookmark: Bookmark{Revision: st.cursor.Position()}}
+	at := st.cursor.Position()
+	st.reported.Store(at)
+	return delivery{bookmark: Bookmark{Revision: at}}
 }
 
 // idle is the value of Stream.logPosition while the stream reads no history.

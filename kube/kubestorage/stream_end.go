@@ -33,12 +33,13 @@ func (st *Stream) Close() {
 	st.closed = true
 	st.store.watchMetrics.Ended(st.endReason().String())
 	st.countReplayed()
+	st.endInitial()
 	st.cancel()
 	st.store.cluster.watches.Remove((*runningStream)(st))
 	if st.cursor != nil {
 		st.cursor.Unfollow()
 	}
-	for _, end := range [...]func(){st.releaseProgress, st.countShardEnd, st.unfollow} {
+	for _, end := range [...]func(){st.releaseProgress, st.countShardEnd, st.unfollow, st.leaveRequests} {
 		if end != nil {
 			end()
 		}

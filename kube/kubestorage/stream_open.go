@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"time"
 	"weak"
 
@@ -102,6 +101,7 @@ func (s *Store) openStream(ctx context.Context, cancel context.CancelFunc, key s
 	}
 	if !s.cluster.watches.Add((*runningStream)(st), withoutDrain) {
 		st.stopTimers()
+		st.endInitial()
 		return nil, watchset.ErrShuttingDown()
 	}
 	st.subscribe()
@@ -113,6 +113,7 @@ func (st *Stream) subscribe() {
 	if st.cursor != nil {
 		st.follow()
 	}
+	st.joinRequests()
 	if st.store.ctx.Err() != nil {
 		st.abort(watchset.ByStorage) // endStreams may have run before
 	}
@@ -165,6 +166,7 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 			return err
 		}
 		st.cursor, err = s.resource.CursorAfter(rev, st.start, st.end)
+		st.reported.Store(rev)
 		if errors.Is(err, mirror.ErrCompacted) {
 			if _, floor, _ := s.resource.Oldest(); floor > 0 { // upstream's error text
 				return apierrors.NewResourceExpired(fmt.Sprintf("too old resource version: %d (%d)", rev, floor))
@@ -186,29 +188,11 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 			all, _ := snap.Count(st.start, st.end)
 			s.watchMetrics.Filtered(all - r.Count())
 		}
-		if r.plan != nil && r.plan.DemandsValue() && st.selector.Shard == nil {
-			if found, ok := few(ctx, r.Candidates()); ok {
-				st.found, st.listing = found, len(found) > 0
-			}
-		}
+		st.beginInitial(ctx, r)
 		st.endOfList = opts.SendInitialEvents != nil && opts.Predicate.AllowWatchBookmarks
 	}
 	st.cursor = snap.Cursor(st.start, st.end)
 	return nil
-}
-
-// maxFound bounds the entries that a stream holds until they are delivered. Beyond it, the stream examines all objects of its range,
-// some at a time.
-const maxFound = 4096
-
-// few returns the candidates, false if there are more than maxFound or ctx has ended.
-func few(ctx context.Context, candidates iter.Seq[*mirror.Entry]) (found []*mirror.Entry, ok bool) {
-	for e := range candidates {
-		if found = append(found, e); len(found) > maxFound || len(found)%64 == 0 && ctx.Err() != nil {
-			return nil, false
-		}
-	}
-	return found, true
 }
 
 // beginInEtcd lists the latest state from etcd, where a gate or the published revision does not allow a list from

@@ -1,7 +1,9 @@
 package kubestorage
 
 import (
+	"flag"
 	"fmt"
+	"os"
 	"sync"
 	"testing"
 
@@ -16,13 +18,27 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Upstream's benchmarks of a storage, at a tenth of the sizes that its cacher uses, on the engine and on that cacher.
+// Upstream's benchmarks of a storage, on the engine and on upstream's cacher, at a part of the sizes that the cacher's own benchmarks use.
+
+var suitesPercent = flag.Int("suites.percent", 0, "size of upstream's benchmarks in percent of its own; 0 means 10, and 100 with STRATA_TEST_LONG=1")
+
+// ofSuites returns the part of a size of upstream's benchmarks that is used.
+func ofSuites(size int) int {
+	percent := *suitesPercent
+	if percent == 0 {
+		percent = 10
+		if os.Getenv("STRATA_TEST_LONG") == "1" {
+			percent = 100
+		}
+	}
+	return max(1, size*percent/100)
+}
 
 func BenchmarkStoreList(b *testing.B) {
 	for _, size := range []struct{ namespaces, podsEach, nodes int }{
-		{1000, 15, 500},
-		{5, 3000, 500},
-		{10, 1100, 100},
+		{ofSuites(10_000), 15, ofSuites(5000)},
+		{ofSuites(50), 3000, ofSuites(5000)},
+		{ofSuites(100), 1100, ofSuites(1000)},
 	} {
 		b.Run(fmt.Sprintf("namespaces=%d/pods=%d/nodes=%d", size.namespaces, size.namespaces*size.podsEach, size.nodes), func(b *testing.B) {
 			data := benchmarkData(size.namespaces, size.podsEach, size.nodes)
@@ -39,11 +55,12 @@ func BenchmarkStoreList(b *testing.B) {
 	}
 }
 
-// cacher returns upstream's watch cache, with an index of nodes, on the etcd of the fixture.
+// cacher returns upstream's watch cache, with the indexes of nodes and namespaces that its own benchmarks have, on the etcd of the fixture.
 func (f *fixture) cacher(b *testing.B) storage.Interface {
 	b.Helper()
 	etcd := f.engine(b).etcd
 	byNode := func(obj any) ([]string, error) { return []string{obj.(*example.Pod).Spec.NodeName}, nil }
+	byNamespace := func(obj any) ([]string, error) { return []string{obj.(*example.Pod).Namespace}, nil }
 	c, err := cacher.NewCacherFromConfig(cacher.Config{
 		Storage:             etcd,
 		Versioner:           storage.APIObjectVersioner{},
@@ -53,7 +70,7 @@ func (f *fixture) cacher(b *testing.B) storage.Interface {
 		KeyFunc:             func(obj runtime.Object) (string, error) { return podKey(obj.(*example.Pod)), nil },
 		GetAttrsFunc:        podAttrs,
 		IndexerFuncs:        map[string]storage.IndexerFunc{"spec.nodeName": func(obj runtime.Object) string { return obj.(*example.Pod).Spec.NodeName }},
-		Indexers:            &cache.Indexers{storage.FieldIndex("spec.nodeName"): byNode},
+		Indexers:            &cache.Indexers{storage.FieldIndex("spec.nodeName"): byNode, storage.FieldIndex("metadata.namespace"): byNamespace},
 		NewFunc:             newExamplePod,
 		NewListFunc:         newExamplePodList,
 		Codec:               testCodec(),
@@ -73,7 +90,7 @@ func (f *fixture) cacher(b *testing.B) storage.Interface {
 
 func BenchmarkStoreStats(b *testing.B) {
 	f := setup(b)
-	f.createAll(b, benchmarkData(50, 300, 500).Pods)
+	f.createAll(b, benchmarkData(ofSuites(50), 3000, ofSuites(5000)).Pods)
 	storagetesting.RunBenchmarkStoreStats(b.Context(), b, f.engine(b))
 }
 

@@ -77,7 +77,7 @@ func BenchmarkMinorSuites(b *testing.B) {
 			if name == "cacher" {
 				s = f.cacher(b)
 			}
-			storagetesting.RunBenchmarkWriteThroughput(b.Context(), b, s, storagetesting.PrepareBenchmarkData(5, 300, 500), true, trackLatency(b, s))
+			storagetesting.RunBenchmarkWriteThroughput(b.Context(), b, s, storagetesting.PrepareBenchmarkData(ofSuites(50), 3000, ofSuites(5000)), true, trackLatency(b, s))
 		})
 	}
 }

@@ -21,6 +21,8 @@ const (
 	spanGet   = "cacher.Get"
 	spanList  = "cacher.GetList"
 	spanWatch = "cacher.Watch"
+	// spanInitial is not upstream's: from the begin of a watch with a selector to the delivery of its last initial event.
+	spanInitial = "cacher.InitialEvents"
 )
 
 // Names of events.
@@ -78,7 +80,7 @@ func (s *readSpan) counted(name string, objects int) {
 	}
 }
 
-// filtered adds the event of upstream's filter. For a list with a selector it has two further attributes: the plan, and the number of
+// filtered adds the event of upstream's filter. For a list or initial events with a selector it has two further attributes: the plan, and the number of
 // objects that were compared with the selector.
 func (s *readSpan) filtered(returned int, selective bool, plan string, examined int) {
 	if s == nil {

@@ -20,27 +20,27 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// podState is the compared part of a pod: its key, its revision, the id of its last write, and its
-// selectable fields.
+// podState is the compared part of a pod: its key, its revision, the id of its last write, and its labels and field that selectors
+// name.
 type podState struct {
-	key      string // namespace/name
-	revision mirror.Revision
-	write    string // unique to the write
-	shard    string
-	node     string
+	key         string // namespace/name
+	revision    mirror.Revision
+	write       string // unique to the write
+	shard, rare string // "" if the pod has no such label
+	node        string
 }
 
 func (p podState) String() string { return fmt.Sprintf("%s@%d:%s", p.key, p.revision, p.write) }
 
 func stateOf(pod *example.Pod) (podState, error) {
 	rev, err := strconv.ParseInt(pod.ResourceVersion, 10, 64)
-	return podState{pod.Namespace + "/" + pod.Name, rev, pod.Annotations["write"], pod.Labels["shard"], pod.Spec.NodeName}, err
+	return podState{pod.Namespace + "/" + pod.Name, rev, pod.Annotations["write"], pod.Labels["shard"], pod.Labels["rare"], pod.Spec.NodeName}, err
 }
 
 // extent is the part of all pods that a list selects.
 type extent struct {
-	namespace   string // "" for all
-	shard, node string // selected; "" for any
+	namespace    string // "" for all
+	labels, node string // a label selector, and the selected node; "" for any
 }
 
 func (p extent) within(s podState) bool {
@@ -48,21 +48,36 @@ func (p extent) within(s podState) bool {
 }
 
 func (p extent) selects(s podState) bool {
-	return (p.shard == "" || s.shard == p.shard) && (p.node == "" || s.node == p.node)
+	if p.node != "" && s.node != p.node {
+		return false
+	}
+	set := labels.Set{"shard": s.shard, "rare": s.rare}
+	for name, value := range set {
+		if value == "" {
+			delete(set, name)
+		}
+	}
+	return p.selector().Matches(set)
 }
 
-func (p extent) selective() bool { return p.shard+p.node != "" }
+// selector returns the label selector, which is one of labelSelectors.
+func (p extent) selector() labels.Selector {
+	selector, err := labels.Parse(p.labels)
+	if err != nil {
+		panic(err)
+	}
+	return selector
+}
+
+func (p extent) selective() bool { return p.labels+p.node != "" }
 
 // predicate selects the extent's pods; by node with the index that registries declare for it.
 func (p extent) predicate() storage.SelectionPredicate {
-	pred := storage.SelectionPredicate{Label: labels.Everything(), Field: fields.Everything(), GetAttrs: podAttrs}
+	pred := storage.SelectionPredicate{Field: fields.Everything(), GetAttrs: podAttrs}
 	if p.node != "" {
 		pred = onNode(p.node, true)
-		pred.Label = labels.Everything()
 	}
-	if p.shard != "" {
-		pred.Label = labels.SelectorFromSet(labels.Set{"shard": p.shard})
-	}
+	pred.Label = p.selector()
 	return pred
 }
 

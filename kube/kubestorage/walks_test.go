@@ -27,7 +27,9 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
 	"k8s.io/component-base/featuregate"
+	"k8s.io/component-base/metrics/testutil"
 
+	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -61,6 +63,9 @@ type walksWorld struct {
 
 	complete, continued, expired, exact, refused, compactions, restarts, pages, sealed, plain atomic.Int64
 }
+
+// walkResource has metrics of its own.
+var walkResource = schema.GroupResource{Group: "walks", Resource: "pods"}
 
 var walkNamespaces = []string{"ns", "ns-1", "ns-10"} // not in the order of their keys
 
@@ -205,7 +210,7 @@ func (w *walksWorld) restart(r *replica, seed uint64) error {
 	opts.Gates = gates
 	r.engine = New(opts)
 	config := &storagebackend.ConfigForResource{
-		GroupResource: schema.GroupResource{Resource: "pods"},
+		GroupResource: walkResource,
 		Config: storagebackend.Config{
 			Prefix:               "/registry",
 			Transport:            storagebackend.TransportConfig{ServerList: w.client.Endpoints()},
@@ -299,6 +304,12 @@ func (w *walksWorld) draw(rnd *rand.Rand) (*example.Pod, string) {
 	pod := newPod(fmt.Sprintf("pod-%d", rnd.IntN(90)))
 	pod.Namespace = walkNamespaces[rnd.IntN(len(walkNamespaces))]
 	pod.Labels = map[string]string{"shard": fmt.Sprint(rnd.IntN(4))}
+	switch rnd.IntN(8) {
+	case 0:
+		pod.Labels["rare"] = []string{"x", "y"}[rnd.IntN(2)]
+	case 1:
+		pod.Labels = nil
+	}
 	pod.Annotations = map[string]string{"write": fmt.Sprint(w.writes)}
 	pod.Spec.NodeName = fmt.Sprintf("node-%d", rnd.IntN(5))
 	return pod, podKey(pod)
@@ -387,13 +398,19 @@ func exactly(p extent, rev mirror.Revision) storage.ListOptions {
 	return storage.ListOptions{Recursive: true, Predicate: p.predicate(), ResourceVersion: fmt.Sprint(rev), ResourceVersionMatch: metav1.ResourceVersionMatchExact}
 }
 
+// labelSelectors have all operators, on a label that most pods have and on one that few have.
+var labelSelectors = []string{
+	"shard=0", "shard=3", "shard!=1", "shard in (0,2)", "shard notin (0,1,2)", "shard>1", "shard", "!shard",
+	"rare=x", "rare!=x", "rare in (x,y)", "rare", "!rare", "shard=2,rare", "shard in (1,2),rare notin (y)",
+}
+
 func drawExtent(rnd *rand.Rand) extent {
 	var p extent
 	if rnd.IntN(2) == 0 {
 		p.namespace = walkNamespaces[rnd.IntN(len(walkNamespaces))]
 	}
-	if rnd.IntN(4) == 0 {
-		p.shard = fmt.Sprint(rnd.IntN(4))
+	if rnd.IntN(3) > 0 {
+		p.labels = labelSelectors[rnd.IntN(len(labelSelectors))]
 	}
 	if rnd.IntN(4) == 0 {
 		p.node = fmt.Sprintf("node-%d", rnd.IntN(6)) // one has no pods
@@ -468,6 +485,10 @@ func TestWalk_PagesFromAnyReplica_EqualEtcd(t *testing.T) {
 		if n.Load() == 0 {
 			t.Errorf("no %s", what)
 		}
+	}
+	planned, err := testutil.GetCounterMetricValue(metrics.ListPlans.WithLabelValues(walkResource.Group, walkResource.Resource, metrics.PlanIndex))
+	if err != nil || planned < float64(w.exact.Load())/8 {
+		t.Errorf("%v lists used an index (%v), with %d exact reads", planned, err, w.exact.Load())
 	}
 }
 

@@ -121,7 +121,7 @@ const (
 )
 
 const (
-	// reasonRemote: another server serves this version of the group, or its server is not known yet.
+	// reasonRemote: another server serves this version of the group.
 	reasonRemote reason = "remote"
 )
 

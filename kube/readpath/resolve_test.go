@@ -2,11 +2,14 @@ package readpath
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"net/http"
+	goruntime "runtime"
 	"strings"
 	"testing"
 	"time"
+	"weak"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensionsfeatures "k8s.io/apiextensions-apiserver/pkg/features"
@@ -357,5 +360,44 @@ func BenchmarkResolve(b *testing.B) {
 				lookup()
 			}
 		})
+	}
+}
+
+// TestResolver_UnreadDefinitions_AreNotHeld: of many definitions, the resolver holds that of the resource that was read, and none of
+// the others, after requests that name them in another group or version too.
+func TestResolver_UnreadDefinitions_AreNotHeld(t *testing.T) {
+	r := newResolving(t)
+	widgets := r.widgets("v1")
+	read := r.define("1", 0, "v1")
+	var unread []weak.Pointer[apiextensionsv1.CustomResourceDefinition]
+	for i := range 1000 {
+		d := read.DeepCopy()
+		d.Name, d.Spec.Group = fmt.Sprintf("widgets.group-%d", i), fmt.Sprintf("group-%d", i)
+		r.definitions[d.Name] = d
+		unread = append(unread, weak.Make(d))
+	}
+	if routes, resources := len(*r.resolver.routes.Load()), len(r.resolver.resources); routes+resources > 0 {
+		t.Errorf("%d routes and %d resources before the first read", routes, resources)
+	}
+	r.want(widgetsPath, widgets, -1)
+	r.want("/apis/group-1001/v1/widgets", nil, 0)
+	r.want("/apis/example.com/v1/gadgets", nil, 0)
+	if routes, resources := len(*r.resolver.routes.Load()), len(r.resolver.resources); routes != 1 || resources != 1 {
+		t.Errorf("%d routes and %d resources after reads of one resource, want one each", routes, resources)
+	}
+	for name := range r.definitions { // the informer drops them
+		if name != read.Name {
+			delete(r.definitions, name)
+		}
+	}
+	goruntime.GC()
+	held := 0
+	for _, d := range unread {
+		if d.Value() != nil {
+			held++
+		}
+	}
+	if held > 0 {
+		t.Errorf("%d unread definitions are held", held)
 	}
 }

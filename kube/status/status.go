@@ -8,7 +8,8 @@ import "time"
 type Status struct {
 	Now     time.Time `json:"now"`
 	Version string    `json:"version,omitempty"`
-	// Clusters are the etcd clusters in memory, in the order of their endpoints.
+	// Clusters are the etcd clusters in memory, in the order of their endpoints. An etcd that has not answered since the start is not
+	// ready, and has no revision.
 	Clusters []Cluster `json:"clusters"`
 	// Resources are in alphabetical order. Resources that are not cached are absent.
 	Resources []Resource `json:"resources"`

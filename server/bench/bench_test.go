@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stratakube/strata/server/bench/internal/dataset"
 	"github.com/stratakube/strata/server/bench/internal/limit"
 	"github.com/stratakube/strata/server/internal/testbin"
 )
@@ -43,7 +44,7 @@ var testSizes = Sizes{
 	Past: 10, Churned: 200, ChurnRate: 1_000,
 	Quieten: 20 * time.Millisecond, Rest: time.Millisecond, Writes: 20, Loop: 200 * time.Millisecond,
 	WatchDuration: 300 * time.Millisecond, NodeDuration: time.Second, LoneRate: 200, LoneStep: 300 * time.Millisecond, LoneMost: 6_000, Watchers: 20, SharedRate: 20,
-	NodeWatchers: 10, NodeRate: 400, LabelWatchers: 2, Events: 500, EventRate: 100, EventTTL: 2 * time.Second, Definitions: 5, Idle: 200 * time.Millisecond,
+	NodeWatchers: 10, NodeRate: 400, LabelWatchers: 2, Events: 500, EventRate: 100, EventTTL: 2 * time.Second, Definitions: 5, IndexCount: time.Millisecond, Idle: 200 * time.Millisecond,
 	Beside: 300 * time.Millisecond, ListInterval: 50 * time.Millisecond,
 	Churn: time.Second, PastInterval: 50 * time.Millisecond,
 }
@@ -103,8 +104,13 @@ func TestBenchmark_EndToEnd_ReportsEveryWorkload(t *testing.T) {
 		}
 		results = append(results, report.Results...)
 	}
-	const memoryResults = 2 // one for each dataset on which workloads run together
-	if want := len(fresh) + len(others) + memoryResults; len(results) != want {
+	together := map[dataset.Spec]bool{} // each dataset on which workloads run together has a result of memory
+	for _, w := range slices.Concat(fresh, others) {
+		if !w.Alone {
+			together[w.Dataset(testSizes)] = true
+		}
+	}
+	if want := len(fresh) + len(others) + len(together); len(results) != want {
 		t.Errorf("%d workloads reported, want %d", len(results), want)
 	}
 	for _, result := range results {
@@ -191,7 +197,7 @@ func benchmarkOf(ctx context.Context, t *testing.T, some []Workload) *Report {
 
 // ofStrata reports whether only Strata has a measure.
 func ofStrata(measure string) bool {
-	return measure == passedOn || strings.Contains(measure, "restored") || strings.HasPrefix(measure, "strata_")
+	return measure == passedOn || measure == bytesPerLabel || strings.Contains(measure, "restored") || strings.HasPrefix(measure, "strata_")
 }
 
 // alone reports whether the limit is not measured by a workload.

@@ -9,7 +9,7 @@ import (
 // Bound is a bound on one measure of a workload: on the value of the first engine, or on its ratio to that of another.
 type Bound struct {
 	Measure string  // the name of the row
-	Of      string  // label of the engine it is divided by; "" means the value itself
+	Of      string  // label of the engine it is divided by, upstream's for stock too; "" means the value itself
 	AtMost  float64 // 0 if there is only AtLeast
 	AtLeast float64 // if both are 0, the value is to be 0
 	Or      bool    // it is enough that this or the bound before it is met
@@ -21,7 +21,7 @@ func toLimit(measure string, atMost float64) Bound {
 }
 
 func toUpstream(measure string, atMost float64) Bound {
-	return Bound{Measure: measure, Of: "upstream", AtMost: atMost}
+	return Bound{Measure: measure, Of: upstreamEngine, AtMost: atMost}
 }
 
 func absolute(measure string, atMost float64) Bound { return Bound{Measure: measure, AtMost: atMost} }
@@ -31,8 +31,25 @@ func none(measure string) Bound { return Bound{Measure: measure} }
 // isNone reports whether the value has to be 0.
 func (b Bound) isNone() bool { return b.AtMost == 0 && b.AtLeast == 0 }
 
-// text formats the bound, for example "≤ 1/8 × upstream".
-func (b Bound) text(unit Unit) string {
+// reference returns the label of the engine that a bound on a ratio to upstream refers to: a stock kube-apiserver where the values have
+// one of it, else upstream.
+func reference(values map[string]float64) string {
+	if _, measured := values[stockEngine]; measured {
+		return stockEngine
+	}
+	return upstreamEngine
+}
+
+// divisor returns the label of the engine whose value divides that of the first engine; "" if none does.
+func (b Bound) divisor(values map[string]float64) string {
+	if b.Of == upstreamEngine {
+		return reference(values)
+	}
+	return b.Of
+}
+
+// text formats the bound on a row, for example "≤ 1/8 × upstream".
+func (b Bound) text(row Row) string {
 	if b.isNone() {
 		return "0"
 	}
@@ -41,20 +58,20 @@ func (b Bound) text(unit Unit) string {
 		sign, value = "≥", b.AtLeast
 	}
 	if b.Of == "" {
-		return sign + " " + unit.Format(value)
+		return sign + " " + row.Unit.Format(value)
 	}
 	factor := fmt.Sprintf("%.3g", value)
 	if inverse := 1 / value; value < 1 && math.Abs(inverse-math.Round(inverse)) < 1e-9 {
 		factor = fmt.Sprintf("1/%.0f", inverse)
 	}
-	return sign + " " + factor + " × " + b.Of
+	return sign + " " + factor + " × " + b.divisor(row.Values)
 }
 
 // holds reports whether the values of a row, by engine, meet the bound; known is false if one is missing.
 func (b Bound) holds(values map[string]float64, engine string) (holds, known bool) {
 	value, known := values[engine]
 	if b.Of != "" {
-		other, ok := values[b.Of]
+		other, ok := values[b.divisor(values)]
 		if !ok || other == 0 {
 			return false, false
 		}
@@ -82,7 +99,7 @@ func wanted(bounds []Bound, row Row, engine string, quick bool) string {
 		} else if b.Len() > 0 {
 			b.WriteString("; ")
 		}
-		b.WriteString(bound.text(row.Unit))
+		b.WriteString(bound.text(row))
 		if holds, known := bound.holds(row.Values, engine); known && !quick {
 			b.WriteString(map[bool]string{true: ": yes", false: ": NO"}[holds])
 		}

@@ -27,6 +27,16 @@ func TestWanted_FormatsBoundVerdicts(t *testing.T) {
 			t.Errorf("%+v: got %q, want %q", c.bounds, got, c.want)
 		}
 	}
+	row.Values["stock"] = 8
+	for want, bound := range map[string]Bound{
+		"≤ 1/3 × stock: yes": toUpstream("m", 1./3),
+		"≤ 1/5 × stock: NO":  toUpstream("m", 1./5),
+		"≤ 2 × limit: yes":   toLimit("m", 2),
+	} {
+		if got := wanted([]Bound{bound}, row, "strata", false); got != want {
+			t.Errorf("%+v beside stock: got %q, want %q", bound, got, want)
+		}
+	}
 	if got := wanted([]Bound{none("m")}, Row{Name: "m", Values: map[string]float64{"strata": 0}}, "strata", false); got != "0: yes" {
 		t.Errorf("of nothing: %q", got)
 	}

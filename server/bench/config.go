@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"io"
@@ -24,6 +25,7 @@ type Config struct {
 	Runs       int
 	Engines    []target.EngineSpec // Binary "" means Config.Binary
 	Binary     string              // "" means that it is built
+	Stock      string              // a stock kube-apiserver, for engines of kind stock
 	DataDir    string
 	Out        []string
 	ProfileDir string   // "" means no profiles
@@ -48,6 +50,7 @@ about an hour, the workloads of the read path half of that, -quick more than hal
   make bench ARGS='-quick'                     a tenth
   make bench ARGS='-workloads list-.*,get'     some of them
   make bench ARGS='-engines strata,old=strata@/tmp/old/strata,upstream'
+  make stock bench ARGS='-engines strata,stock,limit'   beside a stock kube-apiserver
 
 Flags:
 `
@@ -72,7 +75,8 @@ func parseFlags(args []string, stdout, stderr io.Writer) (Config, error) {
 	fs.BoolVar(&c.List, "list", false, "list the workloads and exit")
 	fs.IntVar(&c.Runs, "runs", 5, "how often each engine is measured")
 	fs.StringVar(&engines, "engines", "strata,upstream,limit",
-		"comma-separated engines, the first of which is compared with the others: label[=engine][@binary]; limit is a plain Go HTTPS server that writes the same bytes")
+		"comma-separated engines, the first of which is compared with the others: label[=engine][@binary]; "+
+			"stock is the kube-apiserver of -stock, limit a plain Go HTTPS server that writes the same bytes")
 	fs.Func("engine-arg", "label:flag, a further flag for one engine; may be repeated", func(v string) error {
 		label, arg, ok := strings.Cut(v, ":")
 		if !ok {
@@ -82,6 +86,7 @@ func parseFlags(args []string, stdout, stderr io.Writer) (Config, error) {
 		return nil
 	})
 	fs.StringVar(&c.Binary, "binary", "", "the strata executable (default: build it)")
+	fs.StringVar(&c.Stock, "stock", filepath.Join(root, "bin", "stock", "kube-apiserver-1.37"), "the stock kube-apiserver, which make stock builds")
 	fs.StringVar(&c.DataDir, "data", filepath.Join(root, "bench-data"), "directory for filled etcds, logs and temporary data")
 	fs.Func("out", "file to write the table to: .md Markdown, .json JSON, .svg a plot of the figures with a bound, otherwise text; may be repeated", func(v string) error {
 		c.Out = append(c.Out, v)
@@ -124,6 +129,9 @@ func parseFlags(args []string, stdout, stderr io.Writer) (Config, error) {
 	if c.Engines, err = parseEngines(engines, engineArgs); err != nil {
 		return c, err
 	}
+	if err := c.findStock(); err != nil {
+		return c, err
+	}
 	if c.Profiled, err = selectProfiled(profiled, c.Engines); err != nil {
 		return c, err
 	}
@@ -140,6 +148,21 @@ func parseFlags(args []string, stdout, stderr io.Writer) (Config, error) {
 		}
 	}
 	return c, nil
+}
+
+// findStock sets the executables of the engines of kind stock.
+func (c *Config) findStock() error {
+	for i := range c.Engines {
+		e := &c.Engines[i]
+		if !e.IsStock() {
+			continue
+		}
+		e.Binary = cmp.Or(e.Binary, c.Stock)
+		if _, err := os.Stat(e.Binary); err != nil && !c.List {
+			return fmt.Errorf("-engines: %s: %w (make stock builds bin/stock/kube-apiserver-1.37; -stock names another one)", e.Label, err)
+		}
+	}
+	return nil
 }
 
 // selectProfiled reads the labels of -profile-engines; the limit cannot be profiled.

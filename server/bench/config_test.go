@@ -2,6 +2,8 @@ package main
 
 import (
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -77,6 +79,30 @@ func TestEnginesFlag_SetsLabelBinaryAndArgs(t *testing.T) {
 		return args && a.Label == b.Label && a.Engine == b.Engine && a.Binary == b.Binary && a.MemoryLimit == b.MemoryLimit
 	}) {
 		t.Errorf("got %+v", config.Engines)
+	}
+}
+
+func TestStockFlag_SetsExecutableOfStockEngines(t *testing.T) {
+	own, other := filepath.Join(t.TempDir(), "own"), filepath.Join(t.TempDir(), "other")
+	for _, name := range []string{own, other} {
+		if err := os.WriteFile(name, nil, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	config, err := parse("-engines", "strata,stock,old=stock@"+other, "-stock", own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := []string{config.Engines[0].Binary, config.Engines[1].Binary, config.Engines[2].Binary}; !slices.Equal(got, []string{"", own, other}) {
+		t.Errorf("executables are %q", got)
+	}
+	w := Workload{Flags: map[string][]string{upstreamEngine: {"--of-upstream"}}}
+	if got := w.variant(config.Engines[1]); !slices.Equal(got.Args, []string{"--of-upstream"}) {
+		t.Errorf("stock has the flags %q of a workload, want upstream's", got.Args)
+	}
+	_, err = parse("-engines", "strata,stock", "-stock", filepath.Join(t.TempDir(), "missing"))
+	if err == nil || !strings.Contains(err.Error(), "make stock") {
+		t.Errorf("a missing executable: %v, want an error that names make stock", err)
 	}
 }
 

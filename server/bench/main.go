@@ -221,11 +221,14 @@ func newReport(ctx context.Context, config Config) (*Report, error) {
 		if e.IsLimit() {
 			continue
 		}
-		output, err := exec.CommandContext(ctx, e.Binary, "version").Output()
+		output, err := exec.CommandContext(ctx, e.Binary, e.VersionArgs()...).Output()
 		if err != nil {
-			return nil, fmt.Errorf("%s version: %w", e.Binary, err)
+			return nil, fmt.Errorf("%s %s: %w", e.Binary, e.VersionArgs()[0], err)
 		}
 		version := parseVersions(string(output))
+		if e.IsStock() {
+			version = "stock " + strings.TrimSpace(string(output))
+		}
 		if !versions[version] {
 			versions[version] = true
 			report.Versions = append(report.Versions, version)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"image/color"
 	"io"
+	"slices"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
@@ -11,24 +12,24 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 )
 
-// share is a figure as a share of upstream's: below 1 is better.
+// share is a figure as a share of that of the reference (bound.go): below 1 is better.
 type share struct {
 	label  string
 	first  float64 // of the first engine
 	limit  float64 // 0 if the limit was not measured
-	wanted float64 // by the row's bound on the ratio to upstream; 0 if there is none
+	wanted float64 // by the row's bound on the ratio to the reference; 0 if there is none
 }
 
-// shares returns the rows with a bound of which upstream has a value too, in the order of the table. Rates are inverted, so that
+// shares returns the rows with a bound of which the reference has a value too, in the order of the table. Rates are inverted, so that
 // less is better everywhere; counts, percentages and zeros, which have no logarithm, are left out.
 func (r *Report) shares() (all []share) {
 	for _, result := range r.Results {
 		for _, row := range result.Rows {
-			own, upstream, limit := row.Values[r.Engines[0]], row.Values[upstreamEngine], row.Values["limit"]
-			if own <= 0 || upstream <= 0 || row.Unit == Count || row.Unit == Percent || !r.figure(result, row) {
+			own, other, limit := row.Values[r.Engines[0]], row.Values[reference(row.Values)], row.Values["limit"]
+			if own <= 0 || other <= 0 || row.Unit == Count || row.Unit == Percent || !r.figure(result, row) {
 				continue
 			}
-			s := share{label: result.Name + ": " + row.Name, first: own / upstream, limit: limit / upstream}
+			s := share{label: result.Name + ": " + row.Name, first: own / other, limit: limit / other}
 			for _, bound := range result.Wanted {
 				if bound.Measure == row.Name && bound.Of == upstreamEngine {
 					s.wanted = max(bound.AtMost, bound.AtLeast)
@@ -51,14 +52,18 @@ func invert(v float64) float64 {
 	return 1 / v
 }
 
-// WriteSVG plots the figures with a bound as shares of upstream's, on a logarithmic scale. An error if there are none.
+// WriteSVG plots the figures with a bound as shares of those of a stock kube-apiserver, or of upstream if none was measured, on a logarithmic scale. An error if there are none.
 func (r *Report) WriteSVG(w io.Writer) error {
+	of := upstreamEngine
+	if slices.Contains(r.Engines, stockEngine) {
+		of = stockEngine
+	}
 	all := r.shares()
 	if len(all) == 0 {
-		return fmt.Errorf("no figure with a bound was measured on %s and on %s", r.Engines[0], upstreamEngine)
+		return fmt.Errorf("no figure with a bound was measured on %s and on %s", r.Engines[0], of)
 	}
 	p := plot.New()
-	p.X.Label.Text = "share of " + upstreamEngine + "'s time, CPU or memory (logarithmic; left of 1 is better)"
+	p.X.Label.Text = "share of " + of + "'s time, CPU or memory (logarithmic; left of 1 is better)"
 	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
 	p.Legend.Top = true
 	p.Legend.Padding = vg.Millimeter
@@ -95,13 +100,13 @@ func (r *Report) WriteSVG(w io.Writer) error {
 		p.Add(scatter)
 		p.Legend.Add(one.name, scatter)
 	}
-	upstream, err := plotter.NewLine(plotter.XYs{{X: 1, Y: -0.5}, {X: 1, Y: float64(len(all)) - 0.5}})
+	one, err := plotter.NewLine(plotter.XYs{{X: 1, Y: -0.5}, {X: 1, Y: float64(len(all)) - 0.5}})
 	if err != nil {
-		return fmt.Errorf("plot %s: %w", upstreamEngine, err)
+		return fmt.Errorf("plot %s: %w", of, err)
 	}
-	upstream.Color = color.RGBA{R: 0xd6, G: 0x27, B: 0x28, A: 0xff}
-	p.Add(upstream)
-	p.Legend.Add(upstreamEngine, upstream)
+	one.Color = color.RGBA{R: 0xd6, G: 0x27, B: 0x28, A: 0xff}
+	p.Add(one)
+	p.Legend.Add(of, one)
 	p.NominalY(labels...)
 	const width, perRow, around = 28 * vg.Centimeter, 0.55 * vg.Centimeter, 3 * vg.Centimeter
 	svg, err := p.WriterTo(width, around+vg.Length(len(all))*perRow, "svg")

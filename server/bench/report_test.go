@@ -291,4 +291,8 @@ func TestReport_Shares_InvertRates(t *testing.T) {
 	if got := r.shares(); !slices.Equal(got, want) {
 		t.Errorf("shares are %+v, want %+v", got, want)
 	}
+	r.Results[0].Rows[0].Values[stockEngine], want[0].first = 50, 0.25
+	if got := r.shares(); !slices.Equal(got, want) {
+		t.Errorf("shares beside stock are %+v, want %+v", got, want)
+	}
 }

@@ -250,17 +250,19 @@ func (b *bench) startAll(ctx context.Context, w Workload) error {
 // variant returns the spec with the variant, flags and environment of a workload.
 func (w Workload) variant(spec target.EngineSpec) target.EngineSpec {
 	spec.Env = slices.Concat(spec.Env, w.Env)
-	if flags := w.Flags[spec.Engine]; len(flags) > 0 {
+	if flags := w.flagsOf(spec); len(flags) > 0 {
 		spec.Variant = w.Variant
 		spec.Args = slices.Concat(spec.Args, flags)
 	}
 	return spec
 }
 
-// Values of --engine. The byte read path and its counters belong to strataEngine.
+// Kinds of engines, which are also their labels unless -engines sets others. The byte read path and its counters belong to strataEngine.
+// upstreamEngine is kube-apiserver's cacher in the binary of Strata, stockEngine a kube-apiserver that Kubernetes' own source was built to.
 const (
 	strataEngine   = "strata"
 	upstreamEngine = "upstream"
+	stockEngine    = target.StockEngine
 )
 
 // showLimit makes the limit copy its answers to a workload from the first engine.
@@ -373,7 +375,7 @@ func (b *bench) sample(ctx context.Context, w Workload, spec target.EngineSpec, 
 	limit := cmp.Or(w.Timeout, sampleTimeout)
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s took longer than %v", w.Name, limit))
 	defer cancel()
-	s := &Sample{Surroundings: *b.surroundings(), Thorough: thorough, Body: &b.body, profile: profile}
+	s := &Sample{Surroundings: *b.surroundings(), Thorough: thorough, Body: &b.body, spec: spec, profile: profile}
 	s.start = func(ctx context.Context, args ...string) (*target.Engine, error) {
 		return b.startOwn(ctx, w, spec, args)
 	}

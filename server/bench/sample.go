@@ -23,6 +23,7 @@ type Sample struct {
 	// Body is a buffer for an answer. All samples share it, so that no sample includes its allocation.
 	Body *bytes.Buffer
 
+	spec     target.EngineSpec // of the engine that is measured
 	start    func(ctx context.Context, args ...string) (*target.Engine, error)
 	children []*process.Child // all that run
 	profile  *cpuProfile      // nil unless the measured time is profiled

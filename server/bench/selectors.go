@@ -254,6 +254,12 @@ func measureIndexes(ctx context.Context, s *Sample) error {
 	if err != nil {
 		return err
 	}
+	// The metric has the bytes as last counted, and they are counted at least at this interval.
+	select {
+	case <-time.After(s.Sizes.IndexCount):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	series, err := s.Engine.Series(ctx, "strata_index_bytes")
 	if err != nil {
 		return err

@@ -41,7 +41,7 @@ func measureStalled(ctx context.Context, s *Sample) error {
 	defer unlimit()
 	go s.Engine.LimitMemory(limited, stalledMemory)
 	n := s.Sizes.Stalled
-	if s.Engine.Engine == upstreamEngine {
+	if s.Engine.Engine == upstreamEngine || s.Engine.IsStock() {
 		n = s.Sizes.StalledDear
 	}
 	// One-time allocations are not counted for a client.

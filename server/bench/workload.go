@@ -31,7 +31,8 @@ type Workload struct {
 	// Session names the process that workloads with Alone share; those with another Session run in another process.
 	Session string
 
-	// Variant, if not "", names processes with additional Flags, by value of --engine. Engines that have Flags are measured in these.
+	// Variant, if not "", names processes with additional Flags, by kind of engine: a stock kube-apiserver has those of upstream. Engines
+	// that have Flags are measured in these.
 	Variant string
 	Flags   map[string][]string
 
@@ -98,11 +99,19 @@ func (w Workload) runs(asked int) int {
 func (w Workload) flags(engines []target.EngineSpec) map[string]string {
 	flags := map[string]string{}
 	for _, spec := range engines {
-		if of := w.Flags[spec.Engine]; len(of) > 0 {
+		if of := w.flagsOf(spec); len(of) > 0 {
 			flags[spec.Label] = strings.Join(of, " ")
 		}
 	}
 	return flags
+}
+
+// flagsOf are the flags of an engine for this workload alone. A stock kube-apiserver has those of upstream.
+func (w Workload) flagsOf(spec target.EngineSpec) []string {
+	if spec.IsStock() {
+		return w.Flags[upstreamEngine]
+	}
+	return w.Flags[spec.Engine]
 }
 
 // workloads are all workloads in the order in which they run and are shown: first those that run alone, last those that leave data,
@@ -111,7 +120,7 @@ var workloads = slices.Concat(startWorkloads, writeWorkloads, watchWorkloads, co
 	mixedWorkloads, highestWorkloads, stalledWorkloads, restoreWorkloads, exactWorkloads, checkWorkloads, nodeWorkloads, kepWorkloads, besideWorkloads, kepLargeWorkloads, kepDisabledWorkloads, etcdWorkloads,
 	listWorkloads, getWorkloads, quietWorkloads, tableWorkloads, initialWorkloads, shardWorkloads, streamWorkloads, adapterWorkloads, largeWorkloads, podWorkloads,
 	labelWorkloads, fieldWorkloads, thingWorkloads, eventWorkloads, managedWorkloads, definitionWorkloads,
-	coldPagesWorkloads, halfWorkloads, fewWorkloads, churnWorkloads, stormWorkloads)
+	coldPagesWorkloads, upWorkloads, halfWorkloads, fewWorkloads, churnWorkloads, stormWorkloads)
 
 // selectWorkloads returns the workloads whose whole name matches one of the comma-separated regular expressions; "" selects all.
 func selectWorkloads(all []Workload, patterns string) ([]Workload, error) {
@@ -203,6 +212,7 @@ type Sizes struct {
 	FleetWait     time.Duration // for the answer to each client of the fleet, refusals included
 	Burst         time.Duration // duration of a burst, and of each phase around it
 	EventTTL      time.Duration // after which these expire
+	IndexCount    time.Duration // in which an engine counts the bytes of its indexes
 	CheckWait     time.Duration // for a check of an engine without checks on demand; 0 means that it is not waited for
 }
 
@@ -241,6 +251,7 @@ func fullSizes() Sizes {
 		EventRate:     2_000,
 		EventTTL:      15 * time.Second,
 		Definitions:   2_000,
+		IndexCount:    65 * time.Second,
 		Few:           20_000,
 		OtherPods:     10_000,
 		LargeObjects:  300,

@@ -55,11 +55,9 @@ type server struct {
 	engine *kubestorage.Engine
 }
 
-func newServer(etcdServers []string, listener net.Listener) (*server, error) {
+func newServer(etcdServers []string, listener net.Listener, kubeconfig string) (*server, error) {
 	config := genericapiserver.NewRecommendedConfig(codecs)
 	config.EffectiveVersion = compatibility.DefaultBuildEffectiveVersion()
-	config.Authentication.Authenticator = anonymous.NewAuthenticator(nil)
-	config.Authorization.Authorizer = authorizerfactory.NewAlwaysAllowAuthorizer()
 	config.OpenAPIV3Config = genericapiserver.DefaultOpenAPIV3Config(definitions, openapinamer.NewDefinitionNamer(scheme))
 
 	serving := genericoptions.NewSecureServingOptions().WithLoopback()
@@ -69,6 +67,9 @@ func newServer(etcdServers []string, listener net.Listener) (*server, error) {
 		return nil, fmt.Errorf("create certificate: %w", err)
 	}
 	if err := serving.ApplyTo(&config.SecureServing, &config.LoopbackClientConfig); err != nil {
+		return nil, err
+	}
+	if err := protect(&config.Config, kubeconfig); err != nil {
 		return nil, err
 	}
 	etcd := genericoptions.NewEtcdOptions(storagebackend.NewDefaultConfig("/registry/example", codecs.LegacyCodec(examplev1.SchemeGroupVersion)))
@@ -98,6 +99,27 @@ func newServer(etcdServers []string, listener net.Listener) (*server, error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// protect delegates authentication and authorization to the API server of kubeconfig, which forwards requests in the name of their users, as
+// any aggregated API server does. Without a kubeconfig all requests are allowed.
+func protect(config *genericapiserver.Config, kubeconfig string) error {
+	if kubeconfig == "" {
+		config.Authentication.Authenticator = anonymous.NewAuthenticator(nil)
+		config.Authorization.Authorizer = authorizerfactory.NewAlwaysAllowAuthorizer()
+		return nil
+	}
+	authentication := genericoptions.NewDelegatingAuthenticationOptions()
+	authentication.RemoteKubeConfigFile = kubeconfig
+	if err := authentication.ApplyTo(&config.Authentication, config.SecureServing, config.OpenAPIConfig); err != nil {
+		return fmt.Errorf("delegate authentication: %w", err)
+	}
+	authorization := genericoptions.NewDelegatingAuthorizationOptions().WithAlwaysAllowPaths("/healthz", "/livez", "/readyz")
+	authorization.RemoteKubeConfigFile = kubeconfig
+	if err := authorization.ApplyTo(&config.Authorization); err != nil {
+		return fmt.Errorf("delegate authorization: %w", err)
+	}
+	return nil
 }
 
 // definitions are the schemas of the resource, which a real server generates, and the common ones.

@@ -209,7 +209,7 @@ func startUntil(t *testing.T, etcd string) (url string, stop func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if err := run(ctx, []string{etcd}, listener); err != nil {
+		if err := run(ctx, []string{etcd}, listener, ""); err != nil {
 			t.Errorf("run: %v", err)
 		}
 	}()

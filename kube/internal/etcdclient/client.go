@@ -27,7 +27,9 @@ import (
 const (
 	keepaliveTime    = 30 * time.Second
 	keepaliveTimeout = 10 * time.Second
-	dialTimeout      = 20 * time.Second
+
+	// DialTimeout is the time that kube-apiserver waits for a connection.
+	DialTimeout = 20 * time.Second
 )
 
 // Flow control windows: the bytes that etcd may send before they are read, per stream and per
@@ -38,13 +40,30 @@ const (
 	connectionWindow = 16 << 20
 )
 
-// New connects to etcd and returns when a connection is up, or an error after
-// dialTimeout. The client serves all resources: writes, reads of the latest revision, and
+// New connects to etcd and returns when a connection is up, or an error after the time timeout or at the end of ctx, which has no effect
+// on a connected client. The client serves all resources: writes, reads of the latest revision, and
 // the feed. A read-only client sends no request that changes etcd; such requests return ErrReadOnly.
-func New(c storagebackend.TransportConfig, readOnly bool) (*kubernetes.Client, error) {
+func New(ctx context.Context, timeout time.Duration, c storagebackend.TransportConfig, readOnly bool) (*kubernetes.Client, error) {
+	life, cancel := context.WithCancel(context.Background())
+	connected := context.AfterFunc(ctx, cancel)
+	client, err := dial(life, timeout, c, readOnly)
+	if !connected() && err == nil {
+		_ = client.Close()
+		err = ctx.Err()
+	}
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	return client, nil
+}
+
+// dial is New with a context for the life of the client.
+func dial(life context.Context, timeout time.Duration, c storagebackend.TransportConfig, readOnly bool) (*kubernetes.Client, error) {
 	cfg := clientv3.Config{
 		Endpoints:            c.ServerList,
-		DialTimeout:          dialTimeout,
+		Context:              life,
+		DialTimeout:          timeout,
 		DialKeepAliveTime:    keepaliveTime,
 		DialKeepAliveTimeout: keepaliveTimeout,
 		Logger:               zap.NewNop(), // relevant errors are returned, or logged by this package's callers

@@ -56,15 +56,15 @@ var (
 	}, []string{"group", "resource"})
 	ListPlans = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_list_plans_total", StabilityLevel: metrics.ALPHA,
-		Help: "Lists from memory with a selector, by plan: index (candidates of indexes on labels or fields), shard (objects of the shard), scan (all objects of the range).",
+		Help: "Lists from memory and initial events of watches with a selector, by plan: index (candidates of indexes on labels or fields), shard (objects of the shard), scan (all objects of the range).",
 	}, []string{"group", "resource", "plan"})
 	ListExamined = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_list_examined_objects_total", StabilityLevel: metrics.ALPHA,
-		Help: "Objects that the lists of strata_list_plans_total compared with their selectors, by plan.",
+		Help: "Objects that the lists and initial events of strata_list_plans_total compared with their selectors, by plan.",
 	}, []string{"group", "resource", "plan"})
 	ListSelected = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_list_selected_objects_total", StabilityLevel: metrics.ALPHA,
-		Help: "Objects that the lists of strata_list_plans_total returned, by plan.",
+		Help: "Objects that the lists and initial events of strata_list_plans_total returned, by plan.",
 	}, []string{"group", "resource", "plan"})
 	Indexes = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Name: "strata_indexes", StabilityLevel: metrics.ALPHA,
@@ -72,11 +72,11 @@ var (
 	}, []string{"group", "resource"})
 	IndexBytes = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Name: "strata_index_bytes", StabilityLevel: metrics.ALPHA,
-		Help: "Memory of the indexes of strata_indexes for the newest version, as last counted, at most a minute ago. It is a part of strata_representation_bytes, and at most a quarter of its bound for each resource; of all resources at most half, and three quarters for labels and fields that Kubernetes declares, such as spec.nodeName.",
+		Help: "Memory of the indexes of strata_indexes for the newest version, as last counted, at most a minute ago. It is a part of strata_representation_bytes, and at most a quarter of its bound for each resource; of all resources at most half, and three quarters for fields that are indexed at their first use, such as spec.nodeName.",
 	}, []string{"group", "resource"})
 	IndexRefusals = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_index_refusals_total", StabilityLevel: metrics.ALPHA,
-		Help: "Times an index was dropped because it alone exceeded the bound of strata_index_bytes for its resource, or because the indexes of all resources had reached theirs. Its lists examine all objects for the next ten minutes.",
+		Help: "Times an index that found no room was dropped, because it alone took more than half of the bound of strata_index_bytes for its resource, or the indexes of all resources took more than 7/8 of theirs. Its lists examine all objects for the next ten minutes.",
 	}, []string{"group", "resource"})
 
 	registerListMetrics = sync.OnceFunc(func() {
@@ -123,7 +123,8 @@ const (
 	PlanScan  = "scan"
 )
 
-// Selected counts a list with a selector: the objects that it compared with the selector, and those that it returned.
+// Selected counts a list or the initial events of a watch with a selector: the objects that were compared with the selector, and those
+// that were returned.
 func (m Lists) Selected(plan string, examined, returned int) {
 	ListPlans.WithLabelValues(m.group.Group, m.group.Resource, plan).Inc()
 	ListExamined.WithLabelValues(m.group.Group, m.group.Resource, plan).Add(float64(examined))

@@ -22,6 +22,10 @@ var (
 		Name: "strata_watch_bookmarks_total", StabilityLevel: metrics.ALPHA,
 		Help: "Bookmarks sent, including those that end initial events.",
 	}, []string{"group", "resource"})
+	WatchBookmarksRequested = metrics.NewCounterVec(&metrics.CounterOpts{
+		Name: "strata_watch_bookmarks_requested_total", StabilityLevel: metrics.ALPHA,
+		Help: "Bookmarks, of strata_watch_bookmarks_total, that clients requested with the form WatchProgress of a list.",
+	}, []string{"group", "resource"})
 	WatchesEnded = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_watches_ended_total", StabilityLevel: metrics.ALPHA,
 		Help: "Watches that have ended, by reason: timeout, client (it disconnected or cancelled the watch), shutdown of the server, " +
@@ -40,7 +44,7 @@ var (
 	}, []string{"group", "resource"})
 
 	registerWatchMetrics = sync.OnceFunc(func() {
-		legacyregistry.MustRegister(WatchReplayed, WatchBookmarks, WatchesEnded, WatchesUnindexed, watchDelivery)
+		legacyregistry.MustRegister(WatchReplayed, WatchBookmarks, WatchBookmarksRequested, WatchesEnded, WatchesUnindexed, watchDelivery)
 	})
 )
 
@@ -48,6 +52,7 @@ var (
 type Watches struct {
 	resource                 schema.GroupResource
 	initial, replayed, marks func() metrics.CounterMetric
+	requested                func() metrics.CounterMetric
 	terminated               func() metrics.CounterMetric
 	delivery                 func() metrics.ObserverMetric
 	dispatch                 dispatchMetrics
@@ -65,6 +70,7 @@ func NewWatches(r schema.GroupResource) Watches {
 		initial:    counter(cachermetrics.InitCounter),
 		replayed:   counter(WatchReplayed),
 		marks:      counter(WatchBookmarks),
+		requested:  counter(WatchBookmarksRequested),
 		terminated: counter(cachermetrics.TerminatedWatchersCounter),
 		dispatch:   newDispatchMetrics(r),
 		delivery:   sync.OnceValue(func() metrics.ObserverMetric { return watchDelivery.WithLabelValues(r.Group, r.Resource) }),
@@ -83,6 +89,13 @@ func (m *Watches) Started(entries, events int) {
 
 // Bookmark counts a bookmark.
 func (m *Watches) Bookmark() { m.marks().Inc() }
+
+// Requested counts requested bookmarks.
+func (m *Watches) Requested(n int) {
+	if n > 0 {
+		m.requested().Add(float64(n))
+	}
+}
 
 // Sharded counts a watch with a shard selector, and returns the function that counts its end.
 func (m *Watches) Sharded() (ended func()) {

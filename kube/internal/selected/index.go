@@ -23,7 +23,8 @@ import (
 // leaves that have changed. The digests of an index are dropped when it had no reader for IndexIdle. Safe for concurrent use.
 type Index struct {
 	name   string
-	label  bool // not a field
+	label  bool   // not a field
+	field  string // "" for a label
 	gen    *objects.Generation
 	lookup lookup
 
@@ -35,7 +36,7 @@ type Index struct {
 	bytes int64      // of digests, as last counted, and of those made since
 
 	used atomic.Int64 // time of the last plan, in nanoseconds since Selections.start
-	kept atomic.Bool  // a registry has declared the label or field: others are dropped first
+	kept atomic.Bool  // a registry has declared the label or field, or it is eager: others are dropped first
 }
 
 // lookup returns the value of a field or label, and whether the object has it.
@@ -53,7 +54,7 @@ func (x *Index) declared(pred *storage.SelectionPredicate) bool {
 
 // fieldIndex describes the index of a field. An object without it has the value "", as field selectors have it.
 func fieldIndex(field string) *Index {
-	return &Index{name: storage.FieldIndex(field), lookup: func(a *objects.Attributes) (string, bool) { return a.Fields.Get(field), true }}
+	return &Index{name: storage.FieldIndex(field), field: field, lookup: func(a *objects.Attributes) (string, bool) { return a.Fields.Get(field), true }}
 }
 
 // labelIndex describes the index of a label.
@@ -140,6 +141,15 @@ func (x *Index) cache(in *btree.Digests, old any, d *digest) {
 	}
 }
 
+// unlessFull returns nil if the index has no room: a list would make the digests of changed leaves, and later ones would make them
+// again. The next count of the bytes makes room or refuses the index.
+func (x *Index) unlessFull() *Index {
+	if x.full.Load() {
+		return nil
+	}
+	return x
+}
+
 // fits reports whether there is room for further bytes of digests: of the resource, and of all resources of the process.
 func (x *Index) fits(bytes int64) bool {
 	limit := x.blocks.Stats().Limit
@@ -195,7 +205,8 @@ type indexes struct {
 
 	mu     sync.Mutex // before Index.mu
 	byName map[string]*Index
-	// once has the labels and fields that a list has named once, until it is dropped: an index is made on the second use.
+	// once has the labels and fields that a list has named once, until it is dropped: unless a registry has declared them or they are
+	// eager, their second use makes the index.
 	once map[string]time.Time
 	// refused has the labels and fields whose digests were too large, until they are tried again.
 	refused  map[string]time.Time
@@ -214,7 +225,7 @@ const (
 	// indexShare is the inverse of the part of the block cache that the indexes of one resource may take. Those of all resources may take
 	// half of it, and three quarters if they are declared (Index.allLimit).
 	indexShare = 4
-	// secondUse is how soon after the first use of a label or field, unless it is declared, its second use makes the index.
+	// secondUse is how soon after the first use of a label or field, unless it is declared or eager, its second use makes the index.
 	secondUse = time.Minute
 	// maxOnce bounds the labels and fields whose first use is remembered.
 	maxOnce = 1024
@@ -223,20 +234,20 @@ const (
 	countInterval = time.Second
 )
 
-// get returns the index that x describes; nil if it is refused, or has no index yet.
-func (t *indexes) get(s *Selections, gen *objects.Generation, x *Index, declared bool) *Index {
+// get returns the index that x describes; nil if it is refused or full, or has no index yet. With eager the first use makes it.
+func (t *indexes) get(s *Selections, gen *objects.Generation, x *Index, eager bool) *Index {
 	if gen.Ended() {
 		return nil
 	}
 	now := time.Now()
 	since := int64(now.Sub(s.start))
 	if published := t.published.Load(); published != nil {
-		if cur := (*published)[x.name]; cur != nil && cur.gen == gen && (cur.kept.Load() || !declared) {
+		if cur := (*published)[x.name]; cur != nil && cur.gen == gen && (cur.kept.Load() || !eager) {
 			cur.used.Store(since)
 			if next := t.nextCount.Load(); since >= next && t.nextCount.CompareAndSwap(next, since+int64(countInterval)) {
 				t.countSoon(now)
 			}
-			return cur
+			return cur.unlessFull()
 		}
 	}
 	t.mu.Lock()
@@ -244,19 +255,19 @@ func (t *indexes) get(s *Selections, gen *objects.Generation, x *Index, declared
 	if cur := t.byName[x.name]; cur != nil {
 		if cur.gen == gen {
 			cur.used.Store(since)
-			if declared {
+			if eager {
 				cur.kept.Store(true)
 			}
-			return cur
+			return cur.unlessFull()
 		}
 		t.removeLocked(cur)
 	}
-	if s.cfg.Context.Err() != nil || now.Before(t.refused[x.name]) || !declared && !t.secondLocked(x.name, now) {
+	if s.cfg.Context.Err() != nil || now.Before(t.refused[x.name]) || !eager && !t.secondLocked(x.name, now) {
 		return nil
 	}
 	x.gen, x.of, x.blocks = gen, &memo.Key{}, s.cfg.Blocks
 	x.used.Store(since)
-	x.kept.Store(declared)
+	x.kept.Store(eager)
 	if t.byName == nil {
 		t.byName, t.refused = map[string]*Index{}, map[string]time.Time{}
 	}
@@ -302,14 +313,14 @@ func (t *indexes) oldestLocked(x *Index) (oldest *Index) {
 	return oldest
 }
 
-// countSoon lets digests be counted if many were made since the last count.
+// countSoon lets digests be counted if many were made since the last count, or if an index is full.
 func (t *indexes) countSoon(now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.soon || t.timer == nil || now.Sub(t.lastTime) < countInterval {
 		return
 	}
-	if total := t.totalLocked(); total-t.counted > countGrowth+t.counted/4 {
+	if total := t.totalLocked(); total-t.counted > countGrowth+t.counted/4 || t.fullLocked() {
 		t.soon = true
 		t.timer.Reset(0)
 	}
@@ -320,6 +331,16 @@ func (t *indexes) totalLocked() (bytes int64) {
 		bytes += x.size()
 	}
 	return bytes
+}
+
+// fullLocked reports whether an index has no room.
+func (t *indexes) fullLocked() bool {
+	for _, x := range t.byName {
+		if x.full.Load() {
+			return true
+		}
+	}
+	return false
 }
 
 func (t *indexes) removeLocked(x *Index) {

@@ -16,14 +16,12 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Plan selects the candidates of a selector with indexes: the intersection of requirements. It is a mirror.Sieve for any snapshot of
-// the resource. Not safe for concurrent use.
+// Plan selects the candidates of a selector with indexes: the intersection of requirements. Its methods may be called concurrently,
+// except those of mirror.Sieve, which Candidates calls on a copy.
 type Plan struct {
 	ctx   context.Context
 	terms []term
-	// declared is the first term that demands one value of a declared field or label, -1 if there is none.
-	declared int
-	known    bool // see Known
+	known bool // see Known
 }
 
 // term is a requirement of a selector, on one label or field.
@@ -65,18 +63,15 @@ func (s *Selections) Plan(ctx context.Context, sel *objects.Selector, n int) *Pl
 		}
 	}
 	for _, usable := range terms {
-		p := &Plan{ctx: ctx, declared: -1}
+		p := &Plan{ctx: ctx}
 		slices.SortStableFunc(usable, func(a, b term) int { return cmp.Compare(b.declared(&sel.Predicate), a.declared(&sel.Predicate)) })
 		for _, t := range usable[:min(len(usable), maxTerms)] {
 			declared := t.index.declared(&sel.Predicate)
-			if t.index = s.indexes.get(s, sel.Generation, t.index, declared); t.index == nil {
+			if t.index = s.indexes.get(s, sel.Generation, t.index, declared || s.eager(t.index)); t.index == nil {
 				continue
 			}
 			for _, v := range t.values {
 				t.hashes = append(t.hashes, hashOf(v))
-			}
-			if p.declared < 0 && declared && t.single() {
-				p.declared = len(p.terms)
 			}
 			p.terms = append(p.terms, t)
 		}
@@ -86,6 +81,9 @@ func (s *Selections) Plan(ctx context.Context, sel *objects.Selector, n int) *Pl
 	}
 	return nil
 }
+
+// eager reports whether the first use of a label or field makes its index, though no registry has declared it.
+func (s *Selections) eager(x *Index) bool { return !x.label && s.cfg.Eager[x.field] }
 
 // termsOf returns the requirements of a selector, with indexes that are only descriptions. Requirements on namespace and name are
 // among them: a list of one namespace or object is a range, but a list of everything may have such fields too.
@@ -169,8 +167,10 @@ func DeclaredIndex(pred *storage.SelectionPredicate) *Declared {
 // index, and examines the objects of the range otherwise. An object that cannot be decoded counts.
 func (d *Declared) Any(ctx context.Context, p *Plan, gen *objects.Generation, snap mirror.Snapshot, start, end string) bool {
 	all := snap.All(start, end)
-	if p != nil && p.declared >= 0 {
-		all = (&Plan{ctx: ctx, terms: p.terms[p.declared : p.declared+1], declared: -1}).Candidates(snap, start, end)
+	if p != nil {
+		if i := slices.IndexFunc(p.terms, d.is); i >= 0 {
+			all = (&Plan{ctx: ctx, terms: p.terms[i : i+1]}).Candidates(snap, start, end)
+		}
 	}
 	for e := range all {
 		a, err := gen.Attributes(ctx, e)
@@ -184,13 +184,29 @@ func (d *Declared) Any(ctx context.Context, p *Plan, gen *objects.Generation, sn
 	return false
 }
 
+// is reports whether the term demands the value of the declared index.
+func (d *Declared) is(t term) bool {
+	return t.index.name == d.Name && t.single() && t.values[0] == d.value
+}
+
 // DemandsValue reports whether the plan selects by values that objects have. Others usually select most objects.
 func (p *Plan) DemandsValue() bool { return p.terms[0].test == oneOf }
 
 // Candidates yields the candidates of a snapshot with start <= key < end, in key order: at least the selected entries. Objects whose
 // labels and fields are not known are decoded leaf by leaf; those that cannot be decoded are candidates.
 func (p *Plan) Candidates(snap mirror.Snapshot, start, end string) iter.Seq[*mirror.Entry] {
+	if len(p.terms) > 1 {
+		p = &Plan{ctx: p.ctx, terms: slices.Clone(p.terms)} // see advance
+	}
 	return snap.Sift(start, end, p)
+}
+
+// advance moves the term i, which has excluded a node, one place forward, so that terms with few candidates are tested first. Other
+// terms are then not tested in most leaves, and need no digests there. Each walk begins with the order of the plan.
+func (p *Plan) advance(i int) {
+	if i > 0 && !p.known {
+		p.terms[i-1], p.terms[i] = p.terms[i], p.terms[i-1]
+	}
 }
 
 // Known counts the candidates without decoding, to most or a little more: entries of leaves without digests count as candidates, and so
@@ -230,6 +246,7 @@ func (p *Plan) Leaf(items []*mirror.Entry, d *btree.Digests) uint64 {
 	for i := range p.terms {
 		t := &p.terms[i]
 		if chosen &= t.leaf(p, items, d); chosen == 0 {
+			p.advance(i)
 			return 0
 		}
 	}
@@ -312,6 +329,7 @@ func (p *Plan) Parent(leaves btree.DigestsOfLeaves, in *btree.Digests) uint64 {
 			chosen &= found
 		}
 		if chosen == 0 {
+			p.advance(i)
 			return 0
 		}
 	}

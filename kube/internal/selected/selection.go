@@ -27,6 +27,9 @@ type Config struct {
 	View     *objects.View
 	Blocks   *blockcache.Cache // charged with the bytes of indexes
 	Context  context.Context   // ends with the storage
+	// Eager are the fields whose first use makes an index. They are few, and known to have few objects for each value. The indexes that
+	// a registry has declared for a request need not be among them; upstream's page tokens depend on those alone (DeclaredIndex).
+	Eager map[string]bool
 	// Start runs a goroutine that the storage waits for; false if the storage has ended.
 	Start func(run func()) bool
 	// Refused counts labels and fields that are not indexed because their digests are too large.

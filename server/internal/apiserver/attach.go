@@ -31,9 +31,10 @@ const EngineVariable = "STRATA_ENGINE"
 //
 //	Options ─▶ app.NewConfig ─▶ Chain, ControlPlane or Extensions ─▶ Complete ─▶ ... ─▶ Run returns ─▶ Close
 //
-// With --engine=upstream every method does nothing. The methods are called in this order, by one goroutine at a time.
+// With --engine=upstream the overrides of etcd are applied, and every method does nothing else. The methods are called in this order, by one goroutine at a time.
 type Attachment struct {
 	settings   *settings
+	overrides  overrides
 	etcd       *genericoptions.EtcdOptions
 	compaction time.Duration
 	engine     *kubestorage.Engine // nil with upstream's engine, before attach, and after Close
@@ -63,7 +64,11 @@ func (s *settings) attachment() *Attachment { return &Attachment{settings: s} }
 
 // Options removes compaction from the completed options, since the engine does it in place of upstream's storage, and the exclusion of
 // events from memory, unless the user has given a size.
-func (a *Attachment) Options(etcd *genericoptions.EtcdOptions) {
+// Error: an invalid override of etcd.
+func (a *Attachment) Options(etcd *genericoptions.EtcdOptions) (err error) {
+	if a.overrides, err = parseOverrides(etcd); err != nil {
+		return err
+	}
 	a.etcd = etcd
 	if a.settings.engine == engineStrata {
 		a.compaction = takeCompaction(etcd)
@@ -71,6 +76,7 @@ func (a *Attachment) Options(etcd *genericoptions.EtcdOptions) {
 			cacheEvents(etcd)
 		}
 	}
+	return nil
 }
 
 // Chain attaches the engine to the server chain of kube-apiserver.
@@ -79,6 +85,11 @@ func (a *Attachment) Chain(config *app.Config) error {
 		skipBootstrapWaits(config)
 		a.follow = &followedInformers{remote: newRemoteVersions()}
 		a.follow.install(config)
+		kube := config.KubeAPIs.ControlPlane.Generic
+		if err := a.overrides.installChecks(a.etcd.StorageConfig, kube.DrainedNotify(),
+			kube, &config.ApiExtensions.GenericConfig.Config, &config.Aggregator.GenericConfig.Config); err != nil {
+			return err
+		}
 	}
 	getters := []*generic.RESTOptionsGetter{
 		&config.KubeAPIs.ControlPlane.Generic.RESTOptionsGetter,
@@ -120,6 +131,9 @@ func (a *Attachment) Extensions(config *apiextensionsapiserver.Config) (setDefin
 func (a *Attachment) attach(outermost *genericapiserver.Config, getters []*generic.RESTOptionsGetter,
 	resolver func() (readpath.ResolverConfig, error)) error {
 	s := a.settings
+	for _, getter := range getters { // also with upstream's engine, which would otherwise read custom resources from another etcd
+		*getter = a.overrides.getter(*getter)
+	}
 	if s.engine != engineStrata {
 		return nil
 	}
@@ -127,7 +141,7 @@ func (a *Attachment) attach(outermost *genericapiserver.Config, getters []*gener
 	if err != nil {
 		return err
 	}
-	options, err := s.engineOptions(a.etcd, transformer)
+	options, err := s.engineOptions(a.etcd, transformer, a.overrides.deferrable)
 	if err != nil {
 		return err
 	}

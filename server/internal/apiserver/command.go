@@ -114,7 +114,8 @@ type settings struct {
 
 	variant Variant
 
-	sizesOfEvents bool // --watch-cache-sizes contains events
+	overrides     overrides // set by prepare
+	sizesOfEvents bool      // --watch-cache-sizes contains events
 
 	sessions *console.Sessions // of the console; nil if there are none
 }
@@ -172,6 +173,7 @@ memory of the machine, whichever is least. kube-apiserver's flags are after them
 	for _, fs := range sets.FlagSets {
 		cmd.Flags().AddFlagSet(fs)
 	}
+	cmd.Flags().Lookup(overridesFlag).Usage = overridesUsage
 	cli.SetHelp(cmd, sets)
 	withOwn := cliflag.NamedFlagSets{Order: slices.Concat([]string{"strata"}, sets.Order), FlagSets: maps.Clone(sets.FlagSets)}
 	withOwn.FlagSets["strata"] = s.ownFlags()

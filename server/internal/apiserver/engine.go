@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/klog/v2"
 
@@ -41,8 +42,9 @@ func (k *engineKind) Set(s string) error {
 }
 
 // engineOptions returns the options of an engine that does not cache the resources excluded by the --watch-cache flags, and that logs with
-// klog. The transformer encrypts the keys of continue tokens.
-func (s *settings) engineOptions(etcd *genericoptions.EtcdOptions, transformer value.Transformer) (kubestorage.Options, error) {
+// klog. The transformer encrypts the keys of continue tokens; deferrable is kubestorage.Options.Deferrable.
+func (s *settings) engineOptions(etcd *genericoptions.EtcdOptions, transformer value.Transformer,
+	deferrable func(storagebackend.TransportConfig) bool) (kubestorage.Options, error) {
 	limits, checks, tokens := s.limits, s.checks, s.tokens
 	uncached, err := uncachedResources(etcd)
 	if err != nil {
@@ -57,10 +59,11 @@ func (s *settings) engineOptions(etcd *genericoptions.EtcdOptions, transformer v
 		replay.Revisions = -1 // none
 	}
 	options := kubestorage.Options{
-		Uncached:  uncached,
-		Decorated: decorated,
-		Window:    mirror.Window{MaxAge: limits.historyAge, MaxBytes: limits.historyBytes.Value()},
-		Replay:    replay,
+		Uncached:   uncached,
+		Decorated:  decorated,
+		Deferrable: deferrable,
+		Window:     mirror.Window{MaxAge: limits.historyAge, MaxBytes: limits.historyBytes.Value()},
+		Replay:     replay,
 
 		ConsistencyCheckInterval: checks.orNever(),
 

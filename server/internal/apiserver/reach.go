@@ -11,13 +11,10 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
-	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/util/wait"
-	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/klog/v2"
 
@@ -32,20 +29,15 @@ const (
 	etcdRetry = 250 * time.Millisecond
 )
 
-// awaitEtcd returns nil when each etcd cluster named by the options, overrides included, has a server that responds.
-// If ctx ends first, the error names the cluster that does not respond and the reason (connection refused, wrong
-// certificate); upstream would only report "context deadline exceeded".
-func awaitEtcd(ctx context.Context, etcd *genericoptions.EtcdOptions) error {
-	clusters := [][]string{etcd.StorageConfig.Transport.ServerList}
-	overrides, err := genericoptions.ParseEtcdServersOverrides(etcd.EtcdServersOverrides)
-	if err != nil {
-		return err
-	}
-	for _, o := range overrides {
-		clusters = append(clusters, o.Servers)
+// awaitEtcd returns nil when the etcd of t and those of the overrides each have a server that responds. If ctx ends first, the error names
+// the cluster that does not respond and the reason (connection refused, wrong certificate); upstream would only report "context deadline
+// exceeded".
+func awaitEtcd(ctx context.Context, t storagebackend.TransportConfig, overrides overrides) error {
+	clusters := [][]string{t.ServerList}
+	for _, c := range overrides.clusters {
+		clusters = append(clusters, c.servers)
 	}
 	for _, servers := range clusters {
-		t := etcd.StorageConfig.Transport
 		t.ServerList = servers
 		if err := awaitServers(ctx, t); err != nil {
 			return fmt.Errorf("etcd at %s cannot be reached: %w", strings.Join(servers, ","), err)
@@ -56,11 +48,7 @@ func awaitEtcd(ctx context.Context, etcd *genericoptions.EtcdOptions) error {
 
 // awaitServers returns nil when one of the servers responds, even with an error.
 func awaitServers(ctx context.Context, t storagebackend.TransportConfig) error {
-	tlsConfig, err := EtcdTLS(t)
-	if err != nil {
-		return err
-	}
-	client, err := clientv3.New(clientv3.Config{Endpoints: t.ServerList, TLS: tlsConfig, Logger: zap.NewNop()})
+	client, err := lazyClient(t)
 	if err != nil {
 		return err
 	}

@@ -18,6 +18,16 @@ func etcdOptions(servers ...string) *genericoptions.EtcdOptions {
 	return o
 }
 
+// awaitOptions is awaitEtcd with options.
+func awaitOptions(t *testing.T, ctx context.Context, o *genericoptions.EtcdOptions) error {
+	t.Helper()
+	overrides, err := parseOverrides(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return awaitEtcd(ctx, o.StorageConfig.Transport, overrides)
+}
+
 // deadURL returns a URL whose port refuses connections.
 func deadURL(t *testing.T) string { return "http://" + reservePort(t).Address() }
 
@@ -25,10 +35,10 @@ func TestAwaitEtcd_OneLiveEndpoint_Succeeds(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	live := startEtcd(t)
-	if err := awaitEtcd(ctx, etcdOptions(live)); err != nil {
+	if err := awaitOptions(t, ctx, etcdOptions(live)); err != nil {
 		t.Errorf("one live server: %v", err)
 	}
-	if err := awaitEtcd(ctx, etcdOptions(deadURL(t), live)); err != nil {
+	if err := awaitOptions(t, ctx, etcdOptions(deadURL(t), live)); err != nil {
 		t.Errorf("one dead and one live server: %v", err)
 	}
 }
@@ -44,7 +54,7 @@ func TestAwaitEtcd_Unreachable_NamesEndpointAndReason(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 			defer cancel()
-			err := awaitEtcd(ctx, options)
+			err := awaitOptions(t, ctx, options)
 			if err == nil {
 				t.Fatal("no error")
 			}
@@ -84,7 +94,7 @@ func TestNextStep_ClosedTLSConnection_NamesCertificates(t *testing.T) {
 func TestAwaitEtcd_UnreadableCertificate_ReturnsError(t *testing.T) {
 	options := etcdOptions("https://127.0.0.1:1")
 	options.StorageConfig.Transport.TrustedCAFile = "testdata/there-is-no-such-file"
-	if err := awaitEtcd(context.Background(), options); err == nil || !strings.Contains(err.Error(), "there-is-no-such-file") {
+	if err := awaitOptions(t, context.Background(), options); err == nil || !strings.Contains(err.Error(), "there-is-no-such-file") {
 		t.Errorf("error %v does not name the file", err)
 	}
 }

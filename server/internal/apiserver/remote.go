@@ -17,10 +17,11 @@ import (
 // A version becomes remote here before it does in the aggregator: when the informer receives the APIService, before
 // storing it in the cache that the aggregator reads. A version becomes local again when the informer notifies its
 // handlers. In between, the byte path passes requests on, and the aggregator routes them to the right server.
+//
+// Until the informer has received an APIService, its version is local here as it is in the aggregator, which proxies to another server
+// only after it has read the APIService from that cache. So the server's own informers, which begin before this one has synced, read
+// through the byte path too: a watch that was passed on would stay with upstream's handlers for up to an hour.
 type remoteVersions struct {
-	hasSynced func() bool
-	synced    atomic.Bool // hasSynced has returned true
-
 	versions atomic.Pointer[map[schema.GroupVersion]bool] // the remote versions; replaced on each change
 
 	mu       sync.Mutex               // leaf; guards services, and the replacement of versions
@@ -47,7 +48,6 @@ func (r *remoteVersions) follow(informer cache.SharedIndexInformer) error {
 	if err := informer.SetTransform(r.received); err != nil {
 		return fmt.Errorf("watch APIServices: %w", err)
 	}
-	r.hasSynced = informer.HasSynced
 	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { r.changed(obj.(*apiregistrationv1.APIService)) },
 		UpdateFunc: func(_, obj any) { r.changed(obj.(*apiregistrationv1.APIService)) },
@@ -59,14 +59,8 @@ func (r *remoteVersions) follow(informer cache.SharedIndexInformer) error {
 	return nil
 }
 
-// local reports whether this server serves the version. It returns false until the informer has synced.
+// local reports whether this server serves the version.
 func (r *remoteVersions) local(gv schema.GroupVersion) bool {
-	if !r.synced.Load() {
-		if !r.hasSynced() {
-			return false
-		}
-		r.synced.Store(true)
-	}
 	remote := *r.versions.Load()
 	return len(remote) == 0 || !remote[gv]
 }

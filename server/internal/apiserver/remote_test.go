@@ -27,27 +27,21 @@ func registered(revision int, remote bool) *apiregistrationv1.APIService {
 	return s
 }
 
-// syncedVersions returns the remoteVersions of a synced informer.
-func syncedVersions() *remoteVersions {
+// TestAPIService_BeforeInformerSync_VersionIsLocalUntilReceived: the aggregator proxies no version before its informer has the APIService.
+func TestAPIService_BeforeInformerSync_VersionIsLocalUntilReceived(t *testing.T) {
+	informer := cache.NewSharedIndexInformer(fakesource.NewFakeControllerSource(), &apiregistrationv1.APIService{}, 0, cache.Indexers{})
 	r := newRemoteVersions()
-	r.hasSynced = func() bool { return true }
-	return r
-}
-
-func TestAPIService_BeforeInformerSync_NoVersionIsLocal(t *testing.T) {
-	r := newRemoteVersions()
-	synced := false
-	r.hasSynced = func() bool { return synced }
-	if r.local(widgets) {
-		t.Error("local before it can be known")
+	if err := r.follow(informer); err != nil {
+		t.Fatal(err)
 	}
-	synced = true
-	if !r.local(widgets) {
-		t.Error("not local, though no APIService is remote")
+	if informer.HasSynced() || !r.local(widgets) {
+		t.Error("not local, though the aggregator has no APIService")
 	}
-	synced = false // hasSynced is not called again
-	if !r.local(widgets) {
-		t.Error("not local any more")
+	if _, err := r.received(registered(1, true)); err != nil {
+		t.Fatal(err)
+	}
+	if informer.HasSynced() || r.local(widgets) {
+		t.Error("local after the informer has received a remote APIService")
 	}
 }
 
@@ -85,7 +79,7 @@ func TestAPIService_StaleEvent_IsIgnored(t *testing.T) {
 			r.deleted(cache.DeletedFinalStateUnknown{Key: "v1.example.com", Obj: registered(2, true)})
 		}}},
 	} {
-		r := syncedVersions()
+		r := newRemoteVersions()
 		for _, step := range test.steps {
 			step(r)
 		}

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"regexp"
+	"slices"
 	"sync"
 	"time"
 
@@ -36,7 +37,7 @@ func (s *settings) run(ctx context.Context, flags *pflag.FlagSet, o Options) err
 	if err != nil {
 		return err
 	}
-	if stopped, err := reachEtcd(ctx, completed); stopped || err != nil {
+	if stopped, err := s.reachEtcd(ctx, completed); stopped || err != nil {
 		return err
 	}
 	kube := &instance{variant: s.variant}
@@ -82,6 +83,9 @@ func (s *settings) prepare(ctx context.Context, flags *pflag.FlagSet, shared *Sh
 	if err := s.variant.Completed(&completed); err != nil {
 		return completed, err
 	}
+	if s.overrides, err = parseOverrides(completed.Etcd); err != nil {
+		return completed, cli.Misuse(err)
+	}
 	if errs := completed.Validate(); len(errs) != 0 {
 		return completed, cli.Misuse(utilerrors.NewAggregate(errs))
 	}
@@ -113,15 +117,19 @@ func (s *settings) applyToProcess() error {
 }
 
 // reachEtcd waits for etcd for at most etcdPatience, and reports whether ctx was cancelled
-// meanwhile. It does not wait if there is an egress selector, because this process may then be
+// meanwhile. The engine starts without the etcds of most overrides. It does not wait if there is an egress selector, because this process may then be
 // unable to reach etcd directly.
-func reachEtcd(ctx context.Context, completed options.CompletedOptions) (stopped bool, err error) {
+func (s *settings) reachEtcd(ctx context.Context, completed options.CompletedOptions) (stopped bool, err error) {
 	if completed.EgressSelector != nil && completed.EgressSelector.ConfigFile != "" {
 		return false, nil
 	}
 	reaching, cancel := context.WithTimeout(ctx, etcdPatience)
 	defer cancel()
-	err = awaitEtcd(reaching, completed.Etcd)
+	required := s.overrides
+	if s.engine == engineStrata {
+		required.clusters = slices.DeleteFunc(slices.Clone(required.clusters), overrideCluster.deferrable)
+	}
+	err = awaitEtcd(reaching, completed.Etcd.StorageConfig.Transport, required)
 	if ctx.Err() != nil {
 		return true, nil
 	}
@@ -140,7 +148,9 @@ type instance struct {
 // start builds the chain of servers. It does not listen yet.
 func (v *instance) start(ctx context.Context, s *settings, completed options.CompletedOptions, o Options) error {
 	attachment := s.attachment()
-	attachment.Options(completed.Etcd)
+	if err := attachment.Options(completed.Etcd); err != nil {
+		return err
+	}
 	if o.Listener != nil {
 		completed.SecureServing.Listener = o.Listener
 	}
@@ -206,11 +216,16 @@ func listenFailure(err error) error {
 func (v *instance) serve(ctx context.Context, o Options) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	defer cancel() // runs before the wait
+	loopback := v.config.KubeAPIs.ControlPlane.Generic.LoopbackClientConfig
+	waiting.Go(func() {
+		if waitListening(ctx, loopback) == nil {
+			v.attachment.overrides.warnUnserved(ctx, loopback)
+		}
+	})
 	if o.OnReady != nil {
-		var waiting sync.WaitGroup
-		defer waiting.Wait()
-		defer cancel() // runs before the wait
-		loopback := v.config.KubeAPIs.ControlPlane.Generic.LoopbackClientConfig
 		waiting.Go(func() {
 			if waitReady(ctx, loopback) == nil {
 				o.OnReady(Info{URL: loopback.Host, Console: v.attachment.engine != nil})
@@ -241,13 +256,23 @@ func (v *instance) stop() {
 
 // waitReady polls /readyz, as the server's own privileged client, until the response is 200 or ctx is cancelled.
 func waitReady(ctx context.Context, loopback *rest.Config) error {
+	return poll(ctx, loopback, "/readyz")
+}
+
+// waitListening is waitReady without the state of the etcds of overrides.
+func waitListening(ctx context.Context, loopback *rest.Config) error {
+	return poll(ctx, loopback, "/readyz?exclude="+overrideGroup)
+}
+
+// poll requests path until the response is 200 or ctx is cancelled.
+func poll(ctx context.Context, loopback *rest.Config, path string) error {
 	client, err := rest.HTTPClientFor(loopback)
 	if err != nil {
-		return fmt.Errorf("client for /readyz: %w", err)
+		return fmt.Errorf("client for %s: %w", path, err)
 	}
 	const interval = 10 * time.Millisecond // a guess: small compared to a startup
 	return wait.PollUntilContextCancel(ctx, interval, true, func(ctx context.Context) (bool, error) {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, loopback.Host+"/readyz", nil)
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, loopback.Host+path, nil)
 		if err != nil {
 			return false, err
 		}

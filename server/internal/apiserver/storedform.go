@@ -27,9 +27,13 @@ func storedKinds() map[schema.GroupVersionKind]struct {
 	core := corev1.SchemeGroupVersion
 	return map[schema.GroupVersionKind]kind{
 		core.WithKind("ConfigMap"):      {typ: reflect.TypeFor[corev1.ConfigMap]()},
+		core.WithKind("Event"):          {typ: reflect.TypeFor[corev1.Event]()},
 		core.WithKind("ServiceAccount"): {typ: reflect.TypeFor[corev1.ServiceAccount]()},
 		core.WithKind("Secret"): {reflect.TypeFor[corev1.Secret](), transcode.Rules{
 			reflect.TypeFor[corev1.Secret](): {Set: []string{"type"}, Unset: []string{"stringData"}},
+		}},
+		core.WithKind("Endpoints"): {reflect.TypeFor[corev1.Endpoints](), transcode.Rules{
+			reflect.TypeFor[corev1.EndpointPort](): {Set: []string{"protocol"}},
 		}},
 		core.WithKind("Node"): {reflect.TypeFor[corev1.Node](), transcode.Rules{
 			reflect.TypeFor[corev1.NodeSpec]():   {First: [][2]string{{"podCIDR", "podCIDRs"}}},

@@ -122,6 +122,14 @@ func TestTranscoders_EveryKind_EqualUpstream(t *testing.T) {
 		t.Fatal(err)
 	}
 	kinds := storedKinds()
+	for _, often := range []schema.GroupVersionKind{
+		{Version: "v1", Kind: "Pod"}, {Version: "v1", Kind: "Event"}, {Version: "v1", Kind: "Endpoints"},
+		{Group: "discovery.k8s.io", Version: "v1", Kind: "EndpointSlice"}, {Group: "coordination.k8s.io", Version: "v1", Kind: "Lease"},
+	} {
+		if all[often] == nil {
+			t.Errorf("%v has no transcoder", often)
+		}
+	}
 	for gvk, tr := range all {
 		t.Run(gvk.Kind, func(t *testing.T) {
 			f := newStoredForm(t, gvk, tr)

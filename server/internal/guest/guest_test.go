@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -32,6 +33,7 @@ func TestHost(t *testing.T) {
 	defer cancel()
 	t.Run("Stop_DeletesTheDataOfOnePlane", func(t *testing.T) { testStop(t, ctx, h) })
 	t.Run("Start_TemplateHasNoLeases", func(t *testing.T) { testTemplate(t, h) })
+	t.Run("Start_Further_FindsSpareThatRuns", func(t *testing.T) { testSpares(t, ctx, h) })
 	t.Run("Start_OtherFlags_SharesNeitherTemplateNorSchemas", func(t *testing.T) { testOtherFlags(t, ctx, h) })
 	t.Run("Start_Cancelled_LeavesNoData", func(t *testing.T) { testCancelled(t, ctx, h) })
 }
@@ -39,14 +41,17 @@ func TestHost(t *testing.T) {
 // closeHost stops everything that the end of the process stops otherwise.
 func closeHost(t *testing.T, h *host) {
 	h.mu.Lock()
-	planes, spare := maps.Clone(h.planes), h.spare
+	planes, spares := maps.Clone(h.planes), slices.Clone(h.spares)
 	h.mu.Unlock()
 	for name := range planes {
 		if err := h.stop(name); err != nil {
 			t.Error(err)
 		}
 	}
-	if spare != nil {
+	for _, spare := range spares {
+		if spare.up != nil {
+			<-spare.up // upstream's server exits the process if it is stopped while its start hooks run
+		}
 		if err := spare.stop(); err != nil {
 			t.Error(err)
 		}
@@ -129,6 +134,35 @@ func testTemplate(t *testing.T, h *host) {
 	}
 }
 
+// testSpares is after two starts.
+func testSpares(t *testing.T, ctx context.Context, h *host) {
+	h.mu.Lock()
+	spares := slices.Clone(h.spares)
+	h.mu.Unlock()
+	if len(spares) != runningSpares {
+		t.Fatalf("%d spare control planes, want %d", len(spares), runningSpares)
+	}
+	next := spares[len(spares)-1]
+	select {
+	case <-next.up:
+	case <-ctx.Done():
+		t.Fatal("the spare control plane does not become ready")
+	}
+	for range spares {
+		r, client := startPlane(t, ctx, h)
+		if _, err := client.CoreV1().Namespaces().Get(ctx, "default", metav1.GetOptions{}); err != nil {
+			t.Errorf("%s: %v", r.Plane, err)
+		}
+		if err := h.stop(r.Plane); err != nil {
+			t.Error(err)
+		}
+		if r.Plane == next.name {
+			return
+		}
+	}
+	t.Errorf("%d starts did not use the spare control plane %s", len(spares), next.name)
+}
+
 func testOtherFlags(t *testing.T, ctx context.Context, h *host) {
 	r, client := startPlane(t, ctx, h, "--service-cluster-ip-range=10.7.0.0/24", "--runtime-config=batch/v1=false")
 	service, err := client.CoreV1().Services("default").Get(ctx, "kubernetes", metav1.GetOptions{})
@@ -159,8 +193,8 @@ func testCancelled(t *testing.T, ctx context.Context, h *host) {
 	for plane := range h.planes {
 		known[plane] = true
 	}
-	if h.spare != nil {
-		known[h.spare.name] = true
+	for _, spare := range h.spares {
+		known[spare.name] = true
 	}
 	for _, kv := range response.Kvs {
 		if plane, _, _ := strings.Cut(strings.TrimPrefix(string(kv.Key), "/"), "/"); strings.HasPrefix(plane, "plane-") && !known[plane] {

@@ -34,9 +34,13 @@ type host struct {
 	last   int        // number of the newest control plane
 	planes map[string]*plane
 	copied map[string]template // by plane.api
-
-	spare *plane // nil: none
+	spares []*plane            // in the order in which they were begun; all have the same flags
+	reused bool                // a start took a spare
 }
+
+// runningSpares is the number of spare control planes that run, in a process that has started a second one: one that the next start takes, and
+// one whose handlers are built meanwhile on another processor. Each has 70 MiB.
+const runningSpares = 2
 
 // newHost returns a host and starts its etcd in the background.
 func newHost(ctx context.Context, dir string, args []string) *host {
@@ -68,15 +72,29 @@ func (h *host) start(ctx context.Context, flags []string) (Response, error) {
 		p = h.newPlane(flags)
 		p.build()
 	}
-	if err := h.bringUp(ctx, p); err != nil {
-		p.stop()
+	if err := h.await(ctx, p); err != nil {
+		_ = p.stop()
 		return Response{}, err
 	}
 	h.mu.Lock()
 	h.planes[p.name] = p
 	h.mu.Unlock()
-	h.makeSpare(flags)
+	h.makeSpares(flags)
 	return p.administrator()
+}
+
+// await returns when p is ready for clients.
+func (h *host) await(ctx context.Context, p *plane) error {
+	if p.up == nil {
+		return h.bringUp(ctx, p)
+	}
+	select {
+	case <-p.up:
+		return p.upErr
+	case <-ctx.Done():
+		<-p.up // as plane.start
+		return context.Cause(ctx)
+	}
 }
 
 // bringUp returns when p is ready for clients.
@@ -93,29 +111,48 @@ func (h *host) bringUp(ctx context.Context, p *plane) error {
 	return h.keepTemplate(ctx, p)
 }
 
-// takeSpare returns the spare control plane, whose handlers are built or being built, and begins to build another. It returns nil if there is
-// none with the flags.
+// takeSpare returns the oldest spare control plane, which runs, or whose handlers are built or being built, and begins to prepare others. It
+// returns nil if there is none with the flags.
 func (h *host) takeSpare(flags []string) *plane {
 	h.mu.Lock()
-	p := h.spare
-	if p == nil || !slices.Equal(p.flags, flags) {
-		h.mu.Unlock()
+	defer h.mu.Unlock()
+	if len(h.spares) == 0 || !slices.Equal(h.spares[0].flags, flags) {
 		return nil
 	}
-	h.spare = nil
-	h.mu.Unlock()
-	h.makeSpare(flags)
+	p := h.spares[0]
+	h.spares, h.reused = slices.Delete(h.spares, 0, 1), true
+	h.makeSparesLocked(flags)
 	return p
 }
 
-// makeSpare begins to build the handlers of a control plane with the flags of one that was started, unless there is a spare one. Nothing of it
-// runs. Building is half of a start, and a process that starts one control plane usually starts another.
-func (h *host) makeSpare(flags []string) {
+// makeSpares begins to prepare spare control planes with the flags of one that was started, unless there are some. After the first start the
+// handlers of one are built, which is half of a start, and nothing of it runs: a process that starts one control plane usually starts another.
+// A process that has started a second one gets runningSpares, which are ready.
+func (h *host) makeSpares(flags []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.spare == nil {
-		h.spare = h.newPlaneLocked(flags)
-		h.spare.build()
+	h.makeSparesLocked(flags)
+}
+
+func (h *host) makeSparesLocked(flags []string) {
+	if len(h.spares) > 0 && !slices.Equal(h.spares[0].flags, flags) {
+		return
+	}
+	wanted := 1
+	if h.reused {
+		wanted = runningSpares
+	}
+	for len(h.spares) < wanted {
+		p := h.newPlaneLocked(flags)
+		if h.reused {
+			p.up = make(chan struct{})
+			go func() {
+				defer close(p.up)
+				p.upErr = h.bringUp(h.ctx, p)
+			}()
+		}
+		p.build()
+		h.spares = append(h.spares, p)
 	}
 }
 

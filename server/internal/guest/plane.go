@@ -30,6 +30,8 @@ type plane struct {
 	serve    chan struct{} // closed by start
 	built    chan struct{} // closed when the handlers are built
 	ready    chan struct{} // closed when the server is ready
+	up       chan struct{} // closed when a spare one is ready for clients, or cannot be; nil: the start brings it up
+	upErr    error         // valid when up is closed
 
 	serving context.Context // of the server
 	cancel  context.CancelFunc

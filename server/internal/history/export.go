@@ -30,7 +30,7 @@ func (b *base) exportCommand() *cobra.Command {
 		Use:   "export [TYPE[,TYPE...]] -f FILE",
 		Short: "Write the window to a file that kwok replays",
 		Long: `Write the objects at the beginning of the window, and then every change with its time, to a file in the recording format of kwok, for
-"kwokctl snapshot replay --path FILE". Without types, all resources that you may list are written, except for events and leases. The
+"kwokctl kectl snapshot replay --path FILE" (kwok up to v0.7: "kwokctl snapshot replay --path FILE"). Without types, all resources that you may list are written, except for events and leases. The
 file contains Secrets, unless other types are given; only you may read it. A name that ends in .gz is compressed.`,
 		Example: `  {program} export --since 10m -f window.yaml
   {program} export pods,nodes --since 1h --until 30m -f window.yaml.gz

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -112,7 +113,7 @@ func (o *topOptions) run(ctx context.Context, args []string) error {
 		if err != nil {
 			return err
 		}
-		if terminal && o.count != 1 {
+		if terminal && o.count != 1 && os.Getenv("TERM") != "dumb" {
 			fmt.Fprint(o.Out, "\x1b[H\x1b[2J")
 		}
 		if err := o.printUsage(all, before, order); err != nil {

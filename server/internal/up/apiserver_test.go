@@ -54,6 +54,25 @@ func TestServerFlags_SealContinueTokensByDefault(t *testing.T) {
 	}
 }
 
+func TestServerFlags_CompactionInterval_IsLongUnlessGiven(t *testing.T) {
+	const name = "--etcd-compaction-interval="
+	for given, want := range map[string]string{"": name + "15m", name + "1h": name + "1h"} {
+		var extra []string
+		if given != "" {
+			extra = []string{given}
+		}
+		var got []string
+		for _, arg := range serverFlags("", address{net.IPv4(127, 0, 0, 1), 1}, &pki.Files{}, "", extra) {
+			if strings.HasPrefix(arg, name) {
+				got = append(got, arg)
+			}
+		}
+		if len(got) != 1 || got[0] != want {
+			t.Errorf("extra %q: %q, want %s", extra, got, want)
+		}
+	}
+}
+
 func TestServerFlags_LoopbackAddress_IsNotAdvertised(t *testing.T) {
 	for ip, want := range map[string]bool{"127.0.0.1": false, "::1": false, "0.0.0.0": true, "192.0.2.1": true} {
 		args := serverFlags("", address{net.ParseIP(ip), 1}, &pki.Files{}, "", nil)

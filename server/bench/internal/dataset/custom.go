@@ -69,6 +69,35 @@ func (r CustomResource) Object(index int) *unstructured.Unstructured {
 	}}
 }
 
+// ManagedObject is Object with a list of 16 items, and with the managed fields of a client that applies it and of its controller, which are
+// about half of it.
+func (r CustomResource) ManagedObject(index int) *unstructured.Unstructured {
+	o := r.Object(index)
+	spec, metadata := o.Object["spec"].(object), o.Object["metadata"].(object)
+	var env []any
+	items := object{".": object{}}
+	for i := range 16 {
+		name := fmt.Sprintf("VARIABLE_%d", i)
+		env = append(env, object{"name": name, "value": textOf(24, o.GetName()+name, i)})
+		items[fmt.Sprintf(`k:{"name":%q}`, name)] = object{".": object{}, "f:name": object{}, "f:value": object{}}
+	}
+	spec["env"] = env
+	entry := func(manager, operation, subresource string, fields object) object {
+		e := object{"manager": manager, "operation": operation, "apiVersion": CustomGroup + "/v1", "time": created.UTC().Format(time.RFC3339), "fieldsType": "FieldsV1", "fieldsV1": fields}
+		if subresource != "" {
+			e["subresource"] = subresource
+		}
+		return e
+	}
+	metadata["managedFields"] = []any{
+		entry("kubectl", "Apply", "", object{"f:metadata": object{"f:labels": object{"f:app": object{}}},
+			"f:spec": object{"f:color": object{}, "f:replicas": object{}, "f:text": object{}, "f:env": items}}),
+		entry("controller", "Update", "status", object{"f:status": object{".": object{}, "f:conditions": object{".": object{},
+			`k:{"type":"Ready"}`: object{".": object{}, "f:status": object{}, "f:type": object{}}}}}),
+	}
+	return o
+}
+
 // Definition returns the definition as it is stored when it is established. Its schema has some depth, as those of operators do.
 func (r CustomResource) Definition() *unstructured.Unstructured {
 	text := object{"type": "string", "description": "A text that the controller of this resource reads, and copies to the objects that it makes."}

@@ -29,7 +29,7 @@ type Spec struct {
 	Events     int // EventsPerPod about each pod, also where there are no pod objects, in the namespaces of the pods
 	Things     int // custom resources of one definition
 
-	Managed  bool // the pods are those of ManagedPod
+	Managed  bool // the pods are those of ManagedPod, the custom resources those of ManagedObject
 	Labelled bool // the ConfigMaps have the labels of LabelledConfigMap
 }
 
@@ -121,7 +121,11 @@ func (s Spec) builders() iter.Seq[func() (string, runtime.Object)] {
 			return
 		}
 		for i := range s.Things {
-			if !yield(func() (string, runtime.Object) { return Things.ObjectKey(i), Things.Object(i) }) {
+			build := Things.Object
+			if s.Managed {
+				build = Things.ManagedObject
+			}
+			if !yield(func() (string, runtime.Object) { return Things.ObjectKey(i), build(i) }) {
 				return
 			}
 		}

@@ -217,8 +217,11 @@ func PodTemplate(index int) *corev1.PodTemplate {
 	}
 }
 
+// EventPrefix is the prefix of the keys in etcd of all Events.
+const EventPrefix = "/registry/events/"
+
 // EventKey is the key in etcd of an Event.
-func EventKey(namespace, name string) string { return "/registry/events/" + namespace + "/" + name }
+func EventKey(namespace, name string) string { return EventPrefix + namespace + "/" + name }
 
 // EventsPerPod is the number of Events about a pod.
 const EventsPerPod = 10

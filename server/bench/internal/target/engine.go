@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -19,7 +20,7 @@ import (
 // EngineSpec describes a server to start: an API server or the limit.
 type EngineSpec struct {
 	Label       string   // name in the table
-	Engine      string   // the value of --engine, or LimitEngine
+	Engine      string   // the value of --engine, StockEngine or LimitEngine
 	Binary      string   // the executable
 	Variant     string   // distinguishes processes of one label with different flags; "" is the usual one
 	Args        []string // further flags
@@ -90,14 +91,12 @@ func StartEngine(ctx context.Context, spec EngineSpec, etcd *Etcd, credentials *
 	return e, nil
 }
 
-// startServer runs `binary apiserver`.
+// startServer runs `binary apiserver`, or a stock kube-apiserver with the same flags.
 func startServer(spec EngineSpec, etcd *Etcd, port int, credentials *Credentials, logDir string) (*process.Child, error) {
 	return process.Start(process.Spec{
 		Name: spec.Label,
 		Path: spec.Binary,
-		Args: append([]string{
-			"apiserver",
-			"--engine=" + spec.Engine,
+		Args: slices.Concat(spec.command(), []string{
 			"--etcd-servers=" + etcd.Endpoint,
 			"--bind-address=127.0.0.1",
 			"--advertise-address=127.0.0.1",
@@ -113,7 +112,7 @@ func startServer(spec EngineSpec, etcd *Etcd, port int, credentials *Credentials
 			"--service-cluster-ip-range=10.0.0.0/24",
 			"--etcd-compaction-interval=0",           // the benchmark compacts: at the same moments for all engines
 			"--http2-max-streams-per-connection=250", // 1,000 watchers over 8 connections are 125 on each
-		}, spec.Args...),
+		}, spec.Args),
 		Env: append(os.Environ(), spec.Env...),
 		Log: filepath.Join(logDir, spec.Label+spec.Variant+".log"),
 	})

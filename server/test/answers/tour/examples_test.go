@@ -19,7 +19,7 @@ func TestExamples_Sessions_HaveTheirOutput(t *testing.T) {
 	top := harness.Must[string](t)(filepath.Abs("../../../.."))
 	term := newTerminals(t, harness.Context(t, testTimeout), top, "KUBECONFIG=/dev/null")
 	commands, outputs := []string{"../bin/", files + "/", "bin/", files + "/"}, []string{files, "bin"}
-	for terminal, port := range map[string]string{"etcd": "2379", "apiserver": "8443"} {
+	for terminal, port := range map[string]string{"etcd": "2379", "apiserver": "8443", "up": "6443", "aggregated": "8444"} {
 		free := harness.Must[*loopback.Port](t)(loopback.Reserve())
 		t.Cleanup(func() { _ = free.Release() })
 		commands = append(commands, port, fmt.Sprint(free.Number()))
@@ -27,5 +27,5 @@ func TestExamples_Sessions_HaveTheirOutput(t *testing.T) {
 		term.addresses[terminal] = free.Address()
 	}
 	term.runs, term.shown = strings.NewReplacer(commands...), strings.NewReplacer(outputs...)
-	transcript.Document{Path: "../../../../docs/examples.md", Update: *update, Same: same, Run: term.run}.Check(t, 12)
+	transcript.Document{Path: "../../../../docs/examples.md", Update: *update, Same: same, Run: term.run}.Check(t, 28)
 }

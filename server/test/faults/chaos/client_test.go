@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,7 +22,8 @@ import (
 const (
 	clients      = 16
 	namesPerKind = 5 // in each namespace
-	pageLimit    = 3
+	// Limits of pages of lists with and without a selector: a list has a few pages.
+	selectedLimit, allLimit = 3, 60
 )
 
 // kind is a kind of request.
@@ -386,17 +388,16 @@ func (r *round) drawPast(rng *rand.Rand) int64 {
 	return max(newest-rng.Int64N(200), r.compacted.Load(), 1)
 }
 
-// list reads a collection: one namespace or all, with or without a selector, whole or in pages, each from any replica.
-func (r *round) list(rng *rand.Rand, client int, m mode, paged bool) bool {
-	res := resources[rng.IntN(len(resources))]
-	l := &list{resource: res.name, mode: m, items: map[key]state{}}
+// drawList draws the collection, the selector and the revision of a list; false if no revision is known that it may read.
+func (r *round) drawList(rng *rand.Rand, m mode) (l *list, query url.Values, ok bool) {
+	l = &list{resource: resources[rng.IntN(len(resources))].name, mode: m, items: map[key]state{}}
 	if rng.IntN(4) > 0 {
 		l.namespace = r.namespaces[rng.IntN(len(r.namespaces))]
 	}
 	if rng.IntN(3) == 0 {
 		l.half = halves[rng.IntN(len(halves))]
 	}
-	query := url.Values{}
+	query = url.Values{}
 	if l.half != "" {
 		query.Set("labelSelector", halfLabel+"="+l.half)
 	}
@@ -409,14 +410,28 @@ func (r *round) list(rng *rand.Rand, client int, m mode, paged bool) bool {
 		query.Set("resourceVersionMatch", "NotOlderThan")
 	case exact:
 		if l.asked = r.drawPast(rng); l.asked <= 1 {
-			return true
+			return nil, nil, false
 		}
 		query.Set("resourceVersion", fmt.Sprint(l.asked))
 		query.Set("resourceVersionMatch", "Exact")
 	}
-	if paged {
-		query.Set("limit", strconv.Itoa(pageLimit))
+	return l, query, true
+}
+
+// list reads a collection: one namespace or all, with or without a selector, whole or in pages, each from any replica.
+func (r *round) list(rng *rand.Rand, client int, m mode, paged bool) bool {
+	l, query, ok := r.drawList(rng, m)
+	if !ok {
+		return true
 	}
+	limit := allLimit
+	if l.half != "" {
+		limit = selectedLimit
+	}
+	if paged {
+		query.Set("limit", strconv.Itoa(limit))
+	}
+	res := resources[slices.IndexFunc(resources, func(r resource) bool { return r.name == l.resource })]
 	path, last := res.path(l.namespace), ""
 	for tries := 0; ; {
 		var at origin
@@ -447,7 +462,7 @@ func (r *round) list(rng *rand.Rand, client int, m mode, paged bool) bool {
 			l.fault = err.Error()
 		case l.pages > 0 && revision != l.revision:
 			l.fault = fmt.Sprintf("page %d is of %d, those before were of %d", l.pages, revision, l.revision)
-		case paged && len(page.Items) > pageLimit:
+		case paged && len(page.Items) > limit:
 			l.fault = fmt.Sprintf("page %d has %d items", l.pages, len(page.Items))
 		}
 		if l.fault != "" {

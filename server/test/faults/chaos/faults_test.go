@@ -61,6 +61,11 @@ func (s *scene) playRounds(t *testing.T, ctx context.Context) {
 			play(seed)
 		}
 	}
+	if harness.Engine() == harness.Strata {
+		if used, err := s.indexed(ctx); err != nil || used == 0 {
+			t.Errorf("no list used an index (%v): they were all of few objects", err)
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := 0
@@ -78,6 +83,7 @@ func (s *scene) playRound(t *testing.T, ctx context.Context, seed uint64) *verdi
 	t.Helper()
 	r := newRound(s, seed, s.createNamespaces(t, ctx, fmt.Sprintf("round-%d", seed), s.replicas))
 	defer r.empty(t, ctx)
+	r.fill(t, ctx)
 	return r.run(t, ctx, func(ctx context.Context) {
 		var lanes sync.WaitGroup
 		for i, faults := range [][]fault{etcdFaults, replicaFaults} {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"github.com/stratakube/strata/server/test/internal/etcdcluster"
 	"github.com/stratakube/strata/server/test/internal/faulty"
@@ -193,6 +194,49 @@ func (s *scene) createNamespaces(t *testing.T, ctx context.Context, prefix strin
 		}
 	}
 	return names
+}
+
+// unchanged is the number of objects of each kind in a namespace that no client changes: lists of a few objects use no index.
+const unchanged = 200
+
+// fill writes the unchanged objects of a round, directly in etcd. No selector of the round selects them.
+func (r *round) fill(t *testing.T, ctx context.Context) {
+	t.Helper()
+	const perTransaction = 100
+	for _, res := range resources {
+		for _, ns := range r.namespaces {
+			for first := 0; first < unchanged; first += perTransaction {
+				var ops []clientv3.Op
+				for i := first; i < first+perTransaction; i++ {
+					name := fmt.Sprintf("unchanged-%03d", i)
+					ops = append(ops, clientv3.OpPut("/registry/"+string(keyOf(res.name, ns, name)), stored(res, ns, name, "none", fmt.Sprintf("%d-%s", r.seed, name))))
+				}
+				harness.Check(t, r.again(ctx, func(ctx context.Context) error {
+					_, err := r.scene.client.Txn(ctx).Then(ops...).Commit()
+					return err
+				}))
+			}
+		}
+	}
+}
+
+// stored returns an object as JSON, which servers decode like their own format.
+func stored(res resource, ns, name, half, value string) string {
+	kind := map[string]string{"configmaps": "ConfigMap", "secrets": "Secret"}[res.name]
+	return fmt.Sprintf(`{"apiVersion":"v1","kind":%q,"metadata":{"name":%q,"namespace":%q,"uid":%q,"labels":{%q:%q},"annotations":{%q:%q}}}`,
+		kind, name, ns, uuid.NewUUID(), halfLabel, half, valueAnnotation, value)
+}
+
+// indexed returns the number of lists with a selector for which the replicas have used an index since they were started.
+func (s *scene) indexed(ctx context.Context) (n float64, err error) {
+	for _, r := range s.replicas {
+		used, err := r.api.Sum(ctx, "strata_list_plans_total", `plan="index"`)
+		if err != nil {
+			return 0, err
+		}
+		n += used
+	}
+	return n, nil
 }
 
 // empty deletes the objects of a round.

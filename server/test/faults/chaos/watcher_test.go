@@ -16,7 +16,6 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"github.com/stratakube/strata/internal/watchcheck"
 	"github.com/stratakube/strata/server/test/internal/harness"
@@ -276,10 +275,7 @@ func (r *round) commitTransaction(ctx context.Context, rng *rand.Rand, ns string
 				ops = append(ops, clientv3.OpDelete(at))
 				continue
 			}
-			kind := map[string]string{"configmaps": "ConfigMap", "secrets": "Secret"}[res.name]
-			ops = append(ops, clientv3.OpPut(at, fmt.Sprintf(
-				`{"apiVersion":"v1","kind":%q,"metadata":{"name":%q,"namespace":%q,"uid":%q,"labels":{%q:%q},"annotations":{%q:"%d-together-%d"}}}`,
-				kind, name, ns, uuid.NewUUID(), halfLabel, halves[rng.IntN(len(halves))], valueAnnotation, r.seed, i)))
+			ops = append(ops, clientv3.OpPut(at, stored(res, ns, name, halves[rng.IntN(len(halves))], fmt.Sprintf("%d-together-%d", r.seed, i))))
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)

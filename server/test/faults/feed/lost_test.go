@@ -49,8 +49,9 @@ func TestFeed_ConnectionLost_ResumesWithoutLoss(t *testing.T) {
 		first = append(first, k.put("first", ""))
 	}
 	start := commit(t, ctx, s.client, first...)
-	recordings := map[*recording]kind{}
+	recordings, ofOne := map[*recording]kind{}, map[*recording]kind{}
 	for _, k := range kinds {
+		ofOne[record(t, ctx, s.api, k.path, "labelSelector=value%3D1", start)] = k
 		for _, query := range []string{"", "allowWatchBookmarks=true&labelSelector=value"} {
 			recordings[record(t, ctx, s.api, k.path, query, start)] = k
 		}
@@ -86,7 +87,7 @@ func TestFeed_ConnectionLost_ResumesWithoutLoss(t *testing.T) {
 					if name := fmt.Sprintf("written-%d", n%7); (n+i)%4 == 3 {
 						ops = append(ops, clientv3.OpDelete(k.prefix+name))
 					} else {
-						ops = append(ops, k.put(name, fmt.Sprint(n)))
+						ops = append(ops, k.put(name, fmt.Sprint(n%3)))
 					}
 				}
 				// Not canceled when there are enough writes: a canceled one might still be applied.
@@ -101,11 +102,14 @@ func TestFeed_ConnectionLost_ResumesWithoutLoss(t *testing.T) {
 		group.Wait()
 		var fence []clientv3.Op
 		for _, k := range kinds {
-			fence = append(fence, k.put("fence", fault.name))
+			fence = append(fence, k.put("fence", fault.name), k.put("fence-of-one", "1"))
 		}
 		at := commit(t, ctx, s.client, fence...)
 		for r, k := range recordings {
 			r.requireEvents(t, ctx, history(t, ctx, s.client, k.prefix, start, at))
+		}
+		for r, k := range ofOne {
+			r.requireEvents(t, ctx, historyOf(t, ctx, s.client, k.prefix, start, at, labelled("1")))
 		}
 		for _, k := range kinds {
 			list := awaitList(t, ctx, s.api, k.path)
@@ -146,7 +150,7 @@ func TestFeed_CompactedWhileCutOff_EndsOldWatchesWith410(t *testing.T) {
 		s.link.Refuse(true)
 		put := func(n int) (last int64) {
 			for i := range n {
-				last = commit(t, ctx, s.client, maps.put("one", fmt.Sprint(i)), secrets.put("one", fmt.Sprint(i)))
+				last = commit(t, ctx, s.client, maps.put("one", fmt.Sprint(i%3)), secrets.put("one", fmt.Sprint(i%3)))
 			}
 			return last
 		}
@@ -163,6 +167,7 @@ func TestFeed_CompactedWhileCutOff_EndsOldWatchesWith410(t *testing.T) {
 			record(t, ctx, other, maps.path, "allowWatchBookmarks=true", compacted+1):  maps,
 			record(t, ctx, other, secrets.path, "allowWatchBookmarks=true", compacted): secrets,
 		}
+		ofOne := record(t, ctx, s.api, maps.path, "labelSelector=value%3D1", bookmark)
 		put(10)
 		s.link.Refuse(false)
 		put(10)
@@ -170,10 +175,11 @@ func TestFeed_CompactedWhileCutOff_EndsOldWatchesWith410(t *testing.T) {
 		for _, r := range below {
 			r.requireExpired(t, ctx)
 		}
-		last := put(1)
+		last := put(2) // the last one enters the watch of one value
 		for r, k := range goesOn {
 			r.requireEvents(t, ctx, history(t, ctx, s.client, k.prefix, r.after, last))
 		}
+		ofOne.requireEvents(t, ctx, historyOf(t, ctx, s.client, maps.prefix, ofOne.after, last, labelled("1")))
 		// Watches at revisions that etcd still has continue; compacted revisions get 410.
 		r := record(t, ctx, s.api, maps.path, "", compacted)
 		r.requireEvents(t, ctx, history(t, ctx, s.client, maps.prefix, compacted, last))

@@ -2,6 +2,7 @@ package feed
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -28,25 +30,45 @@ func (c change) String() string { return fmt.Sprintf("%s %s@%d", c.kind, c.name,
 // was changed.
 func history(t *testing.T, ctx context.Context, client *clientv3.Client, prefix string, after, through int64) []change {
 	t.Helper()
+	return historyOf(t, ctx, client, prefix, after, through, nil)
+}
+
+// labelled selects the objects that put has written with the value.
+func labelled(value string) func(*mvccpb.KeyValue) bool {
+	return func(kv *mvccpb.KeyValue) bool {
+		var stored harness.Object
+		return json.Unmarshal(kv.Value, &stored) == nil && stored.Metadata.Labels["value"] == value
+	}
+}
+
+// historyOf is history for a watch that selects objects, all if selects is nil: an object that it selects no longer is deleted.
+func historyOf(t *testing.T, ctx context.Context, client *clientv3.Client, prefix string, after, through int64, selects func(*mvccpb.KeyValue) bool) []change {
+	t.Helper()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var all []change
-	for r := range client.Watch(ctx, prefix, clientv3.WithPrefix(), clientv3.WithRev(after+1)) {
+	for r := range client.Watch(ctx, prefix, clientv3.WithPrefix(), clientv3.WithRev(after+1), clientv3.WithPrevKV()) {
 		harness.Check(t, r.Err())
 		for _, e := range r.Events {
-			c := change{"MODIFIED", strings.TrimPrefix(string(e.Kv.Key), prefix), e.Kv.ModRevision}
-			switch {
-			case e.Type == clientv3.EventTypeDelete:
-				c.kind = "DELETED"
-			case e.IsCreate():
-				c.kind = "ADDED"
-			}
-			if c.revision > through {
+			if e.Kv.ModRevision > through {
 				return all
 			}
-			all = append(all, c)
+			before, now := !e.IsCreate(), e.Type != clientv3.EventTypeDelete
+			if selects != nil {
+				before, now = e.PrevKv != nil && selects(e.PrevKv), now && selects(e.Kv)
+			}
+			kind := "MODIFIED"
+			switch {
+			case !before && !now:
+				continue
+			case !now:
+				kind = "DELETED"
+			case !before:
+				kind = "ADDED"
+			}
+			all = append(all, change{kind, strings.TrimPrefix(string(e.Kv.Key), prefix), e.Kv.ModRevision})
 		}
-		if len(all) > 0 && all[len(all)-1].revision == through {
+		if n := len(r.Events); n > 0 && r.Events[n-1].Kv.ModRevision == through {
 			return all // a revision is never split over two responses
 		}
 	}

@@ -18,7 +18,7 @@ const (
 
 // stockEtcds are the modules of the stock etcd servers, relative to the top of the repository. The server's module pins the newer
 // one, which it embeds.
-var stockEtcds = map[string]string{"3.6": "tools/stock/etcd-3.6", "3.7": "server"}
+var stockEtcds = map[string]string{"3.5": "tools/stock/etcd-3.5", "3.6": "tools/stock/etcd-3.6", "3.7": "server"}
 
 // StockAPIServer returns the path of the stock kube-apiserver of a minor version, such as "1.36". It takes minutes to compile, so
 // only `make stock` builds it: STRATA_TEST_STOCK is its directory. Without it the test is skipped; its name in STRATA_TEST_REQUIRE
@@ -40,7 +40,10 @@ func StockAPIServer(t testing.TB, minor string) string {
 	return path
 }
 
-// StockEtcd returns the path of the stock etcd server of a minor version, 3.6 or 3.7, which it builds unless the directory
+// HasStock reports whether STRATA_TEST_STOCK names a directory of stock programs.
+func HasStock() bool { return os.Getenv(stockEnv) != "" }
+
+// StockEtcd returns the path of the stock etcd server of a minor version, 3.5 to 3.7, which it builds unless the directory
 // STRATA_TEST_STOCK has it.
 func StockEtcd(t testing.TB, minor string) string {
 	t.Helper()

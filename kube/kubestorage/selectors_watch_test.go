@@ -1,0 +1,189 @@
+package kubestorage
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/storage"
+)
+
+// events returns the events of a watch with the selector after the revision revs[at].
+func (m *selectorModel) events(t *testing.T, at int, pred storage.SelectionPredicate) (events []string) {
+	t.Helper()
+	matches := func(pod *example.Pod) bool {
+		if pod == nil {
+			return false
+		}
+		l, f, err := podAttrs(pod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pred.Label.Matches(labels.Set(l)) && pred.Field.Matches(f)
+	}
+	for i := at + 1; i < len(m.revs); i++ {
+		for _, key := range m.changed[i] {
+			before, now := matches(m.past[i-1][key]), matches(m.past[i][key])
+			typ := watch.Modified
+			switch {
+			case !before && !now:
+				continue
+			case !before:
+				typ = watch.Added
+			case !now:
+				typ = watch.Deleted
+			}
+			events = append(events, fmt.Sprintf("%s %s@%d", typ, strings.TrimPrefix(key, testPrefix+"pods/"), m.revs[i]))
+		}
+	}
+	return events
+}
+
+// selectorWatch is a watch with a random selector.
+type selectorWatch struct {
+	pred  storage.SelectionPredicate
+	w     watch.Interface
+	at    int  // in selectorModel.revs; -1: with initial events
+	ended bool // a bookmark ends the initial events
+}
+
+func (c *selectorWatch) String() string { return fmt.Sprintf("%q %q", c.pred.Label, c.pred.Field) }
+
+// watch begins a watch: from an old revision, with initial events, or with initial events that a bookmark ends.
+func (m *selectorModel) watch(t *testing.T, ctx context.Context, f *fixture, how int) *selectorWatch {
+	t.Helper()
+	c := &selectorWatch{pred: m.selector(t), at: -1}
+	opts := storage.ListOptions{Recursive: true, Predicate: c.pred}
+	switch how {
+	case 0:
+		c.at = m.rnd.IntN(len(m.revs))
+		opts.ResourceVersion = fmt.Sprint(m.revs[c.at])
+	case 1:
+		c.ended, opts.SendInitialEvents, opts.ResourceVersionMatch = true, new(true), metav1.ResourceVersionMatchNotOlderThan
+		opts.Predicate.AllowWatchBookmarks = true
+	}
+	var err error
+	if c.w, err = f.Watch(ctx, "/pods", opts); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.w.Stop)
+	return c
+}
+
+// next returns the next event.
+func (c *selectorWatch) next(t *testing.T, ctx context.Context) (watch.EventType, *example.Pod) {
+	t.Helper()
+	select {
+	case ev, ok := <-c.w.ResultChan():
+		if !ok || ev.Type == watch.Error {
+			t.Fatalf("%v: watch ended: %+v", c, ev)
+		}
+		obj := ev.Object
+		if shared, ok := obj.(runtime.CacheableObject); ok {
+			obj = shared.GetObject()
+		}
+		return ev.Type, obj.(*example.Pod)
+	case <-ctx.Done():
+		t.Fatalf("%v: no further event", c)
+	}
+	return "", nil
+}
+
+// initial compares the initial events with the model at the revision of the bookmark, after which the watch continues.
+func (c *selectorWatch) initial(t *testing.T, ctx context.Context, m *selectorModel) {
+	t.Helper()
+	var got []string
+	typ, pod := c.next(t, ctx)
+	for ; typ != watch.Bookmark; typ, pod = c.next(t, ctx) {
+		got = append(got, fmt.Sprintf("%s %s/%s", typ, pod.Namespace, pod.Name))
+	}
+	rev, err := strconv.ParseInt(pod.ResourceVersion, 10, 64)
+	if err != nil || pod.Annotations[metav1.InitialEventsAnnotationKey] != "true" {
+		t.Fatalf("%v: the bookmark %+v does not end the initial events (%v)", c, pod.ObjectMeta, err)
+	}
+	if c.at = slices.Index(m.revs, rev); c.at < 0 {
+		t.Fatalf("%v: the bookmark has the revision %d, at which no pod has changed", c, rev)
+	}
+	var want []string
+	for _, path := range selectedOf(t, m.past[c.at], "", c.pred) {
+		want = append(want, fmt.Sprintf("%s %s", watch.Added, path))
+	}
+	if !slices.Equal(got, want) {
+		t.Fatalf("%v: initial events at %d: %v, want %v", c, rev, got, want)
+	}
+}
+
+// follow compares the events with those of the model, in order. It skips bookmarks.
+func (c *selectorWatch) follow(t *testing.T, ctx context.Context, m *selectorModel) {
+	t.Helper()
+	for _, want := range m.events(t, c.at, c.pred) {
+		typ, pod := c.next(t, ctx)
+		for typ == watch.Bookmark {
+			typ, pod = c.next(t, ctx)
+		}
+		if got := fmt.Sprintf("%s %s/%s@%s", typ, pod.Namespace, pod.Name, pod.ResourceVersion); got != want {
+			t.Fatalf("%v after %d: %s, want %s", c, m.revs[c.at], got, want)
+		}
+	}
+}
+
+// reach reads until the watch has led to the objects that its selector selects at the end.
+func (c *selectorWatch) reach(t *testing.T, ctx context.Context, m *selectorModel) {
+	t.Helper()
+	state := map[string]bool{}
+	want := slices.Sorted(slices.Values(selectedOf(t, m.live, "", c.pred)))
+	for !slices.Equal(slices.Sorted(maps.Keys(state)), want) {
+		typ, pod := c.next(t, ctx)
+		path := pod.Namespace + "/" + pod.Name
+		if state[path] == (typ == watch.Added) {
+			t.Fatalf("%v: %s of %s, selected before: %v", c, typ, path, state[path])
+		}
+		if state[path] = true; typ == watch.Deleted {
+			delete(state, path)
+		}
+	}
+}
+
+// TestSelectors_Watches_EqualModel watches with random selectors while pods change. The events from old revisions are those of the model
+// in order. Initial events lead to the objects that the selector selects at the end; with a bookmark that closes them, they are the
+// selected objects at its revision in key order, and the model's events after it follow.
+func TestSelectors_Watches_EqualModel(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	f, etcd := inMemory(t, onDemand)
+	s, ctx := f.engine(t), contextFor(t)
+	m := &selectorModel{rnd: rand.New(rand.NewPCG(seed, 2)), live: map[string]*example.Pod{}}
+	for range 300 {
+		m.step(t, etcd)
+	}
+	if err := s.mirror.Wait(ctx, etcd.Revision()); err != nil {
+		t.Fatal(err)
+	}
+	var watches []*selectorWatch
+	for i := range 90 {
+		watches = append(watches, m.watch(t, ctx, f, i%3))
+		for range m.rnd.IntN(20) {
+			m.step(t, etcd)
+		}
+	}
+	for _, c := range watches {
+		if c.ended {
+			c.initial(t, ctx, m)
+		}
+		if c.at >= 0 {
+			c.follow(t, ctx, m)
+		} else {
+			c.reach(t, ctx, m)
+		}
+	}
+}
