@@ -135,7 +135,9 @@ func (m *Mirror) PublishedRevision() Revision { return m.published.Revision() }
 
 // EtcdRevision returns the newest revision that etcd is known to have, at least the published revision. It advances with events,
 // progress and ReadRevision. Cost is two loads.
-func (m *Mirror) EtcdRevision() Revision { return max(m.stats.EtcdRevision.Load(), m.PublishedRevision()) }
+func (m *Mirror) EtcdRevision() Revision {
+	return max(m.stats.EtcdRevision.Load(), m.PublishedRevision())
+}
 
 // Wait returns when the published revision has reached rev, or with ctx's error. It requests progress from etcd
 // while it waits. With Options.EventsOnly the published revision may never reach a revision that etcd has.

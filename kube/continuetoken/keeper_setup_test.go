@@ -163,9 +163,11 @@ func (c *cluster) stop() {
 	}
 }
 
-func (c *cluster) start(t *testing.T, seal bool) *Keeper {
+func (c *cluster) start(t *testing.T, seal bool) *Keeper { return c.startAs(t, seal, false) }
+
+func (c *cluster) startAs(t *testing.T, seal, readOnly bool) *Keeper {
 	k := newKeeper(Options{
-		Key: "/registry/strata/keys", Transformer: &c.kms, Seal: seal, Rotation: testRotation, Keep: testKeep,
+		Key: "/registry/strata/keys", Transformer: &c.kms, Seal: seal, ReadOnly: readOnly, Rotation: testRotation, Keep: testKeep,
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}, &c.etcd)
 	t.Cleanup(k.Close)

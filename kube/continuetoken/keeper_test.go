@@ -184,6 +184,31 @@ func TestKeeper_WithoutSealing_CreatesNoRing(t *testing.T) {
 	})
 }
 
+// TestKeeper_ReadOnly_SealsWithRingOfOthers: it makes no ring and rotates none, and seals once another replica has made one.
+func TestKeeper_ReadOnly_SealsWithRingOfOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c cluster
+		reader := c.startAs(t, true, true)
+		time.Sleep(time.Hour)
+		if _, err := reader.Seal(t.Context(), widgets, page); !errors.Is(err, ErrUnavailable) {
+			t.Errorf("seal without a ring: %v, want %v", err, ErrUnavailable)
+		}
+		if _, puts := c.etcd.counts(); puts != 0 {
+			t.Errorf("%d writes", puts)
+		}
+		writer := c.start(t, true)
+		requireOpens(t, reader, mustSeal(t, writer), nil)
+		requireOpens(t, writer, mustSeal(t, reader), nil)
+		writer.Close()
+		_, before := c.etcd.counts()
+		time.Sleep(2 * testRotation)
+		requireOpens(t, reader, mustSeal(t, reader), nil)
+		if _, puts := c.etcd.counts(); puts != before {
+			t.Errorf("%d writes of a rotation", puts-before)
+		}
+	})
+}
+
 // TestKeeper_Outage_RefusesOnlyWithoutCachedRing: without a ring, requests are refused after a short wait, and not one wait each; with
 // a cached ring requests succeed.
 func TestKeeper_Outage_RefusesOnlyWithoutCachedRing(t *testing.T) {

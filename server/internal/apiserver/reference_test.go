@@ -15,6 +15,7 @@ import (
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/server/internal/apiserver"
 	"github.com/stratakube/strata/server/internal/datadir"
+	"github.com/stratakube/strata/server/internal/replica"
 	"github.com/stratakube/strata/server/internal/up"
 )
 
@@ -36,6 +37,9 @@ func TestReference_TablesAreCurrent(t *testing.T) {
 	for _, table := range []struct{ name, text string }{
 		{"flags of strata apiserver", flagTable(apiserver.NewCommand().Flags(), func(f *pflag.Flag) bool {
 			return f.Name == "engine" || strings.HasPrefix(f.Name, "strata-")
+		})},
+		{"flags of strata replica", flagTable(replica.NewCommand().Flags(), func(f *pflag.Flag) bool {
+			return apiserver.NewCommand().Flags().Lookup(f.Name) == nil && f.Name != "help"
 		})},
 		{"flags of strata up", flagTable(up.NewCommand().Flags(), func(f *pflag.Flag) bool { return f.Name != "help" })},
 		{"metrics", metricTable(t, strataMetrics, documented.Strata)},

@@ -19,6 +19,7 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -26,7 +27,6 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/apiserver/pkg/server/healthz"
-	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 	aggregatorapiserver "k8s.io/kube-aggregator/pkg/apiserver"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
@@ -62,6 +62,7 @@ type server struct {
 	reviews   *reviews // nil without --delegate-auth
 	documents *documents
 	engine    *kubestorage.Engine
+	lagCheck  lagCheck
 }
 
 var _ apiserver.Variant = (*server)(nil)
@@ -131,6 +132,7 @@ func (s *server) Options(ctx context.Context, flags *pflag.FlagSet, o *options.S
 		if s.reviews, err = newReviews(s.primaries); err != nil {
 			return err
 		}
+		s.reviews.anonymous = o.Authentication.Anonymous.Allow
 	}
 	if s.readFrom != "" {
 		if u, err := url.Parse(s.readFrom); err != nil || u.Host == "" || strings.Contains(s.readFrom, ",") {
@@ -184,6 +186,7 @@ func (s *server) Config(config *app.Config) error {
 		return err
 	}
 	disableHooks(config)
+	removePeerLeases(config)
 	omitDocuments(config)
 	if s.reviews != nil {
 		return s.reviews.install(config, s.options)
@@ -194,7 +197,7 @@ func (s *server) Config(config *app.Config) error {
 // Attached implements apiserver.Variant.
 func (s *server) Attached(config *app.Config, engine *kubestorage.Engine, resources *apiserver.Resources) error {
 	s.engine = engine
-	legacyregistry.CustomMustRegister(&lagCollector{lags: engine.Lags})
+	lags.engine.Store(engine)
 	outermost := &config.Aggregator.GenericConfig.Config
 	withoutOrigin := len(outermost.CorsAllowedOriginList) > 0 // this server answers preflight requests
 	s.documents = newDocuments(s.primaries, outermost.Serializer, withoutOrigin)
@@ -216,12 +219,28 @@ func (s *server) Chain(chain *aggregatorapiserver.APIAggregator) error {
 	if err := checkHooks(chain.GenericAPIServer); err != nil {
 		return err
 	}
-	return chain.GenericAPIServer.AddReadyzChecks(healthz.NamedCheck("replica-lag", func(*http.Request) error { return tooFarBehind(s.engine.Lags()) }))
+	return chain.GenericAPIServer.AddReadyzChecks(healthz.NamedCheck("replica-lag", func(*http.Request) error {
+		return s.lagCheck.report(tooFarBehind(s.engine.Lags()))
+	}))
 }
 
 // maxLag is the time for which memory may be behind etcd before the replica is not ready. It exceeds the restart of a silent feed on
 // another member (1.5 s), and a relist of a large cluster.
 const maxLag = 5 * time.Second
+
+// lagCheck logs changes of the result of a check, whose reason upstream's /readyz does not show.
+type lagCheck struct{ failing atomic.Bool }
+
+func (c *lagCheck) report(err error) error {
+	switch failing := err != nil; {
+	case failing == c.failing.Swap(failing):
+	case failing:
+		klog.InfoS("Memory is behind etcd; this replica is not ready", "err", err.Error())
+	default:
+		klog.InfoS("Memory is level with etcd again; this replica is ready")
+	}
+	return err
+}
 
 // tooFarBehind returns an error that names the etcd clusters behind which memory has been for longer than maxLag.
 func tooFarBehind(lags []kubestorage.Lag) error {

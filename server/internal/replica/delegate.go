@@ -46,6 +46,7 @@ var reviewBackoff = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 2, Ste
 type reviews struct {
 	authentication authenticationclient.AuthenticationV1Interface
 	authorization  authorizationclient.AuthorizationV1Interface
+	anonymous      bool // --anonymous-auth
 	cas            []dynamiccertificates.CAContentProvider
 }
 
@@ -69,9 +70,9 @@ func withoutKeys(o *options.ServerRunOptions) {
 	accounts.KeyFiles = nil
 	accounts.Issuers = []string{"https://kubernetes.default.svc"} // not used
 	accounts.ExternalPublicKeysGetter = noKeys{}
-	accounts.OptionalTokenGetter = func(informers.SharedInformerFactory) serviceaccount.ServiceAccountTokenGetter { return nil }
+	accounts.OptionalTokenGetter = func(informers.SharedInformerFactory) serviceaccount.ServiceAccountTokenGetter { return noAccounts{} }
 	o.Authentication.APIAudiences = nil
-	o.Authorization.Modes = []string{"AlwaysAllow"} // replaced
+	o.Authorization.Modes = []string{"AlwaysDeny"} // replaced
 }
 
 // noKeys are the public keys of an issuer without keys.
@@ -80,6 +81,12 @@ type noKeys struct{}
 func (noKeys) AddListener(serviceaccount.Listener)                              {}
 func (noKeys) GetCacheAgeMaxSeconds() int                                       { return 0 }
 func (noKeys) GetPublicKeys(context.Context, string) []serviceaccount.PublicKey { return nil }
+
+// noAccounts takes the place of the objects to which tokens are bound, which the primaries look up. It is not called, because the authenticator
+// that would do so is replaced.
+type noAccounts struct {
+	serviceaccount.ServiceAccountTokenGetter
+}
 
 // noTokens takes the place of the generator of tokens, which kube-apiserver requires. Requests for tokens are proxied.
 type noTokens struct{ serviceaccount.TokenGenerator }
@@ -96,7 +103,7 @@ func (r *reviews) install(config *app.Config, o options.CompletedOptions) error 
 		return err
 	}
 	authentication := authenticatorfactory.DelegatingAuthenticatorConfig{
-		Anonymous:                &apiserverapi.AnonymousAuthConfig{Enabled: o.Authentication.Anonymous.Allow},
+		Anonymous:                &apiserverapi.AnonymousAuthConfig{Enabled: r.anonymous},
 		TokenAccessReviewClient:  r.authentication,
 		TokenAccessReviewTimeout: reviewTimeout,
 		WebhookRetryBackoff:      &reviewBackoff,

@@ -3,6 +3,7 @@ package replica
 import (
 	"net/http"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/component-base/metrics"
@@ -44,10 +45,12 @@ var (
 		"Time since memory fell behind the newest revision of etcd that the replica knows, 0 when it is level.", []string{"endpoints", "prefix"}, nil, metrics.ALPHA, "")
 )
 
+// lags computes strata_replica_lag_seconds. Other commands of the program have no series of these metrics.
+var lags = &lagCollector{}
+
 func init() {
-	for _, m := range []metrics.Registerable{proxyRequests, proxySeconds, primaryHealthy, documentRequests, refusedWrites} {
-		legacyregistry.MustRegister(m)
-	}
+	legacyregistry.MustRegister(proxyRequests, proxySeconds, primaryHealthy, documentRequests, refusedWrites)
+	legacyregistry.CustomMustRegister(lags)
 }
 
 // observe records one attempt to send a request.
@@ -63,7 +66,7 @@ func observe(primary string, resp *http.Response, err error, took time.Duration)
 // lagCollector computes the lag at each scrape.
 type lagCollector struct {
 	metrics.BaseStableCollector
-	lags func() []kubestorage.Lag
+	engine atomic.Pointer[kubestorage.Engine] // nil: there is no replica
 }
 
 // DescribeWithStability implements metrics.StableCollector.
@@ -71,7 +74,11 @@ func (c *lagCollector) DescribeWithStability(ch chan<- *metrics.Desc) { ch <- la
 
 // CollectWithStability implements metrics.StableCollector.
 func (c *lagCollector) CollectWithStability(ch chan<- metrics.Metric) {
-	for _, lag := range c.lags() {
+	engine := c.engine.Load()
+	if engine == nil {
+		return
+	}
+	for _, lag := range engine.Lags() {
 		ch <- metrics.NewLazyConstMetric(lagDesc, metrics.GaugeValue, lag.Behind.Seconds(), lag.Endpoints, lag.Prefix)
 	}
 }

@@ -162,16 +162,17 @@ func (e *errNoPrimary) Error() string { return e.reason }
 // RoundTrip sends the request to a healthy primary, in turn. If no connection to it can be made, the request is sent to the next one:
 // nothing of it has been sent. Errors: errNoPrimary; every other error means that a primary may have received the request.
 func (p *pool) RoundTrip(req *http.Request) (*http.Response, error) {
-	body := &unread{ReadCloser: req.Body}
 	first := int(p.next.Add(1))
 	for i := range p.primaries {
 		to := p.primaries[(first+i)%len(p.primaries)]
 		if !to.healthy.Load() {
 			continue
 		}
+		body := &attemptBody{ReadCloser: req.Body}
 		resp, err := to.send(req, body)
 		var dial *dialError
-		if err == nil || !errors.As(err, &dial) || body.began.Load() || req.Context().Err() != nil {
+		if err == nil || !errors.As(err, &dial) || body.wasRead() || req.Context().Err() != nil {
+			body.end()
 			return resp, err
 		}
 		to.down(dial.Error())
@@ -196,7 +197,7 @@ func (p *pool) unhealthy() string {
 }
 
 // send sends a request to the primary and counts it.
-func (p *primary) send(req *http.Request, body *unread) (*http.Response, error) {
+func (p *primary) send(req *http.Request, body *attemptBody) (*http.Response, error) {
 	attempt := req.Clone(req.Context())
 	attempt.URL.Scheme, attempt.URL.Host, attempt.Host = "https", p.name, ""
 	if req.Body != nil && req.Body != http.NoBody {
@@ -295,21 +296,54 @@ func (o ownRequests) RoundTrip(req *http.Request) (*http.Response, error) {
 	return o.to.RoundTrip(req)
 }
 
-// unread is the body of a request that can be sent again while no byte of it was read: until then it ignores Close, because a transport
-// closes the body of a request whose connection it could not make.
-type unread struct {
+// attemptBody is the body of one attempt to send a request. While no byte of it was read, closing it does not close the body of the request,
+// because a transport closes the body of a request whose connection it could not make, and the next attempt needs it.
+type attemptBody struct {
 	io.ReadCloser
-	began atomic.Bool
+
+	mu            sync.Mutex // leaf; not held while the body is read
+	began, closed bool
+	last          bool // no attempt follows: Close takes effect
 }
 
-func (u *unread) Read(b []byte) (int, error) {
-	u.began.Store(true)
-	return u.ReadCloser.Read(b)
-}
-
-func (u *unread) Close() error {
-	if !u.began.Load() {
-		return nil
+// Read implements io.Reader.
+func (b *attemptBody) Read(p []byte) (int, error) {
+	b.mu.Lock()
+	if b.closed {
+		b.mu.Unlock()
+		return 0, http.ErrBodyReadAfterClose
 	}
-	return u.ReadCloser.Close()
+	b.began = true
+	b.mu.Unlock()
+	return b.ReadCloser.Read(p)
+}
+
+// Close implements io.Closer.
+func (b *attemptBody) Close() error {
+	b.mu.Lock()
+	b.closed = true
+	effective := b.began || b.last
+	b.mu.Unlock()
+	if effective {
+		return b.ReadCloser.Close()
+	}
+	return nil
+}
+
+// wasRead reports whether a byte may have been read, so that the request cannot be sent again.
+func (b *attemptBody) wasRead() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.began
+}
+
+// end makes Close take effect, also if it was called before.
+func (b *attemptBody) end() {
+	b.mu.Lock()
+	b.last = true
+	closed := b.closed
+	b.mu.Unlock()
+	if closed && b.ReadCloser != nil {
+		b.ReadCloser.Close()
+	}
 }

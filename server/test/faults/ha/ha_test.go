@@ -31,7 +31,7 @@ func turns() (all []fault) {
 	if !harness.Long() {
 		return short
 	}
-	for range 3 {
+	for range 2 {
 		for _, signal := range []string{kill, term} {
 			for _, process := range []string{"server-1", "etcd-1", "replica-1", "server-2", "etcd-2", "replica-2", "server-3", "etcd-3", leadingMember} {
 				all = append(all, fault{process: process, signal: signal})

@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -24,7 +25,8 @@ const startTimeout = 2 * time.Minute
 type Cluster struct {
 	Members []*Member
 
-	etcd *harness.Etcd // all members
+	etcd    *harness.Etcd // all members
+	initial []string      // name=URL for peers, of each member
 }
 
 // Member is a member of a cluster. harness.Etcd has the methods Stop, Kill, Pause, Continue and Start; Start waits for a quorum,
@@ -46,18 +48,18 @@ func StartWithQuota(t testing.TB, e *harness.Env, n int, quota int64) *Cluster {
 	program, err := os.Executable()
 	harness.Check(t, err)
 	c := &Cluster{}
-	var initial, listen []string
+	var listen []string
 	for i := range n {
 		listen = append(listen, e.FreeURL())
 		m := &Member{Dir: e.Dir("etcd"), peers: openDoor(t, e, listen[i])}
-		initial = append(initial, fmt.Sprintf("member-%d=%s", i, m.peers.url))
+		c.initial = append(c.initial, fmt.Sprintf("member-%d=%s", i, m.peers.url))
 		c.Members = append(c.Members, m)
 	}
 	var all []*harness.Etcd
 	for i, m := range c.Members {
 		name, url := fmt.Sprintf("member-%d", i), e.FreeURL()
 		m.Etcd = e.EtcdProgram(name+"-etcd", url, program, asMember, "-name="+name, "-data-dir="+m.Dir, "-client="+url,
-			"-listen-peer="+listen[i], "-advertise-peer="+m.peers.url, fmt.Sprintf("-quota=%d", quota), "-initial-cluster="+strings.Join(initial, ","))
+			"-listen-peer="+listen[i], "-advertise-peer="+m.peers.url, fmt.Sprintf("-quota=%d", quota), "-initial-cluster="+strings.Join(c.initial, ","))
 		m.Launch()
 		all = append(all, m.Etcd)
 	}
@@ -78,6 +80,30 @@ func StartWithQuota(t testing.TB, e *harness.Env, n int, quota int64) *Cluster {
 		}
 	}
 	return c
+}
+
+// StartLearner adds a member that does not vote, and returns when it has learned of the others.
+func (c *Cluster) StartLearner(t testing.TB, ctx context.Context, e *harness.Env) *Member {
+	t.Helper()
+	program, err := os.Executable()
+	harness.Check(t, err)
+	listen, name, url := e.FreeURL(), "learner", e.FreeURL()
+	m := &Member{Dir: e.Dir("etcd"), peers: openDoor(t, e, listen)}
+	added, err := c.Client().MemberAddAsLearner(ctx, []string{m.peers.url})
+	harness.Check(t, err)
+	m.ID = added.Member.ID
+	initial := append(slices.Clone(c.initial), name+"="+m.peers.url)
+	m.Etcd = e.EtcdProgram(name+"-etcd", url, program, asMember, "-name="+name, "-data-dir="+m.Dir, "-client="+url, "-existing",
+		"-listen-peer="+listen, "-advertise-peer="+m.peers.url, "-initial-cluster="+strings.Join(initial, ","))
+	m.Launch()
+	client := m.Client()
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		status, err := client.Status(ctx, url)
+		return err == nil && status.IsLearner && status.Leader != 0, err
+	}))
+	return m
 }
 
 // Etcd returns the cluster for flags and clients.

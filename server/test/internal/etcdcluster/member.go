@@ -41,6 +41,7 @@ func runMember(args []string) error {
 	flags.StringVar(&client, "client", "", "URL to serve clients on")
 	flags.StringVar(&listen, "listen-peer", "", "URL to serve peers on")
 	flags.Int64Var(&config.QuotaBackendBytes, "quota", config.QuotaBackendBytes, "size of the database beyond which it takes no writes")
+	existing := flags.Bool("existing", false, "the member joins a cluster that runs")
 	flags.StringVar(&advertise, "advertise-peer", "", "URL on which peers find it")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -55,6 +56,9 @@ func runMember(args []string) error {
 			return err
 		}
 		*to = []url.URL{*u}
+	}
+	if *existing {
+		config.ClusterState = embed.ClusterStateFlagExisting
 	}
 	config.AdvertiseClientUrls = config.ListenClientUrls
 	config.UnsafeNoFsync = true // these tests do not crash the machine

@@ -1,6 +1,8 @@
 package harness
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"strings"
 )
 
@@ -28,6 +30,17 @@ func (f *FrontProxy) TrustFlags() []string {
 	}
 }
 
+// ServerOf returns the certificate of a server of the environment that a test runs in its own process in place of a primary, and the
+// authorities of the front proxy.
+func (f *FrontProxy) ServerOf(e *Env) (tls.Certificate, *x509.CertPool) {
+	serving := e.serving().Issue("stub")
+	cert, err := tls.X509KeyPair(serving.CertPEM, serving.KeyPEM)
+	e.check(err)
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(f.ca.CertPEM)
+	return cert, pool
+}
+
 // ProxyFlags returns the flags with which a replica is the front proxy.
 func (f *FrontProxy) ProxyFlags() []string {
 	return []string{"--proxy-client-cert-file=" + f.proxy.CertFile, "--proxy-client-key-file=" + f.proxy.KeyFile}
@@ -52,8 +65,24 @@ func (e *Env) StartReplica(etcd *Etcd, f *FrontProxy, primaries []*Server, flags
 	return e.ReplicaOf(etcd, f, urls, flags...)
 }
 
+// DelegatingReplica is Replica with --delegate-auth, and without keys and tokens.
+func (e *Env) DelegatingReplica(etcd *Etcd, f *FrontProxy, primaries []*Server, flags ...string) *Server {
+	urls := make([]string, 0, len(primaries))
+	for _, p := range primaries {
+		urls = append(urls, p.URL)
+	}
+	s := e.startAPIServer(launch{command: "replica", withoutKeys: true}, etcd, append(e.replicaFlags(f, urls), append(flags, "--delegate-auth")...)...)
+	ctx, cancel := ready()
+	defer cancel()
+	e.check(s.Await(ctx, "/readyz"))
+	return s
+}
+
 // ReplicaOf is StartReplica with the URLs of the primaries, whose certificates are those of servers of the environment.
 func (e *Env) ReplicaOf(etcd *Etcd, f *FrontProxy, urls []string, flags ...string) *Server {
-	own := append(f.ProxyFlags(), "--primary="+strings.Join(urls, ","), "--primary-ca-file="+e.serving().CertFile)
-	return e.startAPIServer(launch{command: "replica"}, etcd, append(own, flags...)...)
+	return e.startAPIServer(launch{command: "replica"}, etcd, append(e.replicaFlags(f, urls), flags...)...)
+}
+
+func (e *Env) replicaFlags(f *FrontProxy, urls []string) []string {
+	return append(f.ProxyFlags(), "--primary="+strings.Join(urls, ","), "--primary-ca-file="+e.serving().CertFile)
 }

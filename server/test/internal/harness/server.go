@@ -100,6 +100,7 @@ func (e *Env) StartAPIServerPrepared(prepare func(pid int) error, etcd *Etcd, fl
 // launch says which program startAPIServer starts: a command of strata, or the stock kube-apiserver at a path.
 type launch struct {
 	command, program string
+	withoutKeys      bool                // the server has no keys, tokens and roles of its own
 	prepare          func(pid int) error // see StartAPIServerPrepared
 }
 
@@ -116,7 +117,11 @@ func (e *Env) startAPIServer(l launch, etcd *Etcd, flags ...string) *Server {
 		unchecked = true // it has no such check
 	}
 	args = append(args, etcd.ServerFlags()...)
-	args = append(args, e.requiredFlags(dir)...)
+	if l.withoutKeys {
+		args = append(args, servingFlags(dir)...)
+	} else {
+		args = append(args, e.requiredFlags(dir)...)
+	}
 	args = append(args, fmt.Sprintf("--secure-port=%d", port))
 	args = append(args, flags...)
 
@@ -186,17 +191,23 @@ func (e *Env) requiredFlags(dir string) []string {
 	}
 	e.mu.Unlock()
 	e.check(err)
+	return append(servingFlags(dir),
+		"--endpoint-reconciler-type=none",
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-key-file="+public,
+		"--service-account-signing-key-file="+private,
+		"--service-cluster-ip-range=10.0.0.0/24",
+		"--authorization-mode=RBAC",
+		"--token-auth-file="+e.WriteFile("tokens.csv", []byte(adminToken+",admin,admin,system:masters\n")),
+	)
+}
+
+// servingFlags returns the flags of a server on loopback, without its identity.
+func servingFlags(dir string) []string {
 	return []string{
 		"--bind-address=127.0.0.1",
 		"--advertise-address=127.0.0.1",
-		"--endpoint-reconciler-type=none",
 		"--cert-dir=" + dir,
-		"--service-account-issuer=https://kubernetes.default.svc",
-		"--service-account-key-file=" + public,
-		"--service-account-signing-key-file=" + private,
-		"--service-cluster-ip-range=10.0.0.0/24",
-		"--authorization-mode=RBAC",
-		"--token-auth-file=" + e.WriteFile("tokens.csv", []byte(adminToken+",admin,admin,system:masters\n")),
 		"--shutdown-send-retry-after=true", // without these two a stop waits a minute for watches
 		"--shutdown-watch-termination-grace-period=1s",
 	}

@@ -16,6 +16,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -102,7 +103,8 @@ type engine struct {
 type world struct {
 	strata, upstream *engine
 	etcd             *harness.Etcd
-	revision         string // of all objects, after the last write
+	front            *harness.FrontProxy // trusted by strata
+	revision         string              // of all objects, after the last write
 }
 
 // newWorld is called once; the world is shared by all tests of the package.
@@ -110,9 +112,9 @@ var newWorld = sync.OnceValues(func() (*world, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	etcd := env.Etcd()
-	w := &world{etcd: etcd}
+	w := &world{etcd: etcd, front: env.FrontProxy()}
 	var starting sync.WaitGroup
-	starting.Go(func() { w.strata = startEngine(etcd, harness.Strata) })
+	starting.Go(func() { w.strata = startEngine(etcd, harness.Strata, w.front.TrustFlags()...) })
 	starting.Go(func() { w.upstream = startEngine(etcd, harness.Upstream) })
 	starting.Wait()
 	return w, w.fill(ctx)
@@ -121,9 +123,18 @@ var newWorld = sync.OnceValues(func() (*world, error) {
 // startEngine starts a server with the users and an audit log. The server does not advance the revision by itself. In the long form
 // a watch is served when the filters of its request have returned.
 func startEngine(etcd *harness.Etcd, name string, more ...string) *engine {
-	e := &engine{name: name, auditLog: filepath.Join(env.Dir(name), "audit.log"), wires: make(chan *wire, 64)}
-	e.Server = env.APIServer(etcd, append([]string{
-		"--engine=" + name,
+	e := newEngine(name, filepath.Join(env.Dir(name), "audit.log"))
+	e.Server = env.APIServer(etcd, slices.Concat([]string{"--engine=" + name}, e.flags(), more)...)
+	return e
+}
+
+func newEngine(name, auditLog string) *engine {
+	return &engine{name: name, auditLog: auditLog, wires: make(chan *wire, 64)}
+}
+
+// flags returns the flags of every server of the package.
+func (e *engine) flags() []string {
+	return []string{
 		"--authorization-mode=Node", // beside RBAC, which every server of a test has
 		"--enable-admission-plugins=NodeRestriction",
 		"--disable-admission-plugins=ServiceAccount",
@@ -133,8 +144,7 @@ func startEngine(etcd *harness.Etcd, name string, more ...string) *engine {
 		"--audit-log-mode=blocking",
 		"--feature-gates=APIServerIdentity=false,UnknownVersionInteroperabilityProxy=false,APIServingWithRoutine=" + strconv.FormatBool(harness.Long()),
 		"--etcd-compaction-interval=0",
-	}, more...)...)
-	return e
+	}
 }
 
 // each returns both engines, upstream's first.

@@ -160,6 +160,11 @@ func TestRBAC_EveryUserVerbAndOption_MatchesRoles(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	w := open(t)
+	w.same(t, ctx, "matrix", w.matrix(harness.Long()))
+}
+
+// matrix returns the requests of the matrix; with every, all forms of every resource.
+func (w *world) matrix(every bool) []asked {
 	users := []string{anonymous, stranger, nothing, inA, inB, oneName, getter, lister, watcher, all}
 	var requests []asked
 	add := func(r read, v variant, path string) {
@@ -191,7 +196,7 @@ func TestRBAC_EveryUserVerbAndOption_MatchesRoles(t *testing.T) {
 					continue
 				}
 				variants := few
-				if harness.Long() || (r == secrets || r == gizmos) && namespace == "a" {
+				if every || (r == secrets || r == gizmos) && namespace == "a" {
 					variants = append(few[:len(few):len(few)], many...)
 				}
 				for _, v := range variants {
@@ -206,7 +211,7 @@ func TestRBAC_EveryUserVerbAndOption_MatchesRoles(t *testing.T) {
 			}
 		}
 	}
-	w.same(t, ctx, "matrix", requests)
+	return requests
 }
 
 // TestRBAC_Subresource_IsAuthorizedSeparately: a subresource is authorized separately from its object.
@@ -214,6 +219,11 @@ func TestRBAC_Subresource_IsAuthorizedSeparately(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	w := open(t)
+	w.same(t, ctx, "subresources", subresources())
+}
+
+// subresources returns requests of users for subresources.
+func subresources() []asked {
 	var requests []asked
 	for _, user := range []string{anonymous, stranger, nothing, inA, inB, oneName, getter, lister, all} {
 		for _, path := range []string{
@@ -230,5 +240,5 @@ func TestRBAC_Subresource_IsAuthorizedSeparately(t *testing.T) {
 			requests = append(requests, asked{request: request{user: user, target: path}, want: want})
 		}
 	}
-	w.same(t, ctx, "subresources", requests)
+	return requests
 }
