@@ -136,3 +136,35 @@ func TestDefault_UsesEnvironmentVariable(t *testing.T) {
 		t.Errorf("with STRATA_DATA: %q", got)
 	}
 }
+
+func TestCheckKind_DataOfOtherKind_NamesNextStep(t *testing.T) {
+	for name, test := range map[string]struct {
+		path string
+		ha   bool
+		want string // "" for no error
+	}{
+		"no data":             {"", true, ""},
+		"one process":         {"etcd", false, ""},
+		"several":             {"ha/layout.json", true, ""},
+		"one, then several":   {"etcd", true, "without --ha: omit --ha"},
+		"several, then one":   {"ha/layout.json", false, "of strata up --ha: add --ha"},
+		"failed, then single": {"ha", false, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d, err := Open(filepath.Join(t.TempDir(), "data"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer d.Close()
+			if test.path != "" {
+				if err := os.MkdirAll(d.join(test.path), 0o700); err != nil {
+					t.Fatal(err)
+				}
+			}
+			err = d.CheckKind(test.ha)
+			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error %v, want %q", err, test.want)
+			}
+		})
+	}
+}

@@ -3,6 +3,7 @@ package pki
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -274,5 +275,50 @@ func TestIssueClient_CertificateOfUser_IsSignedByAuthority(t *testing.T) {
 	}
 	if _, _, err := IssueClient(t.TempDir(), "jane", nil, now); err == nil {
 		t.Error("a certificate was issued without an authority")
+	}
+}
+
+func TestEnsureCluster_Certificates_VerifyByTheirAuthorities(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "pki")
+	f := ensure(t, dir, hosts, start)
+	c, err := EnsureCluster(dir, []string{"127.0.0.1"}, start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := x509.VerifyOptions{CurrentTime: start, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
+	verify(t, c.EtcdCA, c.EtcdMember, x509.VerifyOptions{DNSName: "127.0.0.1", CurrentTime: start})
+	verify(t, c.EtcdCA, c.EtcdMember, client) // of its peers
+	verify(t, c.EtcdCA, c.EtcdClient, client)
+	verify(t, f.FrontProxyCA, c.Replica, client)
+	verify(t, f.CA, c.Balancer, client)
+	if len(c.Made) != 5 {
+		t.Errorf("made %q, want 5 files", c.Made)
+	}
+
+	before := contents(t, dir)
+	if c, err = EnsureCluster(dir, []string{"127.0.0.1"}, start); err != nil || len(c.Made) != 0 || !maps.Equal(before, contents(t, dir)) {
+		t.Errorf("a second call made %q, %v", c.Made, err)
+	}
+}
+
+func TestEnsureCluster_ClientOfTheAPIServer_IsNoClientOfEtcd(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "pki")
+	f := ensure(t, dir, hosts, start)
+	c, err := EnsureCluster(dir, hosts, start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pem, err := os.ReadFile(c.EtcdCA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(pem)
+	pair, err := tls.LoadX509KeyPair(f.Admin, f.Admin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pair.Leaf.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: start, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err == nil {
+		t.Error("the authority of etcd accepts the administrator's certificate")
 	}
 }

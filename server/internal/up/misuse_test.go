@@ -89,6 +89,9 @@ func TestUp_Misuse_PrintsOneLineAndWritesNothing(t *testing.T) {
 		"empty data directory":  {[]string{"--data-dir="}, "--data-dir is empty: name the directory of the control plane's files, such as strata-data (see strata up --help)"},
 		"data below a file":     {[]string{"--data-dir=foreign/data"}, "not a directory; choose another directory with --data-dir"},
 		"data in a file":        {[]string{"--data-dir=foreign"}, "not a directory; choose another directory with --data-dir"},
+		"--ha, last port":       {[]string{"--ha", "--secure-port=65535"}, "--ha needs the port after --secure-port too: choose one below 65535 (see strata up --help)"},
+		"--ha, certificate":     {[]string{"--ha", "--", "--tls-cert-file=x"}, "--ha excludes the flag --tls-cert-file of the API server: the balancer verifies the certificates of the data directory (see strata up --help)"},
+		"--ha, engine":          {[]string{"--ha", "--", "--engine=upstream"}, "--ha excludes --engine=upstream: read replicas need the engine strata (see strata up --help)"},
 		"foreign directory":     {[]string{"--data-dir=."}, "was not created by strata up; choose a new or empty directory with --data-dir"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -31,7 +31,7 @@ func turns() (all []fault) {
 	if !harness.Long() {
 		return short
 	}
-	for range 3 {
+	for range 2 {
 		for _, signal := range []string{kill, term} {
 			for _, process := range []string{"server-1", "etcd-1", "replica-1", "server-2", "etcd-2", "replica-2", "server-3", "etcd-3", leadingMember} {
 				all = append(all, fault{process: process, signal: signal})
@@ -43,7 +43,7 @@ func turns() (all []fault) {
 
 // TestUpHA_EachProcessEnds_ClientsContinue ends processes of each kind while 300 informers, two elected controllers, readers and writers run.
 // No informer relists, every informer receives every event once and in order, no leader loses its lease, and no request fails except for
-// those in flight on a killed process.
+// those in flight on an ended process.
 func TestUpHA_EachProcessEnds_ClientsContinue(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, harness.Pick(4*time.Minute, 20*time.Minute))
