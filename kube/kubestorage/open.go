@@ -64,6 +64,13 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f detectedSou
 		Keep:        2 * opts.Window.MaxAge,
 		Logger:      opts.Logger,
 	})
+	c.moves = newMoves(client.Client, prefix)
+	ctx, cancel := context.WithCancel(context.Background())
+	c.stop = cancel
+	first, done := context.WithTimeout(ctx, firstMarks)
+	_, _ = c.moves.read(first) // follow repeats it
+	done()
+	c.wg.Go(func() { c.moves.follow(ctx) })
 	if f.source == nil {
 		return c, nil
 	}
@@ -91,8 +98,6 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f detectedSou
 		Logger:           opts.Logger,
 	})
 	c.cache = metrics.NewCache(m)
-	ctx, cancel := context.WithCancel(context.Background())
-	c.stop = cancel
 	c.wg.Go(func() { c.cache.Run(ctx) })
 	if compactor != nil {
 		compactor.add(m)
@@ -170,6 +175,7 @@ func (c *cluster) open(cfg storeConfig) (storage.Interface, factory.DestroyFunc,
 	if unsafeDelete {
 		raw = etcd3.NewStoreWithUnsafeCorruptObjectDeletion(raw, cfg.GroupResource)
 	}
+	raw = movable{raw, c.moves, strings.Trim(cfg.ResourcePrefix, "/"), cfg.GroupResource.String()}
 	var once sync.Once
 	if c.mirror == nil {
 		return c.newDirect(raw, cfg), func() { once.Do(etcd.Close) }, nil

@@ -78,6 +78,9 @@ or disables some of the default ones (default,-cronjob). Other controllers:
 			if s.nodes < 0 || s.nodes > simulation.MaxNodes {
 				return cli.Misusef("--nodes %d is not between 0 and %d", s.nodes, simulation.MaxNodes)
 			}
+			if n := s.shards; cmd.Flags().Changed("etcd-shards") && (n < 1 || n > maxShards) {
+				return cli.Misusef("--etcd-shards %d is not between 1 and %d", n, maxShards)
+			}
 			if s.progressInterval != 0 && s.progressInterval < minProgressInterval {
 				return cli.Misusef("--etcd-progress-notify-interval %s is too short: choose at least %s, or 0 for etcd's default of 10m", s.progressInterval, minProgressInterval)
 			}
@@ -99,6 +102,7 @@ or disables some of the default ones (default,-cronjob). Other controllers:
 	fs.StringSliceVar(&s.controllers, "controllers", []string{controllers.DefaultName},
 		"comma-separated controllers to run, as for kube-controller-manager: name, -name to exclude one, * for all, default for the list above, none for none")
 	fs.DurationVar(&s.progressInterval, "etcd-progress-notify-interval", 5*time.Second, "interval at which etcd sends progress notifications to watches without events; at least 100ms, 0 means 10m")
+	fs.IntVar(&s.shards, "etcd-shards", 0, "number of embedded etcds: 1, 2 (events and leases in one of their own), or 3 (events, and leases, in one each); 0 means that of the data directory, and 1 for a new one")
 	fs.StringVar(&s.engine, "engine", "", "cache that serves reads and watches: strata or upstream")
 	utilruntime.Must(fs.MarkDeprecated("engine", "use strata up -- --engine; the flag will be removed in the next release"))
 	cli.ShortenDurations(fs)
