@@ -70,6 +70,15 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f detectedSou
 		Keep:        2 * opts.Window.MaxAge,
 		Logger:      opts.Logger,
 	})
+	c.moves = newMoves(client.Client, prefix)
+	ctx, cancel := context.WithCancel(context.Background())
+	c.stop = cancel
+	if !opts.ReadOnly { // marks are for writes
+		first, done := context.WithTimeout(ctx, firstMarks)
+		_, _ = c.moves.read(first) // follow repeats it
+		done()
+		c.wg.Go(func() { c.moves.follow(ctx) })
+	}
 	if f.source == nil {
 		return c, nil
 	}
@@ -97,8 +106,6 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f detectedSou
 		Logger:           opts.Logger,
 	})
 	c.cache = metrics.NewCache(m)
-	ctx, cancel := context.WithCancel(context.Background())
-	c.stop = cancel
 	c.wg.Go(func() { c.cache.Run(ctx) })
 	if opts.ReadOnly {
 		c.wg.Go(func() { c.lag.follow(ctx, m) })
@@ -179,6 +186,7 @@ func (c *cluster) open(cfg storeConfig) (storage.Interface, factory.DestroyFunc,
 	if unsafeDelete {
 		raw = etcd3.NewStoreWithUnsafeCorruptObjectDeletion(raw, cfg.GroupResource)
 	}
+	raw = movable{raw, c.moves, strings.Trim(cfg.ResourcePrefix, "/"), cfg.GroupResource.String()}
 	if c.opts.ReadOnly {
 		raw = readOnly{raw, cfg.GroupResource}
 	}

@@ -6,6 +6,7 @@
 //	strata console      a link to its console in the browser
 //	strata apiserver    replaces kube-apiserver, on an existing etcd
 //	strata replica      reads of a cluster from memory, in front of its API servers
+//	strata etcd move    moves a resource to another etcd
 //	strata version      the versions of all parts
 //
 // # In place of kube-apiserver
@@ -47,6 +48,7 @@ import (
 	"github.com/stratakube/strata/server/internal/cli"
 	"github.com/stratakube/strata/server/internal/console"
 	"github.com/stratakube/strata/server/internal/embedetcd"
+	"github.com/stratakube/strata/server/internal/etcdmove"
 	"github.com/stratakube/strata/server/internal/guest"
 	"github.com/stratakube/strata/server/internal/history"
 	"github.com/stratakube/strata/server/internal/kubectlcmd"
@@ -95,11 +97,19 @@ memory, with the same guarantees as etcd.`,
 		untilSignal(apiserver.NewCommand()),
 		untilSignal(replica.NewCommand()),
 		newVersionCommand(),
-		untilSignal(embedetcd.NewCommand()),
+		newEtcdCommand(),
 		untilSignal(guest.NewCommand()),
 	)
 	addVersionFlag(root)
 	return root
+}
+
+// newEtcdCommand returns `strata etcd` with its subcommand.
+func newEtcdCommand() *cobra.Command {
+	cmd := untilSignal(embedetcd.NewCommand())
+	cmd.AddCommand(untilSignal(etcdmove.NewCommand()))
+	cli.SetHelp(cmd, cliflag.NamedFlagSets{})
+	return cmd
 }
 
 // addVersionFlag makes `strata --version` print the same as `strata version`. Cobra adds the flags of

@@ -95,7 +95,11 @@ func plainer(err error) error {
 		return fmt.Errorf("--%s exclude each other: set one of them", strings.Join(strings.Fields(m[1]), " and --"))
 	}
 	if m := requiredFlags.FindStringSubmatch(err.Error()); m != nil {
-		return fmt.Errorf("--%s is required", strings.ReplaceAll(m[1], `", "`, " and --"))
+		verb := "is"
+		if strings.Contains(m[1], `", "`) {
+			verb = "are"
+		}
+		return fmt.Errorf("--%s %s required", strings.ReplaceAll(m[1], `", "`, " and --"), verb)
 	}
 	return err
 }

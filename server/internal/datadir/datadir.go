@@ -23,6 +23,9 @@ const (
 	// lockName is the file that marks a directory as a data directory. The process that uses the directory holds a lock on the
 	// file and writes its process id to it.
 	lockName = "strata.lock"
+
+	// shardsName is the file with the number of etcds.
+	shardsName = "etcd-shards"
 )
 
 // Default returns the data directory that is used when no flag sets it.
@@ -206,6 +209,38 @@ func (d *Dir) CheckKind(ha bool) error {
 	if _, err := os.Stat(other); err == nil {
 		return fmt.Errorf("data directory %s has the data %s, or choose another directory with --data-dir", d.Path, text)
 	} else if !errors.Is(err, os.ErrNotExist) {
+		return unusable(err)
+	}
+	return nil
+}
+
+// EtcdShard returns the directory of a further embedded etcd.
+func (d *Dir) EtcdShard(name string) string { return d.join("etcd-" + name) }
+
+// Shards returns the number of etcds with which the directory was created, 0 if it has none yet. Directories from before shards have one.
+func (d *Dir) Shards() (int, error) {
+	data, err := os.ReadFile(d.join(shardsName))
+	switch {
+	case err == nil:
+		n, err := strconv.Atoi(strings.TrimSpace(string(data)))
+		if err != nil {
+			return 0, fmt.Errorf("data directory: %s: %w; restore it from a backup", d.join(shardsName), err)
+		}
+		return n, nil
+	case !errors.Is(err, os.ErrNotExist):
+		return 0, unusable(err)
+	}
+	if _, err := os.Stat(d.Etcd()); errors.Is(err, os.ErrNotExist) {
+		return 0, nil
+	} else if err != nil {
+		return 0, unusable(err)
+	}
+	return 1, nil
+}
+
+// SetShards records the number of etcds, before the first one is started.
+func (d *Dir) SetShards(n int) error {
+	if err := os.WriteFile(d.join(shardsName), []byte(strconv.Itoa(n)+"\n"), 0o600); err != nil {
 		return unusable(err)
 	}
 	return nil

@@ -13,16 +13,15 @@ import (
 const startTimeout = 2 * time.Minute
 
 // NewCommand returns `strata etcd`, the embedded etcd as a separate process. It prints one line, "ready <endpoint>", when it
-// serves, and stops cleanly when the context of the command is cancelled. It is hidden: it is intended for `strata up --ha`, tests
+// serves, and stops cleanly when the context of the command is cancelled. It is intended for `strata up --ha`, tests
 // and measurements, not for operators.
 func NewCommand() *cobra.Command {
 	cfg, peers := Config{}, Peers{}
 	verbose := false
 	cmd := &cobra.Command{
-		Use:    "etcd",
-		Short:  "Run an etcd (for strata up --ha, tests and measurements)",
-		Hidden: true,
-		Args:   cobra.NoArgs,
+		Use:   "etcd",
+		Short: "Run an etcd (for strata up --ha, tests and measurements), or move a resource to another etcd",
+		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx := cmd.Context()
 			if peers.Name != "" {

@@ -92,7 +92,7 @@ const compactionInterval = "15m"
 
 // serverFlags returns the command line of `strata apiserver` for this control plane: the flags that up sets, except for those
 // set by extra, followed by extra.
-func serverFlags(etcdEndpoint string, a address, files *pki.Files, engine string, extra []string) []string {
+func serverFlags(etcdEndpoint string, overrides []string, a address, files *pki.Files, engine string, extra []string) []string {
 	decided := []flag{
 		{"etcd-servers", etcdEndpoint},
 		{"bind-address", a.ip.String()},
@@ -125,6 +125,9 @@ func serverFlags(etcdEndpoint string, a address, files *pki.Files, engine string
 		// does not start on a host without a default route.
 		decided = append(decided, flag{"advertise-address", "127.0.0.1"}, flag{"endpoint-reconciler-type", "none"})
 	}
+	if len(overrides) > 0 {
+		decided = append(decided, flag{"etcd-servers-overrides", strings.Join(overrides, ",")})
+	}
 	if engine != "" {
 		decided = append(decided, flag{"engine", engine})
 	}
@@ -147,6 +150,8 @@ var ownFlags = map[string]string{
 	"bind-address": "set --bind-address before the --",
 	"secure-port":  "set --secure-port before the --",
 	"etcd-servers": "for an existing etcd, use strata apiserver",
+
+	"etcd-servers-overrides": "set --etcd-shards before the --, or use strata apiserver",
 }
 
 // checkServerFlags detects mistakes in the deprecated --engine and in the flags after the -- before any change is made. Invalid combinations

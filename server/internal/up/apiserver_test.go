@@ -11,7 +11,7 @@ import (
 
 func TestServerFlags_UserFlags_TakePrecedence(t *testing.T) {
 	addr := address{net.IPv4(127, 0, 0, 1), 6443}
-	args := serverFlags("unix:///etcd.sock", addr, &pki.Files{}, "upstream", []string{"--anonymous_auth=true", "--authorization-mode", "AlwaysAllow"})
+	args := serverFlags("unix:///etcd.sock", nil, addr, &pki.Files{}, "upstream", []string{"--anonymous_auth=true", "--authorization-mode", "AlwaysAllow"})
 	for _, want := range []string{"--etcd-servers=unix:///etcd.sock", "--secure-port=6443", "--engine=upstream", "--endpoint-reconciler-type=none"} {
 		if !slices.Contains(args, want) {
 			t.Errorf("%s is not in %q", want, args)
@@ -47,7 +47,7 @@ func TestServerFlags_SealContinueTokensByDefault(t *testing.T) {
 	const gate = "--strata-feature-gates=SealedContinueTokens="
 	addr := address{net.IPv4(127, 0, 0, 1), 6443}
 	extra := []string{"--strata-feature-gates=WatchBookmark=false", gate + "false"}
-	args := serverFlags("unix:///etcd.sock", addr, &pki.Files{}, "", extra)
+	args := serverFlags("unix:///etcd.sock", nil, addr, &pki.Files{}, "", extra)
 	ours, theirs := slices.Index(args, gate+"true"), slices.Index(args, gate+"false")
 	if ours < 0 || theirs < ours || !slices.Contains(args, extra[0]) {
 		t.Errorf("ours at %d, the user's at %d in %q: the last one wins", ours, theirs, args)
@@ -75,7 +75,7 @@ func TestServerFlags_CompactionInterval_IsLongUnlessGiven(t *testing.T) {
 
 func TestServerFlags_LoopbackAddress_IsNotAdvertised(t *testing.T) {
 	for ip, want := range map[string]bool{"127.0.0.1": false, "::1": false, "0.0.0.0": true, "192.0.2.1": true} {
-		args := serverFlags("", address{net.ParseIP(ip), 1}, &pki.Files{}, "", nil)
+		args := serverFlags("", nil, address{net.ParseIP(ip), 1}, &pki.Files{}, "", nil)
 		if got := !slices.Contains(args, "--endpoint-reconciler-type=none"); got != want {
 			t.Errorf("bound to %s: advertised is %t", ip, got)
 		}

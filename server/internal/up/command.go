@@ -78,8 +78,14 @@ or disables some of the default ones (default,-cronjob). Other controllers:
 			if s.ha && s.securePort == 65535 {
 				return cli.Misusef("--ha needs the port after --secure-port too: choose one below 65535")
 			}
+			if s.ha && s.shards > 1 {
+				return cli.Misusef("--ha and --etcd-shards=%d exclude each other: --ha has one etcd of three members; omit one of the flags", s.shards)
+			}
 			if s.nodes < 0 || s.nodes > simulation.MaxNodes {
 				return cli.Misusef("--nodes %d is not between 0 and %d", s.nodes, simulation.MaxNodes)
+			}
+			if n := s.shards; cmd.Flags().Changed("etcd-shards") && (n < 1 || n > maxShards) {
+				return cli.Misusef("--etcd-shards %d is not between 1 and %d", n, maxShards)
 			}
 			if s.progressInterval != 0 && s.progressInterval < minProgressInterval {
 				return cli.Misusef("--etcd-progress-notify-interval %s is too short: choose at least %s, or 0 for etcd's default of 10m", s.progressInterval, minProgressInterval)
@@ -103,6 +109,7 @@ or disables some of the default ones (default,-cronjob). Other controllers:
 		"comma-separated controllers to run, as for kube-controller-manager: name, -name to exclude one, * for all, default for the list above, none for none")
 	fs.DurationVar(&s.progressInterval, "etcd-progress-notify-interval", 5*time.Second, "interval at which etcd sends progress notifications to watches without events; at least 100ms, 0 means 10m")
 	fs.BoolVar(&s.ha, "ha", false, "run three etcd members, three API servers, two read replicas and a balancer as processes, to try restarts and failures; a data directory is for --ha or without it for good")
+	fs.IntVar(&s.shards, "etcd-shards", 0, "number of embedded etcds: 1, 2 (events and leases in one of their own), or 3 (events, and leases, in one each); 0 means that of the data directory, and 1 for a new one")
 	fs.StringVar(&s.engine, "engine", "", "cache that serves reads and watches: strata or upstream")
 	utilruntime.Must(fs.MarkDeprecated("engine", "use strata up -- --engine; the flag will be removed in the next release"))
 	cli.ShortenDurations(fs)

@@ -56,6 +56,7 @@ type settings struct {
 	progressInterval time.Duration
 	ha               bool
 	serverFlags      []string // after --
+	shards           int      // number of etcds; 0 for that of the data directory
 
 	program string    // the name by which the user called this program
 	out     io.Writer // output of the steps
@@ -85,10 +86,14 @@ type plane struct {
 	addr    address
 	enabled []string // the controllers
 
-	dir     *datadir.Dir // locked
-	log     *logFile
-	files   *pki.Files
-	etcd    *embedetcd.Server
+	dir   *datadir.Dir // locked
+	log   *logFile
+	files *pki.Files
+	etcd  *embedetcd.Server
+
+	etcdShards []*embedetcd.Server // beside etcd
+	overrides  []string            // of --etcd-servers-overrides, for etcdShards
+
 	server  *component
 	manager *component // of the controllers
 	kubelet *component // of the simulated nodes
@@ -116,6 +121,9 @@ func (p *plane) prepare() (err error) {
 		}
 	}
 	if err := p.openDir(); err != nil {
+		return err
+	}
+	if err := p.checkShards(); err != nil {
 		return err
 	}
 	if p.files, err = pki.Ensure(p.dir.PKI(), p.addr.hosts(p.tlsSANs), time.Now()); err != nil {
@@ -170,6 +178,9 @@ func (p *plane) start(ctx context.Context) (started bool, err error) {
 		ProgressNotifyInterval: p.progressInterval,
 		Logger:                 p.log.etcdLogger(),
 	})
+	if err == nil {
+		err = p.startShards(ctx)
+	}
 	end()
 	switch {
 	case err != nil && ctx.Err() != nil:
@@ -187,7 +198,7 @@ func (p *plane) start(ctx context.Context) (started bool, err error) {
 	}
 	p.server = launch("API server", func(ctx context.Context) error {
 		return apiserver.Run(ctx, apiserver.Options{
-			Args:     serverFlags(p.etcd.Endpoint(), p.addr, p.files, p.engine, p.serverFlags),
+			Args:     serverFlags(p.etcd.Endpoint(), p.overrides, p.addr, p.files, p.engine, p.serverFlags),
 			Out:      p.out,
 			OnReady:  func(info apiserver.Info) { ready <- info },
 			OnLoad:   load.begin,
@@ -233,6 +244,8 @@ func (p *plane) serve(ctx context.Context) error {
 		return p.seeLog(p.kubelet.ended())
 	case err := <-p.etcd.Err():
 		return p.seeLog(fmt.Errorf("etcd: %w", err))
+	case err := <-p.shardFailed():
+		return p.seeLog(err)
 	}
 }
 
@@ -258,6 +271,7 @@ func (p *plane) stop(err error) error {
 	if p.server != nil {
 		err = firstError(err, p.server.stop())
 	}
+	p.closeShards()
 	if p.etcd != nil {
 		p.etcd.Close()
 		if end(); err == nil {

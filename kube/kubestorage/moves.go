@@ -1,0 +1,142 @@
+package kubestorage
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/stratakube/strata/kube/etcdmoves"
+)
+
+// moves has the marks of the resources of a cluster that are being moved, or were, to another etcd. It follows them by a watch.
+type moves struct {
+	client *clientv3.Client
+	prefix string // of the marks
+	marks  atomic.Pointer[map[string]etcdmoves.Mark]
+}
+
+const (
+	// firstMarks bounds the first read of marks, which delays the start of a cluster.
+	firstMarks = time.Second
+	// marksRetry is the pause after a failed read or watch of marks; a guess.
+	marksRetry = time.Second
+)
+
+func newMoves(client *clientv3.Client, prefix string) *moves {
+	m := &moves{client: client, prefix: etcdmoves.Prefix(prefix)}
+	m.marks.Store(&map[string]etcdmoves.Mark{})
+	return m
+}
+
+// read replaces the marks by those in etcd, and returns their revision.
+func (m *moves) read(ctx context.Context) (revision int64, err error) {
+	r, err := m.client.Get(ctx, m.prefix, clientv3.WithPrefix())
+	if err != nil {
+		return 0, err
+	}
+	marks := map[string]etcdmoves.Mark{}
+	for _, kv := range r.Kvs {
+		m.set(marks, kv)
+	}
+	m.marks.Store(&marks)
+	return r.Header.Revision, nil
+}
+
+// set adds a mark. An unreadable one, of a later release, refuses writes.
+func (m *moves) set(marks map[string]etcdmoves.Mark, kv *mvccpb.KeyValue) {
+	mark, err := etcdmoves.Parse(kv.Value)
+	if err != nil {
+		mark = etcdmoves.Mark{State: etcdmoves.Moving}
+	}
+	marks[strings.TrimPrefix(string(kv.Key), m.prefix)] = mark
+}
+
+// follow updates the marks until ctx ends.
+func (m *moves) follow(ctx context.Context) {
+	for ctx.Err() == nil {
+		if revision, err := m.read(ctx); err == nil {
+			m.watch(ctx, revision)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(marksRetry):
+		}
+	}
+}
+
+// watch applies the changes after a revision until the watch ends.
+func (m *moves) watch(ctx context.Context, revision int64) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for r := range m.client.Watch(ctx, m.prefix, clientv3.WithPrefix(), clientv3.WithRev(revision+1)) {
+		if r.Err() != nil {
+			return
+		}
+		marks := maps.Clone(*m.marks.Load())
+		for _, ev := range r.Events {
+			if ev.Type == clientv3.EventTypeDelete {
+				delete(marks, strings.TrimPrefix(string(ev.Kv.Key), m.prefix))
+			} else {
+				m.set(marks, ev.Kv)
+			}
+		}
+		m.marks.Store(&marks)
+	}
+}
+
+// check returns the error of a write of the resource at a path, nil if it is not being moved: 503.
+func (m *moves) check(path, resource string) error {
+	marks := *m.marks.Load()
+	if len(marks) == 0 {
+		return nil
+	}
+	mark, ok := marks[path]
+	if !ok || !mark.Refuses() {
+		return nil
+	}
+	to := strings.Join(mark.Servers, ";")
+	if mark.State == etcdmoves.Moving {
+		return apierrors.NewServiceUnavailable(fmt.Sprintf("%s is being moved to the etcd at %s; the request can be retried", resource, to))
+	}
+	return apierrors.NewServiceUnavailable(fmt.Sprintf("%s was moved to the etcd at %s; restart this server with an override of --etcd-servers-overrides for it", resource, to))
+}
+
+// movable is upstream's storage of a resource, whose writes are refused while the resource is marked as moving or moved.
+type movable struct {
+	storage.Interface
+	moves    *moves
+	path     string // of the resource below the prefix of all keys, without slashes at its ends
+	resource string
+}
+
+func (s movable) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
+	if err := s.moves.check(s.path, s.resource); err != nil {
+		return err
+	}
+	return s.Interface.Create(ctx, key, obj, out, ttl)
+}
+
+func (s movable) Delete(ctx context.Context, key string, out runtime.Object, preconditions *storage.Preconditions,
+	validateDeletion storage.ValidateObjectFunc, cached runtime.Object, opts storage.DeleteOptions) error {
+	if err := s.moves.check(s.path, s.resource); err != nil {
+		return err
+	}
+	return s.Interface.Delete(ctx, key, out, preconditions, validateDeletion, cached, opts)
+}
+
+func (s movable) GuaranteedUpdate(ctx context.Context, key string, destination runtime.Object, ignoreNotFound bool,
+	preconditions *storage.Preconditions, tryUpdate storage.UpdateFunc, cached runtime.Object) error {
+	if err := s.moves.check(s.path, s.resource); err != nil {
+		return err
+	}
+	return s.Interface.GuaranteedUpdate(ctx, key, destination, ignoreNotFound, preconditions, tryUpdate, cached)
+}

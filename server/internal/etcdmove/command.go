@@ -1,0 +1,126 @@
+package etcdmove
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/stratakube/strata/internal/progress"
+	"github.com/stratakube/strata/server/internal/cli"
+)
+
+// dialTimeout bounds the wait for the first answer of an etcd.
+const dialTimeout = 10 * time.Second
+
+// flags are the values of the flags.
+type flags struct {
+	from, to                  []string
+	prefix                    string
+	caFile, certFile, keyFile string
+	dryRun, deleteSource      bool
+}
+
+// NewCommand returns `strata etcd move`.
+func NewCommand() *cobra.Command {
+	var f flags
+	cmd := &cobra.Command{
+		Use:   "move RESOURCE --from=SERVERS --to=SERVERS",
+		Short: "Move a resource to another etcd",
+		Long: `Move all objects of a resource from one etcd to another.
+
+The resource is built-in or custom: events, leases, example.com/widgets. The objects are
+copied while API servers run; then Strata's servers refuse writes of the resource, the
+last changes are copied, and both copies are compared. After that, restart all API
+servers with the override that the command prints. Kubernetes' own kube-apiserver does
+not know the mark, so stop it, or the command fails because writes continue.
+
+Events keep their remaining time. The revision of the other etcd is raised above that of
+the first one, and it is compacted, so that all clients list the resource again.
+
+The old objects remain in place. The same command with --from and --to exchanged goes
+back; --delete-source deletes them, and only if no server has written them since.`,
+		Example: `  {program} move events --from=http://etcd1:2379 --to=http://etcd2:2379 --dry-run
+  {program} move events --from=http://etcd1:2379 --to=http://etcd2:2379
+  {program} move events --from=http://etcd1:2379 --to=http://etcd2:2379 --delete-source`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return cli.Misusef("%s needs one resource, such as events or leases.coordination.k8s.io, got %d", cmd.CommandPath(), len(args))
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r, err := parseResource(args[0])
+			if err != nil {
+				return cli.Misuse(err)
+			}
+			return f.run(cmd, r)
+		},
+	}
+	fs := cmd.Flags()
+	fs.StringSliceVar(&f.from, "from", nil, "comma-separated URLs of the etcd that has the resource")
+	fs.StringSliceVar(&f.to, "to", nil, "comma-separated URLs of the etcd to move it to")
+	fs.StringVar(&f.prefix, "etcd-prefix", "/registry", "the flag --etcd-prefix of the API servers")
+	fs.StringVar(&f.caFile, "etcd-cafile", "", "certificate authority of both etcds")
+	fs.StringVar(&f.certFile, "etcd-certfile", "", "client certificate for both etcds")
+	fs.StringVar(&f.keyFile, "etcd-keyfile", "", "private key of the client certificate")
+	fs.BoolVar(&f.dryRun, "dry-run", false, "print the numbers of keys and the revisions, and change nothing")
+	fs.BoolVar(&f.deleteSource, "delete-source", false, "delete the old objects from the etcd of --from after a move")
+	for _, name := range []string{"from", "to"} {
+		if err := cmd.MarkFlagRequired(name); err != nil {
+			panic(err) // the flags are declared above
+		}
+	}
+	return cmd
+}
+
+func (f *flags) run(cmd *cobra.Command, r resource) error {
+	ctx := cmd.Context()
+	source, err := f.connect(ctx, "--from", f.from)
+	if err != nil {
+		return err
+	}
+	defer source.Close()
+	target, err := f.connect(ctx, "--to", f.to)
+	if err != nil {
+		return err
+	}
+	defer target.Close()
+	m := &mover{source: source, target: target, prefix: strings.TrimSuffix(path.Join("/", f.prefix), "/") + "/", resource: r,
+		out: cmd.OutOrStdout(), shown: progress.Start(cmd.ErrOrStderr())}
+	defer m.shown.Stop()
+	if f.deleteSource {
+		return m.deleteSource(ctx, f.dryRun)
+	}
+	return m.run(ctx, f.dryRun)
+}
+
+// connect returns the etcd of a flag when it has answered.
+func (f *flags) connect(ctx context.Context, flag string, servers []string) (e end, err error) {
+	var tlsConfig *tls.Config
+	if f.caFile != "" || f.certFile != "" || f.keyFile != "" {
+		info := transport.TLSInfo{CertFile: f.certFile, KeyFile: f.keyFile, TrustedCAFile: f.caFile}
+		if tlsConfig, err = info.ClientConfig(); err != nil {
+			return e, fmt.Errorf("client certificate: %w; check --etcd-cafile, --etcd-certfile and --etcd-keyfile", err)
+		}
+	}
+	client, err := clientv3.New(clientv3.Config{Endpoints: servers, TLS: tlsConfig, Logger: zap.NewNop(),
+		DialKeepAliveTime: dialTimeout, DialKeepAliveTimeout: dialTimeout})
+	if err != nil {
+		return e, cli.Misusef("%s %s: %w", flag, strings.Join(servers, ","), err)
+	}
+	answer, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	if _, err := client.Get(answer, "health"); err != nil {
+		_ = client.Close()
+		return e, fmt.Errorf("etcd at %s does not answer: %w; check %s, and that etcd is running", strings.Join(servers, ","), err, flag)
+	}
+	return end{client, servers}, nil
+}

@@ -1,0 +1,423 @@
+// Package etcdmove implements `strata etcd move`: it moves all keys of a resource from one etcd cluster to another.
+//
+//	lock both ─▶ raise target's revision ─▶ copy, while servers write ─▶ mark source: servers refuse writes ─▶ copy the rest
+//	          ─▶ compact target ─▶ compare hashes ─▶ mark source as moved ─▶ unlock
+//
+// The keys of the source remain until a second command deletes them, and until then the move can be reversed. An error at any point
+// leaves the source complete, and without the mark, unless it is the moved one.
+package etcdmove
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/stratakube/strata/internal/progress"
+	"github.com/stratakube/strata/kube/etcdmoves"
+)
+
+const (
+	// quietTime is the time without a write after the mark before the copy is final. Servers of the engine refuse writes within
+	// milliseconds after the mark; a transaction that was under way then ends earlier, or its request has failed.
+	quietTime = 5 * time.Second
+	// quietPatience bounds the wait for it.
+	quietPatience = 30 * time.Second
+	// quietPoll is the time between two passes meanwhile.
+	quietPoll = 500 * time.Millisecond
+	// margin is the distance of the target's revision above the source's at the end: servers that still run on the source return its
+	// revisions to clients, and as long as source advances by fewer, each such revision is compacted in target.
+	margin = 10_000
+	// busyPasses bounds the passes before the mark.
+	busyPasses = 5
+	// compareAttempts bounds the comparisons, between which keys may expire.
+	compareAttempts = 10
+	// cleanupTimeout bounds the removal of marks after a failure.
+	cleanupTimeout = 5 * time.Second
+)
+
+// end is one of the two etcds.
+type end struct {
+	*clientv3.Client
+	servers []string
+}
+
+func (e end) String() string { return strings.Join(e.servers, ",") }
+
+// mover moves one resource. It is used once, by one goroutine.
+type mover struct {
+	source, target end
+	prefix         string // of all keys, with slashes at both ends
+	resource       resource
+	out            io.Writer
+	shown          *progress.Steps
+}
+
+func (m *mover) prefixes() (all []string) {
+	for _, p := range m.resource.paths {
+		all = append(all, m.prefix+p)
+	}
+	return all
+}
+
+func (m *mover) say(format string, args ...any) { fmt.Fprintf(m.out, format+"\n", args...) }
+
+// side is the state of the resource in one etcd before a command.
+type side struct {
+	keys     int64
+	revision int64
+	mark     *etcdmoves.Mark // nil if there is none
+	changed  []string        // keys with changes after the mark's revision, some of them
+}
+
+func (m *mover) markKey() string { return etcdmoves.Key(m.prefix, m.resource.paths[0]) }
+
+// survey reads the state of both etcds. Error: one does not answer.
+func (m *mover) survey(ctx context.Context) (source, target side, err error) {
+	if source, err = m.surveyOne(ctx, m.source); err != nil {
+		return source, target, fmt.Errorf("etcd at %s: %w", m.source, err)
+	}
+	if target, err = m.surveyOne(ctx, m.target); err != nil {
+		return source, target, fmt.Errorf("etcd at %s: %w", m.target, err)
+	}
+	return source, target, nil
+}
+
+func (m *mover) surveyOne(ctx context.Context, e end) (s side, err error) {
+	r, err := e.Get(ctx, m.markKey())
+	if err != nil {
+		return s, err
+	}
+	s.revision = r.Header.Revision
+	if len(r.Kvs) > 0 {
+		mark, err := etcdmoves.Parse(r.Kvs[0].Value)
+		if err != nil {
+			return s, fmt.Errorf("%w; look at the key %s", err, m.markKey())
+		}
+		s.mark = &mark
+	}
+	_, err = scan(ctx, e.Client, m.prefixes(), keysOnlyPage, func(kvs []*mvccpb.KeyValue) error {
+		s.keys += int64(len(kvs))
+		for _, kv := range kvs {
+			if s.mark != nil && s.mark.State == etcdmoves.Moved && kv.ModRevision > s.mark.Revision && len(s.changed) < 5 {
+				s.changed = append(s.changed, string(kv.Key))
+			}
+		}
+		return nil
+	}, clientv3.WithKeysOnly())
+	return s, err
+}
+
+// sameEtcd is the error of one etcd in both flags.
+func (m *mover) sameEtcd() error {
+	return fmt.Errorf("%s and %s are the same etcd; name another one with --to", m.source, m.target)
+}
+
+// check returns an error if a move could lose data.
+func (m *mover) check(source, target side) error {
+	switch {
+	case source.mark != nil && source.mark.State == etcdmoves.Moved:
+		return fmt.Errorf("%s was moved from %s to %s at %s; move it from there", m.resource.name, m.source,
+			strings.Join(source.mark.Servers, ","), source.mark.Time.Format(time.RFC3339))
+	case source.mark != nil && source.mark.State == etcdmoves.Incoming:
+		return fmt.Errorf("%s has an incomplete copy of %s from %s; move it from there", m.source, m.resource.name, strings.Join(source.mark.Servers, ","))
+	case source.keys == 0:
+		return fmt.Errorf("%s has no keys of %s below %s; check the name, --from and --etcd-prefix (a resource without objects needs no move)",
+			m.source, m.resource.name, strings.Join(m.prefixes(), " and "))
+	case target.keys > 0 && target.mark == nil:
+		return fmt.Errorf("%s already has %d keys of %s; nothing was copied. Compare both etcds, and delete the keys in the one whose objects are not needed",
+			m.target, target.keys, m.resource.name)
+	case len(target.changed) > 0:
+		return fmt.Errorf("%s has keys of %s that were written after it was moved away, such as %s; nothing was copied. A server still used this etcd: copy those objects, and delete the keys",
+			m.target, m.resource.name, strings.Join(target.changed, ", "))
+	}
+	return nil
+}
+
+// plan prints the result of the survey.
+func (m *mover) plan(source, target side) {
+	m.say("%s: %d keys in %s (revision %d) to %s (revision %d)", m.resource.name, source.keys, m.source, source.revision, m.target, target.revision)
+	if target.keys > 0 {
+		m.say("%s has %d keys of an earlier copy, which will be replaced", m.target, target.keys)
+	}
+	if distance := m.goal(source.revision) - target.revision; distance > 0 {
+		m.say("%d empty writes will raise the revision of %s above that of %s", distance, m.target, m.source)
+	}
+}
+
+func (m *mover) goal(source int64) int64 { return source + margin }
+
+// run moves the resource; with dry it prints the numbers only.
+func (m *mover) run(ctx context.Context, dry bool) (err error) {
+	if slices.ContainsFunc(m.source.servers, func(s string) bool { return slices.Contains(m.target.servers, s) }) {
+		return m.sameEtcd()
+	}
+	source, target, err := m.survey(ctx)
+	if err == nil {
+		err = m.check(source, target)
+	}
+	if err != nil {
+		return err
+	}
+	m.plan(source, target)
+	if dry {
+		m.say("nothing was changed (--dry-run)")
+		return nil
+	}
+	ctx, unlock, err := m.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	// Another move may have ended before the lock.
+	if source, target, err = m.survey(ctx); err == nil {
+		err = m.check(source, target)
+	}
+	if err != nil {
+		return err
+	}
+	return m.move(ctx, int(source.keys))
+}
+
+// move copies the keys under the lock.
+func (m *mover) move(ctx context.Context, keys int) (err error) {
+	defer m.shown.Stop()
+	began := time.Now()
+	if err := m.raise(ctx, m.goal); err != nil {
+		return err
+	}
+	if _, err := m.mark(ctx, m.target, etcdmoves.Mark{State: etcdmoves.Incoming, Servers: m.source.servers}); err != nil {
+		return err
+	}
+	c := &copier{source: m.source.Client, target: m.target.Client, prefixes: m.prefixes(), shown: m.shown}
+	if err := m.copyWhileBusy(ctx, c, keys); err != nil {
+		return err
+	}
+	if _, err := m.mark(ctx, m.source, etcdmoves.Mark{State: etcdmoves.Moving, Servers: m.target.servers}); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, m.unmarkSource(context.WithoutCancel(ctx)))
+		}
+	}()
+	if err := m.awaitQuiet(ctx, c); err != nil {
+		return err
+	}
+	if err := m.raise(ctx, m.goal); err != nil {
+		return err
+	}
+	if err := m.compact(ctx); err != nil {
+		return err
+	}
+	d, err := m.compare(ctx, c)
+	if err != nil {
+		return err
+	}
+	if err := m.finish(ctx, d); err != nil {
+		return err
+	}
+	m.shown.Stop()
+	m.say("moved %d keys, %d bytes, in %s; SHA-256 %s on both sides", d.keys, d.bytes, time.Since(began).Round(100*time.Millisecond), d.sum[:16])
+	m.next()
+	return nil
+}
+
+// next prints the commands that follow a move.
+func (m *mover) next() {
+	command := fmt.Sprintf("strata etcd move %s --from=%s --to=%s", m.resource.override(), m.source, m.target)
+	m.say(`
+Writes of %[1]s are refused until the API servers use the other etcd. Restart all of them with
+
+  --etcd-servers-overrides=%[2]s#%[3]s
+
+in addition to their other overrides. The old keys remain in %[4]s. To go back, run this command and
+restart the servers without that override:
+
+  strata etcd move %[2]s --from=%[5]s --to=%[4]s
+
+To delete the old keys once the servers run:
+
+  %[6]s --delete-source`, m.resource.name, m.resource.override(), strings.Join(m.target.servers, ";"), m.source, m.target, command)
+}
+
+// copyWhileBusy copies all keys, and the changes of the meantime, while servers may write.
+func (m *mover) copyWhileBusy(ctx context.Context, c *copier, keys int) error {
+	for attempt := 0; ; attempt++ {
+		m.shown.Next("copying %s", m.resource.name)
+		m.shown.Of(keys)
+		err := c.first(ctx)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, rpctypes.ErrCompacted) || attempt == compactedRestarts {
+			return fmt.Errorf("copy %s: %w; the source is unchanged, and the command can be run again", m.resource.name, err)
+		}
+	}
+	for range busyPasses {
+		m.shown.Next("copying changes of %s", m.resource.name)
+		done, err := c.pass(ctx)
+		if err != nil {
+			return fmt.Errorf("copy changes of %s: %w; the source is unchanged, and the command can be run again", m.resource.name, err)
+		}
+		if done.none() {
+			return nil
+		}
+	}
+	return nil
+}
+
+// awaitQuiet copies the last changes. It returns when there was none for quietTime. Error: writes continue, so that a server does not know the mark.
+func (m *mover) awaitQuiet(ctx context.Context, c *copier) error {
+	m.shown.Next("waiting until %s has had no write for %s", m.resource.name, quietTime)
+	began, quiet := time.Now(), time.Now()
+	var last changes
+	err := wait.PollUntilContextTimeout(ctx, quietPoll, quietPatience, true, func(ctx context.Context) (bool, error) {
+		done, err := c.pass(ctx)
+		if err != nil {
+			return false, err
+		}
+		if !done.none() {
+			last, quiet = done, time.Now()
+		}
+		return time.Since(quiet) >= quietTime, nil
+	})
+	if err != nil && ctx.Err() == nil && time.Since(began) >= quietPatience {
+		return fmt.Errorf("%s is still written (%d keys written and %d deleted at last); the source is unchanged. Stop its writers, such as kube-apiservers of Kubernetes, and run the command again",
+			m.resource.name, last.written, last.deleted)
+	}
+	return err
+}
+
+// compare returns the content of the resource when it is the same on both sides. Keys may expire between the two reads.
+func (m *mover) compare(ctx context.Context, c *copier) (digest, error) {
+	for range compareAttempts {
+		m.shown.Next("comparing %s", m.resource.name)
+		source, err := hash(ctx, m.source.Client, m.prefixes(), m.shown)
+		if err != nil {
+			return digest{}, err
+		}
+		target, err := hash(ctx, m.target.Client, m.prefixes(), m.shown)
+		if err != nil {
+			return digest{}, err
+		}
+		if source.same(target) {
+			return source, nil
+		}
+		if done, err := c.pass(ctx); err != nil {
+			return digest{}, err
+		} else if !done.none() {
+			return digest{}, fmt.Errorf("%s was written while both copies were compared; the source is unchanged, and the command can be run again", m.resource.name)
+		}
+	}
+	return digest{}, fmt.Errorf("the copies of %s differ; the source is unchanged. Check that no other program writes to %s", m.resource.name, m.target)
+}
+
+// mark writes a mark and returns its revision.
+func (m *mover) mark(ctx context.Context, e end, mark etcdmoves.Mark) (int64, error) {
+	mark.Resource, mark.Time = m.resource.name.String(), time.Now().UTC()
+	value, err := json.Marshal(mark)
+	if err != nil {
+		return 0, err
+	}
+	r, err := e.Put(ctx, m.markKey(), string(value))
+	if err != nil {
+		return 0, fmt.Errorf("mark %s in %s: %w", m.resource.name, e, err)
+	}
+	return r.Header.Revision, nil
+}
+
+func (m *mover) unmarkSource(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
+	defer cancel()
+	if _, err := m.source.Delete(ctx, m.markKey()); err != nil {
+		return fmt.Errorf("servers still refuse writes of %s: remove the mark in %s (%s): etcdctl del %s", m.resource.name, m.source, err, m.markKey())
+	}
+	return nil
+}
+
+// finish removes the mark of the target, and marks the source as moved unless it has changed since it was compared.
+func (m *mover) finish(ctx context.Context, d digest) error {
+	if _, err := m.target.Delete(ctx, m.markKey()); err != nil {
+		return fmt.Errorf("remove the mark in %s: %w", m.target, err)
+	}
+	value, err := json.Marshal(etcdmoves.Mark{State: etcdmoves.Moved, Resource: m.resource.name.String(), Servers: m.target.servers,
+		Time: time.Now().UTC(), Revision: d.revision})
+	if err != nil {
+		return err
+	}
+	var unchanged []clientv3.Cmp
+	for _, prefix := range m.prefixes() {
+		unchanged = append(unchanged, clientv3.Compare(clientv3.ModRevision(prefix).WithPrefix(), "<", d.revision+1))
+	}
+	r, err := m.source.Txn(ctx).If(unchanged...).Then(clientv3.OpPut(m.markKey(), string(value))).Commit()
+	switch {
+	case err != nil:
+		return fmt.Errorf("mark %s in %s: %w", m.resource.name, m.source, err)
+	case !r.Succeeded:
+		_, err := m.mark(ctx, m.target, etcdmoves.Mark{State: etcdmoves.Incoming, Servers: m.source.servers})
+		return errors.Join(fmt.Errorf("%s was written after both copies were compared; the source is unchanged, and the command can be run again", m.resource.name), err)
+	}
+	return nil
+}
+
+// deleteSource deletes the old copy of a moved resource. A key that was written after the move is an error, and nothing is deleted then.
+func (m *mover) deleteSource(ctx context.Context, dry bool) error {
+	source, target, err := m.survey(ctx)
+	if err != nil {
+		return err
+	}
+	switch {
+	case source.mark == nil || source.mark.State != etcdmoves.Moved:
+		return fmt.Errorf("%s was not moved away from %s; nothing was deleted. Move it first, without --delete-source", m.resource.name, m.source)
+	case !slices.Equal(source.mark.Servers, m.target.servers):
+		return fmt.Errorf("%s was moved from %s to %s; nothing was deleted. Name that etcd with --to", m.resource.name, m.source, strings.Join(source.mark.Servers, ","))
+	case len(source.changed) > 0:
+		return fmt.Errorf("%s has keys of %s that were written after the move, such as %s; nothing was deleted. A server still uses this etcd: restart it with the override, and copy those objects",
+			m.source, m.resource.name, strings.Join(source.changed, ", "))
+	case target.mark != nil:
+		return fmt.Errorf("%s is marked in %s too (%s); nothing was deleted. Complete that move first", m.resource.name, m.target, target.mark.State)
+	}
+	m.say("%s: %d old keys in %s; %d keys in %s", m.resource.name, source.keys, m.source, target.keys, m.target)
+	if dry {
+		m.say("nothing was changed (--dry-run)")
+		return nil
+	}
+	ctx, unlock, err := m.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	defer m.shown.Stop()
+	m.shown.Next("deleting %s from %s", m.resource.name, m.source)
+	m.shown.Of(int(source.keys))
+	_, err = scan(ctx, m.source.Client, m.prefixes(), txnOps, func(kvs []*mvccpb.KeyValue) error {
+		var unchanged []clientv3.Cmp
+		var deletes []clientv3.Op
+		for _, kv := range kvs {
+			unchanged = append(unchanged, clientv3.Compare(clientv3.ModRevision(string(kv.Key)), "<", source.mark.Revision+1))
+			deletes = append(deletes, clientv3.OpDelete(string(kv.Key)))
+		}
+		r, err := m.source.Txn(ctx).If(unchanged...).Then(deletes...).Commit()
+		if err == nil && !r.Succeeded {
+			err = fmt.Errorf("a key of %s was written meanwhile; a server still uses %s", m.resource.name, m.source)
+		}
+		m.shown.Add(len(kvs))
+		return err
+	}, clientv3.WithKeysOnly())
+	if err != nil {
+		return fmt.Errorf("delete %s from %s: %w", m.resource.name, m.source, err)
+	}
+	m.shown.Stop()
+	m.say("deleted %d old keys", source.keys)
+	return nil
+}
