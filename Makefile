@@ -44,7 +44,7 @@ OLDEST := apiserver_v0_36
 
 .DEFAULT_GOAL := build
 .PHONY: help build kubectl-strata run test test-engine test-kube test-server test-stratatest test-race test-long test-storage test-oldest \
-        test-invariants fuzz bench bench-read bench-consistent bench-watch bench-lists bench-selectors bench-storm bench-check bench-profiles conformance robustness stock etcd-contract skew \
+        test-invariants fuzz bench bench-read bench-consistent bench-watch bench-lists bench-selectors bench-storm bench-check bench-profiles scaling conformance robustness stock etcd-contract skew \
         suites suites-quick release release-ci release-check lint gofmt vet staticcheck boundaries tidy generate console check-docs check-commits prose vulncheck clean envtest envtest-archive newcomer recording screenshots
 
 help: ## list the targets
@@ -206,6 +206,12 @@ bench-storm: ## the same for a fleet of clients that wants everything at once, h
 
 bench-check: ## the same for consistency checks; it waits for upstream's, which cannot be asked for
 	$(GO) run ./server/bench -workloads check $(ARGS)
+
+# The prediction of CPU, memory and network: coefficients, and simulated clusters to compare with. kwok is that of server/go.mod.
+scaling: build ## measure the coefficients of docs/scaling.md and compare with simulated clusters, ten minutes: make scaling ARGS='-steps requests'
+	cd server && $(GO) build -o ../bin/kwok sigs.k8s.io/kwok/cmd/kwok
+	$(GO) run ./server/bench/scaling $(ARGS)
+	cd server/bench && $(GO) test -vet=off -count=1 -run '^TestDocument_Tables_AreThoseOfTheModel$$' ./internal/scaling -update
 
 bench-profiles: ## and with a CPU profile of each workload, in bench-data/profiles and bench-data/profiles.md
 	$(GO) run ./server/bench -workloads '$(READ)' -profile bench-data/profiles -profile-md bench-data/profiles.md $(ARGS)

@@ -251,7 +251,7 @@ func (p *haPlane) readSpec(each haProcess, command, engine string, more ...strin
 		return supervise.Spec{}, err
 	}
 	extra := slices.Concat(p.haServerFlags(), more, p.serverFlags)
-	flags := serverFlags(p.layout.endpoints(), address{net.IPv4(127, 0, 0, 1), each.Port}, p.files, engine, extra)
+	flags := serverFlags(p.layout.endpoints(), nil, address{net.IPv4(127, 0, 0, 1), each.Port}, p.files, engine, extra)
 	return supervise.Spec{
 		Name: each.Name, Path: path, Dir: p.dir.HA(), Grace: serverGrace, Ready: ready, Args: append([]string{command}, flags...),
 	}, nil

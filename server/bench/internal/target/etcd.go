@@ -2,6 +2,7 @@
 package target
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -36,17 +37,17 @@ type Etcd struct {
 }
 
 // StartEtcd runs `binary etcd` on a data directory, on a free port of the loopback interface and without fsync: the API server is measured,
-// not the disk. Its log goes into logDir.
-func StartEtcd(ctx context.Context, binary, dataDir, logDir string) (*Etcd, error) {
+// not the disk. Its log goes into logDir. Further flags take precedence, such as --unsafe-no-fsync=false.
+func StartEtcd(ctx context.Context, binary, dataDir, logDir string, flags ...string) (*Etcd, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	child, err := process.Start(process.Spec{
 		Name: "etcd",
 		Path: binary,
-		Args: []string{
+		Args: append([]string{
 			"etcd", "--data-dir=" + dataDir, "--listen-client-url=http://127.0.0.1:0", "--unsafe-no-fsync",
 			"--quota-backend-bytes=" + fmt.Sprint(64<<30),
-		},
+		}, flags...),
 		Log:   filepath.Join(logDir, "etcd.log"),
 		Lines: true,
 	})
@@ -89,21 +90,43 @@ type Usage struct {
 
 // Usage reads etcd's own counters.
 func (e *Etcd) Usage(ctx context.Context) (Usage, error) {
+	body, err := e.metrics(ctx)
+	if err != nil {
+		return Usage{}, err
+	}
+	return parseUsage(bytes.NewReader(body))
+}
+
+// Series returns the series that etcd exposes under these names now, as Engine.Series does.
+func (e *Etcd) Series(ctx context.Context, names ...string) ([]Series, error) {
+	body, err := e.metrics(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return parseSeries(bytes.NewReader(body), names)
+}
+
+// metrics returns etcd's exposition.
+func (e *Etcd) metrics(ctx context.Context) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, e.Endpoint+"/metrics", nil)
 	if err != nil {
-		return Usage{}, fmt.Errorf("etcd metrics: %w", err)
+		return nil, fmt.Errorf("etcd metrics: %w", err)
 	}
 	response, err := http.DefaultClient.Do(request)
 	if err != nil {
-		return Usage{}, errors.Join(fmt.Errorf("etcd metrics: %w", err), e.Ended())
+		return nil, errors.Join(fmt.Errorf("etcd metrics: %w", err), e.Ended())
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		return Usage{}, fmt.Errorf("etcd metrics: %s", response.Status)
+		return nil, fmt.Errorf("etcd metrics: %s", response.Status)
 	}
-	return parseUsage(response.Body)
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("etcd metrics: %w", err), e.Ended())
+	}
+	return body, nil
 }
 
 // parseUsage reads the counters of the gRPC server from a Prometheus exposition.
