@@ -9,6 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	"k8s.io/kubernetes/pkg/kubeapiserver"
+
+	_ "k8s.io/kubernetes/pkg/controlplane" // installs the built-in groups
 )
 
 // resource is a resource with the places of its keys, relative to the prefix of all keys.

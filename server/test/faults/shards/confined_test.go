@@ -113,9 +113,10 @@ func TestFault_OneEtcdOfThree_IsConfined(t *testing.T) {
 	server := env.APIServer(rest, overrides(map[string]*harness.Etcd{"/events": events, "coordination.k8s.io/leases": leases}), "--etcd-compaction-interval=0")
 	api := server.API()
 	histories := map[*load]*recorded.History{}
+	prefixes := []string{"/registry/configmaps/", "/registry/events/", "/registry/leases/"}
 	all := []*load{{path: mapsPath, object: named}, {path: eventsPath, object: event}, {path: leasesPath, object: named}}
 	for i, etcd := range []*harness.Etcd{rest, events, leases} {
-		histories[all[i]] = recorded.Follow(t, ctx, etcd.Client(), []string{"/registry/configmaps/default/", "/registry/events/default/", "/registry/leases/default/"}[i])
+		histories[all[i]] = recorded.Follow(t, ctx, etcd.Client(), prefixes[i])
 	}
 	loading, stop := context.WithCancel(ctx)
 	defer stop()
@@ -164,12 +165,12 @@ func TestFault_OneEtcdOfThree_IsConfined(t *testing.T) {
 			t.Errorf("the watch of %s: %v", all[i].path, err)
 		}
 	}
-	for _, l := range all {
+	for i, l := range all {
 		history, err := histories[l].Now(ctx)
 		harness.Check(t, err)
 		sessions, err := l.sessions.Recorded(0)
 		harness.Check(t, err)
-		harness.Check(t, history.View(func(string, any) bool { return true }).Check(sessions))
+		harness.Check(t, history.Under(prefixes[i]).View(func(string, any) bool { return true }).Check(sessions))
 	}
 }
 
