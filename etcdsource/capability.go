@@ -28,7 +28,7 @@ var (
 var versionTimeout = 5 * time.Second
 
 // CheckVersions requests the version of every endpoint of the client concurrently. It returns nil
-// if all versions send progress in order; an error that wraps ErrProgressBug and names endpoint and
+// if all versions send progress in order (E7); an error that wraps ErrProgressBug and names endpoint and
 // version if one does not; otherwise one that wraps ErrVersionUnknown (KEP-2340, the safeguard).
 // Cost: one Status per endpoint.
 func CheckVersions(ctx context.Context, client *clientv3.Client) error {
@@ -108,7 +108,7 @@ func (f ProgressMode) String() string {
 	return "unproven"
 }
 
-// unidentified replaces the cluster ID of a server that sends none. etcd and its gRPC proxy always
+// unidentified replaces the cluster ID of a server that sends none (E12). etcd and its gRPC proxy always
 // send one; kine does not.
 const unidentified = math.MaxUint64
 
@@ -131,7 +131,7 @@ var (
 )
 
 // Probe determines by test requests how a mirror can learn the revision of the servers behind the
-// client; key is below the prefix and need not exist. A server that identifies its cluster, as etcd
+// client (E7, E9 and E12 of docs/etcd-contract.md); key is below the prefix and need not exist. A server that identifies its cluster, as etcd
 // does, and answers a progress request is ByProgress. Any other server is ByEvents if it grants a
 // watch on all keys. etcd's gRPC proxy does not answer progress requests. kine's answers are
 // ignored, because they have been wrong (k3s-io/kine#568) and the version that kine reports is not

@@ -210,7 +210,7 @@ func (c *Compactor) turn(ctx context.Context, l *turnState) error {
 		return nil
 	}
 
-	// The transaction must have exactly this form: kine recognizes it by its form.
+	// The transaction must have exactly this form: kine recognizes it by its form (E13 of docs/etcd-contract.md).
 	due := l.rev
 	ctxTxn, cancel := context.WithTimeout(ctx, compactionWriteWait)
 	defer cancel()

@@ -50,7 +50,7 @@ type feed struct {
 
 // Watch implements driver.Source. It requests no previous values: the mirror has them (k/k#130939).
 // etcd splits a revision over several responses only by fragmentation, and the client joins
-// fragments; so each response is a batch of complete revisions.
+// fragments; so each response is a batch of complete revisions (E2 to E5 of docs/etcd-contract.md).
 //
 // The watch uses the client's connections and the member of the client's balancer. If that member
 // does not create the watch within createTimeout, or the previous Watch was canceled with

@@ -27,7 +27,7 @@ const (
 
 // GetAll implements driver.Source. It reads the keys in transactions, whose number of keys follows
 // the size of the values as a Pager's pages do. From a store that accepts no such transactions
-// (kine), or fewer operations, it reads one key at a time.
+// (kine; E16 of docs/etcd-contract.md), or fewer operations, it reads one key at a time.
 func (s *Source) GetAll(ctx context.Context, keys []string, at mirror.Revision, found func(driver.KV) error) error {
 	limit, failures := firstGetKeys, 0
 	for len(keys) > 0 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -26,9 +27,9 @@ func eventBytes(events []*mvccpb.Event) (n int64) {
 	return n
 }
 
-// Oldest implements driver.Source. If etcd's whole database fits the bound, it costs three small
-// requests and, if etcd was ever compacted, one round of its synchronization, which is 100 ms;
-// otherwise up to maxProbes such rounds (see sampler).
+// Oldest implements driver.Source. If etcd's whole database fits the bound and there are few
+// revisions, it costs three small requests and, if etcd was ever compacted, one round of its
+// synchronization, which is 100 ms; otherwise up to maxProbes such rounds (see sampler).
 //
 // No history is available from a client inside the server's process, which has no connection to
 // read it from, or from a server with unreliable progress, which cannot report that the history of
@@ -42,7 +43,7 @@ func (s *Source) Oldest(ctx context.Context, prefix string, now driver.Header, b
 		return 0, err
 	}
 	if now.ClusterID == unidentified {
-		bounds.Revisions, bounds.Bytes = min(bounds.Revisions, othersRevisions), min(bounds.Bytes, othersBytes)
+		bounds.Revisions, bounds.Bytes, bounds.Pause = min(bounds.Revisions, othersRevisions), min(bounds.Bytes, othersBytes), 0
 	}
 	oldest := now.Revision
 	err := s.onMembers(ctx, func(ctx context.Context, conn *grpc.ClientConn) (bool, error) {
@@ -56,10 +57,16 @@ func (s *Source) Oldest(ctx context.Context, prefix string, now driver.Header, b
 				return false, fmt.Errorf("%w: requested %d, oldest available %d", mirror.ErrCompacted, now.Revision, floor)
 			}
 			oldest = max(floor, now.Revision-bounds.Revisions)
-			if oldest == now.Revision || p.everythingFits(ctx, bounds.Bytes) {
+			if oldest == now.Revision {
 				return false, nil
 			}
-			oldest, err = p.sample(ctx, oldest, bounds.Bytes)
+			if p.everythingFits(ctx, bounds.Bytes) {
+				if bounds.Pause <= 0 || now.Revision-oldest <= fewRevisions {
+					return false, nil
+				}
+				bounds.Bytes = math.MaxInt64
+			}
+			oldest, err = p.sample(ctx, oldest, bounds.Bytes, bounds.Pause)
 			if !errors.Is(err, mirror.ErrCompacted) { // otherwise the floor has risen
 				return false, err
 			}
@@ -87,6 +94,13 @@ const (
 	// probeGrowth bounds the distance of a probe to this multiple of the previous one.
 	probeGrowth = 8
 	maxProbes   = 8
+	// fewRevisions are restored however busy etcd is: they block a writer for about 30 ms with values of 1 KB.
+	fewRevisions = 10_000
+	// syncInterval is the time from the end of a round of etcd's synchronization to the next one (watchResyncPeriod).
+	syncInterval = 100 * time.Millisecond
+	// staggeredCost is the time of a round that serves the watches of a replay, as a multiple of that
+	// of a probe (measured: TestReplayFigures).
+	staggeredCost = 2
 	// probeBytes bounds the part of a probe's response that is read.
 	probeBytes = 8 << 20
 )
@@ -98,11 +112,13 @@ type sampler struct {
 	conn   *grpc.ClientConn
 	prefix string
 	now    driver.Header
+
+	answered time.Time // when the last probe was answered; zero before the first
 }
 
 // oldestRevision returns the oldest revision that the member can list.
 //
-// etcd cancels a watch below its compact revision at once, and reports that revision. On an etcd
+// etcd cancels a watch below its compact revision at once, and reports that revision (E6 of docs/etcd-contract.md). On an etcd
 // that was never compacted, such a watch would load its whole history, so a range at revision 1
 // checks for that first.
 func (p *sampler) oldestRevision(ctx context.Context) (mirror.Revision, error) {
@@ -147,12 +163,13 @@ func (p *sampler) everythingFits(ctx context.Context, bytes int64) bool {
 }
 
 // sample returns the lowest revision, at or above oldest, for which the events after it are
-// estimated to be within the bound.
+// estimated to be within the bounds on bytes and on the time for which etcd blocks writers; a pause of
+// 0 is no bound.
 //
 // It samples the history at growing distances from now. For the next sample etcd has to load
 // everything from there to now, which must fit according to the previous samples. Between two
 // samples, the bytes per revision are estimated by the mean of both.
-func (p *sampler) sample(ctx context.Context, oldest mirror.Revision, bytes int64) (mirror.Revision, error) {
+func (p *sampler) sample(ctx context.Context, oldest mirror.Revision, bytes int64, pause time.Duration) (mirror.Revision, error) {
 	var (
 		at    = p.now.Revision // everything after it fits
 		room  = float64(bytes)
@@ -161,9 +178,13 @@ func (p *sampler) sample(ctx context.Context, oldest mirror.Revision, bytes int6
 	)
 	for range maxProbes {
 		from := max(oldest, p.now.Revision-reach)
-		older, err := p.look(ctx, from+1)
+		older, took, err := p.look(ctx, from+1)
 		if err != nil {
 			return 0, err
+		}
+		within := revisionsWithin(pause, took, p.now.Revision-from)
+		if within < p.now.Revision-from {
+			return p.now.Revision - within, nil
 		}
 		mean := older
 		if rate >= 0 {
@@ -179,7 +200,7 @@ func (p *sampler) sample(ctx context.Context, oldest mirror.Revision, bytes int6
 			return oldest, nil
 		}
 		distance := p.now.Revision - at
-		reach = probeGrowth * distance
+		reach = min(probeGrowth*distance, within)
 		if rate*float64(reach-distance) > room {
 			reach = distance + mirror.Revision(room/rate)
 		}
@@ -190,29 +211,53 @@ func (p *sampler) sample(ctx context.Context, oldest mirror.Revision, bytes int6
 	return at, nil
 }
 
+// revisionsWithin returns how many revisions etcd reads for a replay within pause, at least
+// fewRevisions. took is the time between the answers of two probes, the second of which had distance
+// revisions; 0 if unknown. etcd blocks writers for the time of a round, and begins the next one
+// syncInterval later, so the rest of took is the time of the second round. Rounds for other watches
+// may be between the two: then the result is too low, or the interval is not in took, and all of took
+// counts.
+func revisionsWithin(pause, took time.Duration, distance mirror.Revision) mirror.Revision {
+	if pause <= 0 || took <= 0 {
+		return math.MaxInt64
+	}
+	if took > syncInterval {
+		took -= syncInterval
+	}
+	within := float64(pause) / staggeredCost * float64(distance) / float64(took)
+	return max(fewRevisions, mirror.Revision(min(within, math.MaxInt32)))
+}
+
 // look returns the bytes per revision of the history from the revision start on, estimated from
 // etcd's first response, which has at most 1,000 revisions. Revisions that do not touch the prefix
-// count.
-func (p *sampler) look(ctx context.Context, start mirror.Revision) (float64, error) {
+// count. took is the time since the last probe was answered; 0 for the first one.
+func (p *sampler) look(ctx context.Context, start mirror.Revision) (rate float64, took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, probeWait)
 	defer cancel()
 	key, end := p.source.watched(p.prefix)
 	l, err := p.source.openWatchStream(ctx, p.conn, key, end, start, p.now.ClusterID, new(atomic.Int64))
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	defer l.close()
+	defer func() {
+		now := time.Now()
+		if !p.answered.IsZero() {
+			took = now.Sub(p.answered)
+		}
+		p.answered = now
+	}()
 	for {
 		r, err := l.receive(probeBytes)
 		if err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 		if n := len(r.Events); n > 0 {
 			last := r.Events[n-1].Kv.ModRevision
-			return float64(eventBytes(r.Events)) / float64(last-start+1), nil
+			return float64(eventBytes(r.Events)) / float64(last-start+1), 0, nil
 		}
 		if !p.source.eventsOnly && r.Header.Revision >= p.now.Revision {
-			return 0, nil // the prefix has no events
+			return 0, 0, nil // the prefix has no events
 		}
 	}
 }

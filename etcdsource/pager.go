@@ -16,7 +16,7 @@ import (
 	"github.com/stratakube/strata/mirror/driver"
 )
 
-// Page sizes. etcd counts the whole rest of the range for every page, so few large pages are cheap;
+// Page sizes; the pages are of one revision (E14 of docs/etcd-contract.md). etcd counts the whole rest of the range for every page, so few large pages are cheap;
 // pageBytes bounds the memory of one response on the server and the client. The number of keys
 // adapts to the sizes of the values.
 const (

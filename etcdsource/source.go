@@ -95,7 +95,7 @@ func (s *Source) WithSegments(revisions int64, watches int) *Source {
 	return &other
 }
 
-// streamContext marks the calls of the feed's gRPC stream. A member that has lost its leader ends
+// streamContext marks the calls of the feed's gRPC stream (E8 of docs/etcd-contract.md). A member that has lost its leader ends
 // the stream instead of leaving it silent.
 func (s *Source) streamContext(ctx context.Context) context.Context {
 	return clientv3.WithRequireLeader(metadata.NewOutgoingContext(ctx, s.streamMetadata))
@@ -160,7 +160,7 @@ func listPages(ctx context.Context, prefix string, pager *Pager, header driver.H
 	return header, ctx.Err()
 }
 
-// Keys implements driver.Source.
+// Keys implements driver.Source, with ranges without values (E11 of docs/etcd-contract.md).
 func (s *Source) Keys(ctx context.Context, prefix string, at mirror.Revision, maxKeys func(string) int, page func([]driver.KV) error) (header driver.Header, err error) {
 	for pager := newKeysPager(s.client, prefix, clientv3.GetPrefixRangeEnd(prefix), at); !pager.Done(); {
 		p, err := pager.Next(ctx, int64(maxKeys(pager.key)))
@@ -188,7 +188,7 @@ func (s *Source) verify(ctx context.Context, after driver.Header) error {
 	return nil
 }
 
-// ReadRevision implements driver.Source.
+// ReadRevision implements driver.Source. Its read is linearizable (E1 of docs/etcd-contract.md).
 func (s *Source) ReadRevision(ctx context.Context) (driver.Header, error) {
 	resp, err := s.client.Get(ctx, s.probe, clientv3.WithCountOnly())
 	if err != nil {

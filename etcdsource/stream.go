@@ -24,7 +24,7 @@ const partsInUse = 3
 const streamsRecheck = 10 * time.Minute
 
 // rangeStreamSupport records whether the servers implement RangeStream, which etcd does since 3.7. The zero
-// value assumes that they do.
+// value assumes that they do (E15 of docs/etcd-contract.md).
 type rangeStreamSupport struct {
 	refused atomic.Pointer[time.Time] // when a member last answered that it does not implement it
 }

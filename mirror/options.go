@@ -31,8 +31,8 @@ type Options struct {
 	Window Window
 	// Replay bounds the history that is restored from etcd when the prefix is listed, so that
 	// watches and reads of revisions before the start can be served. A zero field takes its value
-	// from DefaultReplay; a negative one disables the restore. Restored history is part of the
-	// window.
+	// from DefaultReplay; negative Revisions or Bytes disable the restore, and a negative Pause means no
+	// bound. Restored history is part of the window.
 	Replay driver.ReplayBounds
 	// UnclaimedBytes bounds the stored values of keys outside all claimed resources. Beyond it only
 	// key and revision are stored, and the values are listed when the resource is claimed. Default:
@@ -78,10 +78,10 @@ var (
 	// informer without bookmarks is disconnected. 256 MiB is the smaller bound under a heavy write
 	// load: at 1 KB a value it is reached after about 200,000 writes.
 	DefaultWindow = Window{MaxAge: time.Hour, MaxBytes: 256 << 20}
-	// DefaultReplay is the amount that etcd delivers within 3 seconds without blocking a writer for
-	// more than half a second, with values of 1 KB and unless etcd itself has just been started
-	// (docs/benchmarks.md).
-	DefaultReplay = driver.ReplayBounds{Revisions: 200_000, Bytes: 256 << 20}
+	// DefaultReplay is the amount that etcd delivers without blocking a writer for more than a tenth
+	// of a second: 10,000 revisions at least, and about 20,000 of 1 KB on two busy processors
+	// (docs/architecture.md, D5).
+	DefaultReplay = driver.ReplayBounds{Revisions: 200_000, Bytes: 256 << 20, Pause: 100 * time.Millisecond}
 )
 
 // defaultFeedPatience, with the time for detection and restart, makes the mirror leave a hanging
@@ -100,6 +100,9 @@ func (o *Options) setDefaults() {
 	}
 	if o.Replay.Bytes == 0 {
 		o.Replay.Bytes = DefaultReplay.Bytes
+	}
+	if o.Replay.Pause == 0 {
+		o.Replay.Pause = DefaultReplay.Pause
 	}
 	if o.UnclaimedBytes == 0 {
 		o.UnclaimedBytes = DefaultUnclaimedBytes

@@ -48,7 +48,8 @@ func (e *etcdProcess) forget(t testing.TB, prefix string) {
 
 // TestReplayFigures measures the duration of a replay, the delay of a concurrent writer, and etcd's
 // memory. STRATA_REPLAY selects the segments: "1999x32 999x40" means segments of 1,999 revisions, 32
-// concurrently, then of 999 revisions, 40 concurrently; "list" is one watch.
+// concurrently, then of 999 revisions, 40 concurrently; "list" is one watch. STRATA_REPLAY_PAUSE replaces the bound on the time for
+// which etcd blocks writers; 0 removes it.
 func TestReplayFigures(t *testing.T) {
 	if os.Getenv("STRATA_TEST_LONG") == "" {
 		t.Skip("set STRATA_TEST_LONG=1")
@@ -59,6 +60,12 @@ func TestReplayFigures(t *testing.T) {
 	}
 	const prefix = "/registry/"
 	bounds := mirror.DefaultReplay
+	if pause := os.Getenv("STRATA_REPLAY_PAUSE"); pause != "" {
+		var err error
+		if bounds.Pause, err = time.ParseDuration(pause); err != nil {
+			t.Fatalf("STRATA_REPLAY_PAUSE: %v", err)
+		}
+	}
 	for _, scene := range []struct {
 		revisions, value int
 		replays          []int

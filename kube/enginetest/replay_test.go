@@ -373,6 +373,12 @@ func TestOldest_StaysWithinReplayBounds(t *testing.T) {
 			t.Errorf("at most %d bytes: %d revisions, want about %d", want*each, got, want)
 		}
 	}
+	// No answer of etcd takes as little as a nanosecond, and none takes an hour. Without a measured time, 10,000 revisions are restored.
+	for pause, want := range map[time.Duration]mirror.Revision{time.Nanosecond: now.Revision - 10_000, time.Hour: 1} {
+		if got := oldestOf(t, s, prefix, driver.ReplayBounds{Revisions: 1 << 40, Bytes: 1 << 40, Pause: pause}); got != want {
+			t.Errorf("a pause of at most %v: oldest revision %d, want %d", pause, got, want)
+		}
+	}
 	if got := oldestOf(t, s, prefix, driver.ReplayBounds{Revisions: -1, Bytes: 1}); got != now.Revision {
 		t.Errorf("no history: %d, want %d", got, now.Revision)
 	}

@@ -51,10 +51,10 @@ func (m *selectorModel) events(t *testing.T, at int, pred storage.SelectionPredi
 
 // selectorWatch is a watch with a random selector.
 type selectorWatch struct {
-	pred  storage.SelectionPredicate
-	w     watch.Interface
-	at    int  // in selectorModel.revs; -1: with initial events
-	ended bool // a bookmark ends the initial events
+	pred   storage.SelectionPredicate
+	events chan watch.Event
+	at     int  // in selectorModel.revs; -1: with initial events
+	ended  bool // a bookmark ends the initial events
 }
 
 func (c *selectorWatch) String() string { return fmt.Sprintf("%q %q", c.pred.Label, c.pred.Field) }
@@ -72,11 +72,24 @@ func (m *selectorModel) watch(t *testing.T, ctx context.Context, f *fixture, how
 		c.ended, opts.SendInitialEvents, opts.ResourceVersionMatch = true, new(true), metav1.ResourceVersionMatchNotOlderThan
 		opts.Predicate.AllowWatchBookmarks = true
 	}
-	var err error
-	if c.w, err = f.Watch(ctx, "/pods", opts); err != nil {
+	w, err := f.Watch(ctx, "/pods", opts)
+	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(c.w.Stop)
+	// The events are read at once: a watch ends if its client does not read the initial events in time.
+	c.events = make(chan watch.Event, 1<<13) // more than the test makes
+	done := make(chan struct{})
+	t.Cleanup(func() { w.Stop(); <-done })
+	go func() {
+		defer close(done)
+		defer close(c.events)
+		for ev := range w.ResultChan() {
+			select {
+			case c.events <- ev:
+			case <-ctx.Done():
+			}
+		}
+	}()
 	return c
 }
 
@@ -84,7 +97,7 @@ func (m *selectorModel) watch(t *testing.T, ctx context.Context, f *fixture, how
 func (c *selectorWatch) next(t *testing.T, ctx context.Context) (watch.EventType, *example.Pod) {
 	t.Helper()
 	select {
-	case ev, ok := <-c.w.ResultChan():
+	case ev, ok := <-c.events:
 		if !ok || ev.Type == watch.Error {
 			t.Fatalf("%v: watch ended: %+v", c, ev)
 		}

@@ -16,8 +16,8 @@ import (
 // A user's bookmarks on request are paced by their cost. A request is delayed while the bookmarks that its user has requested before have
 // cost more than the share, beyond a credit, and refused if it would wait for longer than freshWait.
 const (
-	// bookmarkCost is the CPU time of a bookmark: wake-up, frame, TLS and write. Measured: docs/benchmarks/watches.md.
-	bookmarkCost = 25 * time.Microsecond
+	// bookmarkCost is the CPU time of a bookmark: wake-up, frame, TLS and write. Measured, rounded up: docs/benchmarks/watches.md.
+	bookmarkCost = 20 * time.Microsecond
 	// bookmarkShare is the part of the server's processors that one user may spend on bookmarks of one resource. A guess.
 	bookmarkShare = 0.1
 	// bookmarkCredit is the time for which a user may exceed the share. A guess: readers of a few watches never wait.

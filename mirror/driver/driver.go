@@ -60,12 +60,14 @@ func (h Header) ReplacedBy(answer Header) bool {
 }
 
 // ReplayBounds bounds the history that one replay reads from etcd. etcd loads all of it into memory
-// and blocks writers meanwhile (etcd#22264), so both bounds matter.
+// and blocks writers meanwhile (etcd#22264), so all bounds matter.
 type ReplayBounds struct {
 	// Revisions bounds the number of cluster revisions in the replayed range.
 	Revisions int64
 	// Bytes bounds the keys and values that are read, estimated from samples.
 	Bytes int64
+	// Pause bounds the time for which etcd may block writers at once, estimated from samples. 0 means no bound.
+	Pause time.Duration
 }
 
 // Source is the mirror's access to etcd. Package etcdsource implements it on an etcd client;

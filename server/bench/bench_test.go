@@ -67,6 +67,7 @@ var onlyLong = []string{
 	"watch-resume", "restore-three", "restore-off", "restore-large", // restore
 	"list-cold-three", "list-cold-pages", "start-half", // list-cold-json, start
 	"kep-large", "kep-small-disabled", // kep-small, kep-large-disabled
+	"list-managed-protobuf", // list-managed
 }
 
 // TestBenchmark_EndToEnd_ReportsEveryWorkload runs the whole benchmark with few objects: every kind of workload finds its engines, gets correct answers

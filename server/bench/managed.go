@@ -101,8 +101,8 @@ func (l managedLoad) run(ctx context.Context, s *Sample) error {
 		slices.Sort(f.took)
 		slices.Sort(f.cpu)
 		s.Report("LIST "+f.name+" p50", Seconds, stats.Percentile(f.took, 0.5).Seconds())
-		s.Report("  server CPU", Seconds, stats.Percentile(f.cpu, 0.5).Seconds())
-		s.Report("  bytes", Bytes, float64(f.bytes))
+		s.Report("  server CPU "+f.name, Seconds, stats.Percentile(f.cpu, 0.5).Seconds())
+		s.Report("  bytes "+f.name, Bytes, float64(f.bytes))
 	}
 	s.Detail("%s objects, %s each", grouped(l.want(s)), Bytes.Format(float64(forms[0].bytes)/float64(l.want(s))))
 	s.Report(bytesWithout, Count, float64(forms[1].bytes)/float64(forms[0].bytes))

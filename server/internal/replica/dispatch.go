@@ -108,10 +108,11 @@ func isOwnPath(path string) bool {
 }
 
 // proxyChain is the chain of filters of requests that a primary answers. It authenticates and decides nothing else: authorization, admission,
-// audit, fairness and timeouts are those of the primary, for the caller.
+// audit, fairness and timeouts are those of the primary, for the caller. A request that fails to authenticate is audited here, since no
+// primary receives it.
 func proxyChain(to http.Handler, c *genericapiserver.Config) http.Handler {
-	handler := genericapifilters.WithAuthentication(to, c.Authentication.Authenticator, genericapifilters.Unauthorized(c.Serializer),
-		c.Authentication.APIAudiences, c.Authentication.RequestHeaderConfig)
+	failed := genericapifilters.WithFailedAuthenticationAudit(genericapifilters.Unauthorized(c.Serializer), c.AuditBackend, c.AuditPolicyRuleEvaluator)
+	handler := genericapifilters.WithAuthentication(to, c.Authentication.Authenticator, failed, c.Authentication.APIAudiences, c.Authentication.RequestHeaderConfig)
 	handler = genericfilters.WithCORS(handler, c.CorsAllowedOriginList, nil, nil, nil, "true")
 	handler = genericfilters.WithWaitGroup(handler, c.LongRunningFunc, c.NonLongRunningRequestWaitGroup)
 	handler = genericfilters.WithHSTS(handler, c.HSTSDirectives)
@@ -119,7 +120,7 @@ func proxyChain(to http.Handler, c *genericapiserver.Config) http.Handler {
 	handler = genericapifilters.WithLatencyTrackers(handler)
 	handler = genericapifilters.WithRequestInfo(handler, c.RequestInfoResolver)
 	handler = genericapifilters.WithRequestReceivedTimestamp(handler)
-	return withRecovery(handler)
+	return withRecovery(genericapifilters.WithAuditInit(handler))
 }
 
 // withRecovery answers 500 after a panic, except for the panic that ends a response whose primary has broken off.

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/audit"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/client-go/transport"
@@ -38,6 +39,10 @@ func newProxy(to http.RoundTripper, codecs runtime.NegotiatedSerializer, without
 			}
 			setIdentity(r.Out, r.In)
 		},
+		ModifyResponse: func(resp *http.Response) error {
+			resp.Header.Del("Audit-Id") // the response has the same one already
+			return nil
+		},
 		ErrorHandler: func(w http.ResponseWriter, req *http.Request, err error) { proxyError(w, req, err, codecs) },
 	}
 }
@@ -49,6 +54,9 @@ func setIdentity(out, in *http.Request) {
 	user, ok := request.UserFrom(in.Context())
 	if !ok {
 		panic("a request without a user is about to be proxied") // authentication is in front of every proxied request
+	}
+	if id, ok := audit.AuditIDFrom(in.Context()); ok {
+		out.Header.Set("Audit-Id", string(id)) // one ID in the logs of both servers
 	}
 	transport.SetAuthProxyHeaders(out, user.GetName(), user.GetUID(), user.GetGroups(), user.GetExtra())
 }

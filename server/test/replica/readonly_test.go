@@ -34,7 +34,7 @@ func TestReplica_Idle_WritesNothing(t *testing.T) {
 	api := replica.API()
 	quiet, cancel := context.WithTimeout(ctx, quietTime())
 	defer cancel()
-	err = harness.Poll(quiet, func(ctx context.Context) (bool, error) { // never true
+	err = harness.Poll(quiet, func(context.Context) (bool, error) { // never true
 		if _, err := api.List(ctx, "/api/v1/configmaps", ""); err != nil {
 			return false, err
 		}

@@ -19,11 +19,32 @@ export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
+const svg = 'http://www.w3.org/2000/svg';
+
+/** Draws a line of values, the newest at the right, into an element that has nothing else. most is the number of values that fit. */
+export function sparkline(parent, values, most, label) {
+  const height = 16;
+  let path = parent.querySelector('path');
+  if (!path) {
+    const image = document.createElementNS(svg, 'svg');
+    image.setAttribute('viewBox', `0 -1 ${most} ${height + 2}`);
+    image.setAttribute('preserveAspectRatio', 'none');
+    image.setAttribute('role', 'img');
+    image.classList.add('spark');
+    path = image.appendChild(document.createElementNS(svg, 'path'));
+    parent.replaceChildren(image);
+  }
+  const top = Math.max(1, ...values);
+  const points = values.map((value, i) => `${most - values.length + i} ${(height * (1 - value / top)).toFixed(1)}`);
+  path.setAttribute('d', points.length > 0 ? `M${points.join('L')}` : '');
+  path.parentNode.setAttribute('aria-label', label);
+}
+
 /**
  * A table whose rows are updated in place: a focused control keeps its focus.
  *
  * A column has title, text(row), and optionally value(row) to sort by, number (right-aligned), wide (hidden on narrow screens),
- * tone(row) (a class), and action(row), which makes the text a button.
+ * tone(row) (a class), action(row), which makes the text a button, and draw(cell, row), which fills the cell in place of the text.
  */
 export class Table {
   constructor(parent, { columns, key, caption, empty, sort, descending = false }) {
@@ -74,7 +95,8 @@ export class Table {
       tr.data = row;
       this.columns.forEach((column, i) => {
         const cell = tr.cells[i];
-        setText(column.action ? cell.firstChild : cell, column.text(row));
+        if (column.draw) column.draw(cell, row);
+        else setText(column.action ? cell.firstChild : cell, column.text(row));
         cell.className = `${classes(column)} ${column.tone?.(row) ?? ''}`;
       });
       rows.set(key, tr);
@@ -82,7 +104,11 @@ export class Table {
     this.rows = rows;
     const nodes = [...rows.values()];
     if (nodes.length === 0) nodes.push(make('tr', {}, make('td', { colSpan: this.columns.length, className: 'muted', textContent: this.empty })));
-    if (nodes.length !== this.body.children.length || nodes.some((node, i) => node !== this.body.children[i])) this.body.replaceChildren(...nodes);
+    if (nodes.length !== this.body.children.length || nodes.some((node, i) => node !== this.body.children[i])) {
+      const focused = document.activeElement; // a row that is moved loses the focus
+      this.body.replaceChildren(...nodes);
+      if (focused !== document.activeElement && this.body.contains(focused)) focused.focus({ preventScroll: true });
+    }
   }
 
   row() {

@@ -1,6 +1,6 @@
 // resources shows the resources in memory as a table that can be sorted and filtered.
 
-import { byId, Table } from './dom.js';
+import { byId, make, setText, sparkline, Table } from './dom.js';
 import { bytes, count, percent, rate, resourceName } from './format.js';
 import { readings } from './status.js';
 
@@ -14,7 +14,7 @@ export function setUp(open) {
     { title: 'Bytes', number: true, value: (r) => r.bytes, text: (r) => bytes(r.bytes) },
     { title: 'Watches', number: true, wide: true, value: (r) => r.watches, text: (r) => count(r.watches) },
     { title: 'Lag', number: true, value: (r) => r.lagEvents, text: (r) => count(r.lagEvents), tone: (r) => (r.lagEvents > 0 ? 'warn' : '') },
-    { title: 'Events/s', number: true, wide: true, value: (r) => r.eventRate || 0, text: (r) => rate(r.eventRate) },
+    { title: 'Events/s', number: true, wide: true, value: (r) => r.eventRate || 0, draw: drawEvents },
     { title: 'In the log', number: true, wide: true, value: (r) => r.logEvents, text: (r) => count(r.logEvents) },
     { title: 'Lists: memory', number: true, wide: true, value: (r) => r.lists.memory, text: (r) => count(r.lists.memory) },
     { title: 'past', number: true, wide: true, value: (r) => r.lists.past, text: (r) => count(r.lists.past) },
@@ -27,6 +27,13 @@ export function setUp(open) {
   });
   byId('resources-filter').addEventListener('input', update);
   byId('resources-empty').addEventListener('change', update);
+}
+
+/** Shows the rate of events, and a line of the last minute. */
+function drawEvents(cell, { recent, eventRate }) {
+  if (!cell.firstChild) cell.append(make('span'), make('span'));
+  sparkline(cell.firstChild, recent, 60, `events: at most ${rate(Math.max(0, ...recent))} a second in the last minute`);
+  setText(cell.lastChild, ` ${rate(eventRate)}`);
 }
 
 /** Removes the rows. */

@@ -4,6 +4,7 @@ import { get } from './api.js';
 
 const interval = 1000;
 const kept = 300; // readings: five minutes
+const recent = 60; // rates of each resource: a minute
 
 /** The last readings, the newest last. Each has the rates since the one before, NaN for the first. */
 export const readings = [];
@@ -79,7 +80,13 @@ function add(status) {
     past: rate(status.reads.past, before?.status.reads.past),
     etcd: rate(status.reads.etcd, before?.status.reads.etcd),
   };
-  for (const [name, r] of reading.resources) r.eventRate = rate(r.events, before?.resources.get(name)?.events ?? NaN);
+  for (const [name, r] of reading.resources) {
+    const last = before?.resources.get(name);
+    r.eventRate = rate(r.events, last?.events ?? NaN);
+    r.recent = last?.recent ?? []; // one list for all readings
+    if (r.eventRate >= 0) r.recent.push(r.eventRate);
+    if (r.recent.length > recent) r.recent.shift();
+  }
   if (before) before.resources = new Map(); // rates need the last reading only
   readings.push(reading);
   if (readings.length > kept) readings.shift();

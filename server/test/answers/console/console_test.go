@@ -156,8 +156,19 @@ func TestConsole_PrintedLink_ShowsServerAndPast(t *testing.T) {
 			t.Errorf("not sorted by the number of objects: %v", counts)
 		}
 	}
-	b.run(chromedp.SendKeys(chromedp.CSS("#resources-filter"), "configm"))
+	b.run(chromedp.SendKeys(chromedp.CSS("#resources-filter"), "namespaces"))
 	b.until(`document.querySelectorAll('#resources-table tbody tr').length === 1`)
+	// The line of events is as long as the readings since the page was opened, and the test writes ten times a second.
+	b.until(`(document.querySelector('#resources-table path').getAttribute('d').match(/L/g) ?? []).length > 1`)
+	b.until(`/^events: at most [1-9]/.test(document.querySelector('#resources-table svg').ariaLabel)`)
+	b.run(script("const filter = document.getElementById('resources-filter'); filter.value = ''; filter.dispatchEvent(new Event('input'))"))
+	b.until(`document.querySelectorAll('#resources-table tbody tr').length > 5`)
+	if *update {
+		b.until("performance.now() > 15000") // the lines of the screenshot begin when the page is opened
+	}
+	capture(t, b, "resources-light.png")
+	b.run(chromedp.SendKeys(chromedp.CSS("#resources-filter"), "configm"))
+	b.until(`document.querySelectorAll('#resources-table tbody tr').length === 1 && /configmaps/.test(document.getElementById('resources-table').innerText)`)
 	b.run(press("#resources-table tbody button", kb.Enter))
 
 	showPast(t, b, before)

@@ -89,9 +89,14 @@ func (c *Cluster) StartLearner(t testing.TB, ctx context.Context, e *harness.Env
 	harness.Check(t, err)
 	listen, name, url := e.FreeURL(), "learner", e.FreeURL()
 	m := &Member{Dir: e.Dir("etcd"), peers: openDoor(t, e, listen)}
-	added, err := c.Client().MemberAddAsLearner(ctx, []string{m.peers.url})
-	harness.Check(t, err)
-	m.ID = added.Member.ID
+	members := c.Client()
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) { // etcd refuses it for some seconds after its start
+		added, err := members.MemberAddAsLearner(ctx, []string{m.peers.url})
+		if err == nil {
+			m.ID = added.Member.ID
+		}
+		return err == nil, err
+	}))
 	initial := append(slices.Clone(c.initial), name+"="+m.peers.url)
 	m.Etcd = e.EtcdProgram(name+"-etcd", url, program, asMember, "-name="+name, "-data-dir="+m.Dir, "-client="+url, "-existing",
 		"-listen-peer="+listen, "-advertise-peer="+m.peers.url, "-initial-cluster="+strings.Join(initial, ","))

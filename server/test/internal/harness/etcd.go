@@ -84,6 +84,9 @@ func (e *Etcd) Pause() {
 // Continue ends Pause.
 func (e *Etcd) Continue() { e.env.check(e.p.Signal(syscall.SIGCONT)) }
 
+// CPU returns the CPU time that the etcd has used so far.
+func (e *Etcd) CPU() (time.Duration, error) { return e.p.CPU() }
+
 // ServerFlags returns kube-apiserver's flags for this etcd.
 func (e *Etcd) ServerFlags() []string {
 	flags := []string{"--etcd-servers=" + e.URL}

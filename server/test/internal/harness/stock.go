@@ -16,7 +16,7 @@ const (
 	stockRequired = "stock" // in STRATA_TEST_REQUIRE
 )
 
-// stockEtcds are the modules of the stock etcd servers, relative to the top of the repository. The server's module pins the newer
+// stockEtcds are the modules of the stock etcd servers, relative to the top of the repository. The server's module pins the newest
 // one, which it embeds.
 var stockEtcds = map[string]string{"3.5": "tools/stock/etcd-3.5", "3.6": "tools/stock/etcd-3.6", "3.7": "server"}
 
@@ -39,9 +39,6 @@ func StockAPIServer(t testing.TB, minor string) string {
 	}
 	return path
 }
-
-// HasStock reports whether STRATA_TEST_STOCK names a directory of stock programs.
-func HasStock() bool { return os.Getenv(stockEnv) != "" }
 
 // StockEtcd returns the path of the stock etcd server of a minor version, 3.5 to 3.7, which it builds unless the directory
 // STRATA_TEST_STOCK has it.

@@ -44,10 +44,18 @@ type scene struct {
 // newScene starts a scene with ConfigMaps of about 1 KB. streams is the maximum number of concurrent requests on an HTTP/2
 // connection.
 func newScene(t *testing.T, ctx context.Context, objects, streams int) *scene {
+	t.Helper()
+	return newSceneWith(t, ctx, objects, streams)
+}
+
+// newSceneWith is newScene with more flags of the server.
+func newSceneWith(t *testing.T, ctx context.Context, objects, streams int, flags ...string) *scene {
+	t.Helper()
 	e := harness.New(t)
 	etcd := e.Etcd()
 	s := &scene{etcd: etcd.Client()}
-	s.server = e.APIServer(etcd, "--disable-admission-plugins=ServiceAccount", fmt.Sprintf("--http2-max-streams-per-connection=%d", streams))
+	flags = append([]string{"--disable-admission-plugins=ServiceAccount", fmt.Sprintf("--http2-max-streams-per-connection=%d", streams)}, flags...)
+	s.server = e.APIServer(etcd, flags...)
 	s.api = s.server.API()
 	_, err := s.api.Create(ctx, namespace, map[string]any{
 		"metadata": map[string]any{"name": firstName}, "data": map[string]any{"value": strings.Repeat("0123456789abcdef", 60)},

@@ -1,0 +1,113 @@
+package replica
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
+)
+
+// fakePrimary answers documents, with an entity tag.
+type fakePrimary struct {
+	text     string
+	down     bool
+	requests []*http.Request
+}
+
+func (p *fakePrimary) RoundTrip(req *http.Request) (*http.Response, error) {
+	p.requests = append(p.requests, req)
+	if p.down {
+		return nil, errors.New("connection refused")
+	}
+	w := httptest.NewRecorder()
+	etag := fmt.Sprintf("%q", p.text)
+	w.Header().Set("Etag", etag)
+	if req.Header.Get("If-None-Match") == etag {
+		w.WriteHeader(http.StatusNotModified)
+	} else {
+		_, _ = io.WriteString(w, p.text)
+	}
+	return w.Result(), nil
+}
+
+// ask requests a document and returns the code and the body.
+func ask(d *documents, path string, header http.Header) (int, string) {
+	req := httptest.NewRequest(http.MethodGet, path, nil)
+	for name, values := range header {
+		req.Header[name] = values
+	}
+	req = req.WithContext(request.WithUser(req.Context(), &user.DefaultInfo{Name: "reader"}))
+	w := httptest.NewRecorder()
+	d.handler(http.NotFoundHandler()).ServeHTTP(w, req)
+	return w.Code, w.Body.String()
+}
+
+// TestDocuments_AgeAndChanges_DecideRequests: an answer is repeated for a second, then confirmed by its entity tag; a change of a definition makes it
+// stale at once; it is the last resort while the primary is down.
+func TestDocuments_AgeAndChanges_DecideRequests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		primary := &fakePrimary{text: "one"}
+		d := newDocuments(primary, legacyscheme.Codecs, false)
+		step := func(what, want string, requests int) {
+			t.Helper()
+			if code, text := ask(d, "/apis", nil); code != http.StatusOK || text != want || len(primary.requests) != requests {
+				t.Errorf("%s: %d %q after %d requests, want %q after %d", what, code, text, len(primary.requests), want, requests)
+			}
+		}
+		step("first", "one", 1)
+		step("again", "one", 1)
+		time.Sleep(documentAge + time.Millisecond) // of the bubble
+		step("a second later", "one", 2)
+		if tag := primary.requests[1].Header.Get("If-None-Match"); tag != `"one"` {
+			t.Errorf("the second request has the entity tag %q", tag)
+		}
+		if name := primary.requests[1].Header.Get("X-Remote-User"); name != "reader" {
+			t.Errorf("requested for user %q, want reader", name)
+		}
+		primary.text = "two"
+		step("changed, not known yet", "one", 2)
+		d.changed()
+		step("after a definition has changed", "two", 3)
+		primary.down = true
+		time.Sleep(time.Hour)
+		step("without a primary", "two", 4)
+		if code, _ := ask(d, "/apis", http.Header{"If-None-Match": {`"one", "two"`}}); code != http.StatusNotModified {
+			t.Errorf("a client with the entity tag: %d, want 304", code)
+		}
+	})
+}
+
+// TestDocuments_BeyondBound_EvictsLeastRecent: I7.
+func TestDocuments_BeyondBound_EvictsLeastRecent(t *testing.T) {
+	d := newDocuments(&fakePrimary{}, legacyscheme.Codecs, false)
+	big := bytes.Repeat([]byte("x"), documentBytes/4)
+	for _, key := range []string{"a", "b", "c"} {
+		d.store(&document{key: key, body: big}, 0)
+	}
+	d.load("a", false)
+	d.store(&document{key: "d", body: big}, 0)
+	var left strings.Builder
+	for _, key := range []string{"a", "b", "c", "d"} {
+		if d.load(key, false) != nil {
+			left.WriteString(key)
+		}
+	}
+	if left.String() != "acd" || d.bytes > documentBytes {
+		t.Errorf("documents %s are left with %d bytes, want acd and at most %d", left.String(), d.bytes, documentBytes)
+	}
+	d.store(&document{key: "a", body: []byte("small")}, 0)
+	d.store(&document{key: "c", body: []byte("small")}, 0)
+	if want := len(big) + len("small")*2 + 3*(1+documentOverhead); d.bytes != want {
+		t.Errorf("%d bytes after replacements, want %d", d.bytes, want)
+	}
+}
