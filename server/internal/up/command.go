@@ -108,7 +108,7 @@ or disables some of the default ones (default,-cronjob). Other controllers:
 	fs.StringSliceVar(&s.controllers, "controllers", []string{controllers.DefaultName},
 		"comma-separated controllers to run, as for kube-controller-manager: name, -name to exclude one, * for all, default for the list above, none for none")
 	fs.DurationVar(&s.progressInterval, "etcd-progress-notify-interval", 5*time.Second, "interval at which etcd sends progress notifications to watches without events; at least 100ms, 0 means 10m")
-	fs.BoolVar(&s.ha, "ha", false, "run three etcd members, three API servers, two read replicas and a balancer as processes, to try restarts and failures; a data directory is for --ha or without it for good")
+	fs.BoolVar(&s.ha, "ha", false, "run three etcd members, three API servers, two read replicas and a balancer as processes, to try restarts and failures; a data directory is used either with --ha or without it")
 	fs.IntVar(&s.shards, "etcd-shards", 0, "number of embedded etcds: 1, 2 (events and leases in one of their own), or 3 (events, and leases, in one each); 0 means that of the data directory, and 1 for a new one")
 	fs.StringVar(&s.engine, "engine", "", "cache that serves reads and watches: strata or upstream")
 	utilruntime.Must(fs.MarkDeprecated("engine", "use strata up -- --engine; the flag will be removed in the next release"))

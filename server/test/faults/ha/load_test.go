@@ -30,9 +30,10 @@ const (
 	electedWithin = 4 * time.Second
 )
 
-// failure is a request without an answer, or with one of 5xx.
+// failure is a request without an answer, or with one of 429 or 5xx.
 type failure struct {
 	began, ended time.Time
+	code         int // 0 without an answer
 	text         string
 }
 
@@ -120,9 +121,9 @@ func (l *load) do(ctx context.Context, api *harness.API, method, path string, bo
 	l.mu.slowest = max(l.mu.slowest, took)
 	switch {
 	case err != nil:
-		l.mu.failures = append(l.mu.failures, failure{began, ended, fmt.Sprintf("%s %s after %v: %v", method, path, took, err)})
-	case r.Code >= http.StatusInternalServerError:
-		l.mu.failures = append(l.mu.failures, failure{began, ended, fmt.Sprintf("%s %s after %v: %v", method, path, took, r.Err())})
+		l.mu.failures = append(l.mu.failures, failure{began, ended, 0, fmt.Sprintf("%s %s after %v: %v", method, path, took, err)})
+	case r.Code >= http.StatusInternalServerError, r.Code == http.StatusTooManyRequests:
+		l.mu.failures = append(l.mu.failures, failure{began, ended, r.Code, fmt.Sprintf("%s %s after %v: %v", method, path, took, r.Err())})
 	case r.Code/100 == 2 && method == http.MethodGet:
 		l.reads.Add(1)
 	case r.Code/100 == 2:
@@ -139,7 +140,13 @@ func (l *load) do(ctx context.Context, api *harness.API, method, path string, bo
 // explains reports whether a request may have been in flight on the process that f ended, and may fail for that reason. API servers and
 // replicas that end by SIGTERM answer all requests. The leader of etcd may lose writes in both cases: it drops those that a member
 // forwards while it hands over, and the member waits for them until a timeout.
+//
+// A server that ends answers with 429, which clients repeat, if it no longer accepts requests: after a request of the same connection that was
+// in progress all the time in which the server asks clients to reconnect.
 func (f fault) explains(failed failure) bool {
+	if failed.code == http.StatusTooManyRequests {
+		return f.signal == term && failed.began.After(f.began) && failed.began.Before(f.ended)
+	}
 	within := leftOutWithin
 	switch {
 	case f.leader && f.signal == kill:
