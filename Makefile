@@ -210,7 +210,7 @@ bench-check: ## the same for consistency checks; it waits for upstream's, which 
 # The prediction of CPU, memory and network: coefficients, and simulated clusters to compare with. kwok is that of server/go.mod.
 scaling: build ## measure the coefficients of docs/scaling.md and compare with simulated clusters, ten minutes: make scaling ARGS='-steps requests'
 	cd server && $(GO) build -o ../bin/kwok sigs.k8s.io/kwok/cmd/kwok
-	$(GO) run ./server/bench/scaling $(ARGS)
+	$(GO) run ./server/bench/scaling -stages "$$(cd server && $(GO) list -m -f '{{.Dir}}' sigs.k8s.io/kwok)/kustomize/stage" $(ARGS)
 	cd server/bench && $(GO) test -vet=off -count=1 -run '^TestDocument_Tables_AreThoseOfTheModel$$' ./internal/scaling -update
 
 bench-profiles: ## and with a CPU profile of each workload, in bench-data/profiles and bench-data/profiles.md

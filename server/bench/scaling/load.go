@@ -187,13 +187,17 @@ func (c *cluster) startKwok(ctx context.Context, config config) (stop func(), er
 	if err := c.engine.WriteKubeconfig(kubeconfig); err != nil {
 		return nil, err
 	}
-	kwok, err := process.Start(process.Spec{
-		Name: "kwok", Path: config.kwok, Log: filepath.Join(c.dir, "kwok.log"),
-		Args: []string{
-			"--kubeconfig=" + kubeconfig, "--manage-all-nodes=true", "--node-lease-duration-seconds=40", "--node-lease-parallelism=16",
-			"--node-play-stage-parallelism=16", "--pod-play-stage-parallelism=16", "--cidr=10.128.0.0/10", "--server-address=127.0.0.1:0",
-		},
-	})
+	args := []string{"--kubeconfig=" + kubeconfig, "--manage-all-nodes=true", "--node-lease-duration-seconds=40", "--cidr=10.128.0.0/10"}
+	for _, dir := range []string{"node/fast", "node/heartbeat-with-lease", "pod/fast"} {
+		stages, err := filepath.Glob(filepath.Join(config.stages, dir, "[np]o*.yaml")) // not kustomization.yaml
+		if err != nil || len(stages) == 0 {
+			return nil, fmt.Errorf("-stages %s has no stages in %s", config.stages, dir)
+		}
+		for _, stage := range stages {
+			args = append(args, "--config="+stage)
+		}
+	}
+	kwok, err := process.Start(process.Spec{Name: "kwok", Path: config.kwok, Log: filepath.Join(c.dir, "kwok.log"), Args: args})
 	if err != nil {
 		return nil, err
 	}

@@ -26,8 +26,8 @@ import (
 
 // config has the flags and the connections of the program with its surroundings.
 type config struct {
-	binary, kwok, out, data, steps string
-	probe, warm, window            time.Duration
+	binary, kwok, stages, out, data, steps string
+	probe, warm, window                    time.Duration
 
 	dir         string // of this run, for data and logs
 	credentials *target.Credentials
@@ -81,6 +81,7 @@ func run(ctx context.Context, args []string, stderr io.Writer) error {
 	flags.SetOutput(stderr)
 	flags.StringVar(&c.binary, "binary", "bin/strata", "the program strata")
 	flags.StringVar(&c.kwok, "kwok", "bin/kwok", "the program kwok, of step kwok")
+	flags.StringVar(&c.stages, "stages", "", "directory of kwok's stages, kustomize/stage of its module, of step kwok")
 	flags.StringVar(&c.out, "out", "server/bench/internal/scaling/measured.json", "the file of the measurements, which is read before and replaced")
 	flags.StringVar(&c.data, "data", "bench-data", "directory for data and logs of the run; it should be on the disk that etcd would use")
 	flags.StringVar(&c.steps, "steps", "requests,watches,memory,etcd,100,300,1000,kwok", "what to measure; everything else in -out stays")

@@ -43,78 +43,85 @@ func measureMemory(ctx context.Context, config config, out *scaling.Measured) er
 	if err := c.fillNamespaces(ctx); err != nil {
 		return err
 	}
-	var f *fleet
-	last := k.Base
-	grow := func(name string, coefficient *float64, n int, fill func(context.Context) error) error {
-		if err := fill(ctx); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		_, now, err := c.settle(ctx)
-		*coefficient = math.Round(max(0, (now-last)/float64(n)))
-		config.say("memory of a %-8s %8.0f B", name, *coefficient)
-		last = now
+	g := &grower{cluster: c, config: config, last: k.Base}
+	if err := g.growPods(ctx, k); err != nil {
 		return err
 	}
-	etcdBefore, storedBefore := 0.0, 0.0
-	steps := []func() error{
-		func() error {
-			if etcdBefore, err = c.etcdMemory(); err != nil {
-				return err
-			}
-			storedBefore, err = c.stored(ctx)
-			return err
-		},
-		func() error {
-			return grow("pod", &k.Pod, memoryPods, func(ctx context.Context) error {
-				return then(c.fillPods(ctx, memoryPods), func() error { return discard(ctx, c.conn(0), "GET", "/api/v1/pods?resourceVersion=0", 200) })
-			})
-		},
-		func() error {
-			etcd, err := c.etcdMemory()
-			if err != nil {
-				return err
-			}
-			stored, err := c.stored(ctx)
-			k.EtcdPod, k.StoredPod = math.Round((etcd-etcdBefore)/memoryPods), math.Round((stored-storedBefore)/memoryPods)
-			return err
-		},
-		func() error { return grow("node", &k.Node, memoryNodes, c.fillAllNodes) },
-		func() error {
-			return grow("slice", &k.Slice, memorySlices, func(ctx context.Context) error {
-				return then(c.fillSlices(ctx, memorySlices), func() error { return discard(ctx, c.conn(0), "GET", slicePath+"?resourceVersion=0", 200) })
-			})
-		},
-		func() error {
-			before, err := c.stored(ctx)
-			if err != nil {
-				return err
-			}
-			if err := grow("event", &k.Event, memoryEvents, c.fillEvents); err != nil {
-				return err
-			}
-			after, err := c.stored(ctx)
-			k.StoredRest = math.Round((after - before) / memoryEvents)
-			return err
-		},
-		func() error {
-			return grow("watch", &k.Watch, memoryWatchers*scaling.NodeWatches, func(ctx context.Context) (err error) {
-				f, err = c.connect(ctx, memoryWatchers)
-				return err
-			})
-		},
-		func() error {
-			f.close()
-			_, last, err = c.settle(ctx)
-			return err
-		},
-		func() error { return grow("revision", &k.Revision, memoryRevisions, c.changePods) },
+	if err := g.grow(ctx, "node", &k.Node, memoryNodes, c.fillAllNodes); err != nil {
+		return err
 	}
-	for _, step := range steps {
-		if err := step(); err != nil {
-			return err
-		}
+	if err := g.grow(ctx, "slice", &k.Slice, memorySlices, func(ctx context.Context) error {
+		return then(c.fillSlices(ctx, memorySlices), func() error { return discard(ctx, c.conn(0), "GET", slicePath+"?resourceVersion=0", 200) })
+	}); err != nil {
+		return err
 	}
-	return nil
+	before, err := c.stored(ctx)
+	if err != nil {
+		return err
+	}
+	if err := g.grow(ctx, "event", &k.Event, memoryEvents, c.fillEvents); err != nil {
+		return err
+	}
+	after, err := c.stored(ctx)
+	if err != nil {
+		return err
+	}
+	k.StoredRest = math.Round((after - before) / memoryEvents)
+	var f *fleet
+	if err := g.grow(ctx, "watch", &k.Watch, memoryWatchers*scaling.NodeWatches, func(ctx context.Context) (err error) {
+		f, err = c.connect(ctx, memoryWatchers)
+		return err
+	}); err != nil {
+		return err
+	}
+	f.close()
+	if _, g.last, err = c.settle(ctx); err != nil {
+		return err
+	}
+	return g.grow(ctx, "revision", &k.Revision, memoryRevisions, c.changePods)
+}
+
+// grower adds objects to a server and measures its live memory.
+type grower struct {
+	*cluster
+	config config
+	last   float64 // live bytes before the next kind
+}
+
+// grow runs fill, which adds n of one kind, and stores the live bytes of each.
+func (g *grower) grow(ctx context.Context, name string, coefficient *float64, n int, fill func(context.Context) error) error {
+	if err := fill(ctx); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	_, now, err := g.settle(ctx)
+	*coefficient = math.Round(max(0, (now-g.last)/float64(n)))
+	g.config.say("memory of a %-8s %8.0f B", name, *coefficient)
+	g.last = now
+	return err
+}
+
+// growPods adds pods, and measures etcd too.
+func (g *grower) growPods(ctx context.Context, k *scaling.Memory) error {
+	etcd, err := g.etcdMemory()
+	if err != nil {
+		return err
+	}
+	stored, err := g.stored(ctx)
+	if err != nil {
+		return err
+	}
+	if err := g.grow(ctx, "pod", &k.Pod, memoryPods, func(ctx context.Context) error {
+		return then(g.fillPods(ctx, memoryPods), func() error { return discard(ctx, g.conn(0), "GET", "/api/v1/pods?resourceVersion=0", 200) })
+	}); err != nil {
+		return err
+	}
+	etcdAfter, err := g.etcdMemory()
+	if err != nil {
+		return err
+	}
+	storedAfter, err := g.stored(ctx)
+	k.EtcdPod, k.StoredPod = math.Round((etcdAfter-etcd)/memoryPods), math.Round((storedAfter-stored)/memoryPods)
+	return err
 }
 
 // then calls next if err is nil.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"strings"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -30,12 +31,12 @@ var kwokOps = map[request]scaling.Op{
 	{"POST", "events", ""}:       scaling.EventCreate,
 }
 
-// requests reads the server's own counts.
+// requests reads the server's own counts of requests that succeeded: kwok deletes most pods twice.
 func (c *cluster) requests(ctx context.Context) (requestCounts, error) {
 	series, err := c.engine.Series(ctx, "apiserver_request_total")
 	counts := requestCounts{}
 	for _, s := range series {
-		if op, ok := kwokOps[request{s.Labels["verb"], s.Labels["resource"], s.Labels["subresource"]}]; ok {
+		if op, ok := kwokOps[request{s.Labels["verb"], s.Labels["resource"], s.Labels["subresource"]}]; ok && strings.HasPrefix(s.Labels["code"], "2") {
 			counts[op] += s.Value
 		}
 	}

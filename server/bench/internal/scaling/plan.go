@@ -11,7 +11,7 @@ const (
 
 	compactionSeconds = 300.0 // etcd's database has the values that were replaced since the last compaction, at kube-apiserver's default
 	leastServers      = 3     // one in each of three zones
-	residentPerLive   = 2.0   // resident bytes for each live byte: the garbage collector lets memory double at most
+	residentPerLive   = 2.0   // resident bytes for each live byte, if GOMEMLIMIT or a control group bounds the collector
 )
 
 // EtcdPlan is one group of etcd clusters, each of three members, that store the same resources.

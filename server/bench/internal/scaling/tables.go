@@ -87,15 +87,23 @@ func (m *Measured) etcdTable() string {
 		grouped(e.Small), micros(e.SmallCPU), grouped(e.Large), micros(e.LargeCPU))
 }
 
-// Prediction is the prediction for a check: from nodes and pods, or with kwok from the rates that its clients reached.
+// syncCost is the CPU time of etcd for one fsync with all that it does for a batch, µs: the difference between a write alone and one of many.
+func (m *Measured) syncCost() float64 {
+	alone := m.Costs[LeaseUpdate]
+	return max(0, (alone.Etcd-m.Etcd.SmallCPU)/(alone.Fsyncs-m.Etcd.SmallFsync))
+}
+
+// Prediction is the prediction for a check, from the rates that its clients reached, and from the fsyncs of etcd: how many writes
+// share one depends on the speed of disk and processors, not on the cluster.
 func (m *Measured) Prediction(c Check) Load {
-	if c.Name != KwokCheck {
-		return m.Predict(c.Cluster, c.Seconds)
-	}
 	l := m.Load(c.Rates)
+	l.Etcd -= m.syncCost() / 1e6 * (l.Fsyncs - c.Measured.Fsyncs)
 	l.Memory = m.Predict(c.Cluster, c.Seconds).Memory
 	return l
 }
+
+// Reached is the part of the writes of Cluster.Rates that the clients of a check reached.
+func (c Check) Reached() float64 { return c.Rates.Writes() / c.Cluster.Rates().Writes() }
 
 // KwokCheck is the name of the check whose kubelets are kwok.
 const KwokCheck = "kwok"
@@ -112,27 +120,33 @@ var Quantities = []struct {
 	{"server to clients", func(l Load) float64 { return l.Sent }, perSecond},
 	{"clients to server", func(l Load) float64 { return l.Received }, perSecond},
 	{"etcd to server", func(l Load) float64 { return l.FromEtcd }, perSecond},
-	{"fsyncs per second", func(l Load) float64 { return l.Fsyncs }, grouped},
 }
 
 func (m *Measured) checkTable() string {
 	var b strings.Builder
 	b.WriteString("| nodes / pods / intervals divided by | quantity | predicted | measured | error |\n| --- | --- | ---: | ---: | ---: |\n")
 	for _, c := range m.Checks {
-		predicted := m.Prediction(c)
+		predicted, writes := m.Prediction(c), c.Rates.Writes()
+		fmt.Fprintf(&b, "| %s | writes per second, from nodes and pods | %s | %s | %+.0f %% |\n", c.title(), grouped(c.Cluster.Rates().Writes()), grouped(writes), (1/c.Reached()-1)*100)
+		fmt.Fprintf(&b, "| | fsyncs per write | - | %.2f | |\n", c.Measured.Fsyncs/writes)
 		for _, q := range Quantities {
 			want, got := q.Of(c.Measured), q.Of(predicted)
 			if want == 0 {
 				continue
 			}
-			name := fmt.Sprintf("%s / %s / %g", grouped(float64(c.Cluster.Nodes)), grouped(float64(c.Cluster.Pods)), c.Cluster.Speed)
-			if c.Name == KwokCheck {
-				name += ", kwok"
-			}
-			fmt.Fprintf(&b, "| %s | %s | %s | %s | %+.0f %% |\n", name, q.Name, q.format(got), q.format(want), (got/want-1)*100)
+			fmt.Fprintf(&b, "| | %s | %s | %s | %+.0f %% |\n", q.Name, q.format(got), q.format(want), (got/want-1)*100)
 		}
 	}
 	return b.String()
+}
+
+// title names a check in the table.
+func (c Check) title() string {
+	name := fmt.Sprintf("%s / %s / %g", grouped(float64(c.Cluster.Nodes)), grouped(float64(c.Cluster.Pods)), c.Cluster.Speed)
+	if c.Name == KwokCheck {
+		name += ", kwok"
+	}
+	return name
 }
 
 // extended returns the clusters of the extension, with a lifetime of pods.
