@@ -8,17 +8,17 @@ import (
 
 func TestParseResource_Names_HavePlacesOfKubeAPIServer(t *testing.T) {
 	for text, want := range map[string][]string{ // the form of an override, then the paths
-		"events":                                         {"/events", "events/"},
-		"/events":                                        {"/events", "events/"},
-		"events.events.k8s.io":                           {"/events", "events/"},
-		"leases":                                         {"coordination.k8s.io/leases", "leases/"},
-		"coordination.k8s.io/leases":                     {"coordination.k8s.io/leases", "leases/"},
-		"pods":                                           {"/pods", "pods/"},
-		"nodes":                                          {"/nodes", "minions/"},
-		"endpoints":                                      {"/endpoints", "services/endpoints/"},
-		"services":                                       {"/services", "services/specs/", "ranges/"},
-		"ingresses.networking.k8s.io":                    {"networking.k8s.io/ingresses", "ingress/"},
-		"widgets.example.com":                            {"example.com/widgets", "example.com/widgets/"},
+		"events":                      {"/events", "events/"},
+		"/events":                     {"/events", "events/"},
+		"events.events.k8s.io":        {"/events", "events/"},
+		"leases":                      {"coordination.k8s.io/leases", "leases/"},
+		"coordination.k8s.io/leases":  {"coordination.k8s.io/leases", "leases/"},
+		"pods":                        {"/pods", "pods/"},
+		"nodes":                       {"/nodes", "minions/"},
+		"endpoints":                   {"/endpoints", "services/endpoints/"},
+		"services":                    {"/services", "services/specs/", "ranges/"},
+		"ingresses.networking.k8s.io": {"networking.k8s.io/ingresses", "ingress/"},
+		"widgets.example.com":         {"example.com/widgets", "example.com/widgets/"},
 		"apiextensions.k8s.io/customresourcedefinitions": {"apiextensions.k8s.io/customresourcedefinitions", "apiextensions.k8s.io/customresourcedefinitions/"},
 	} {
 		r, err := parseResource(text)
