@@ -19,9 +19,10 @@ func NewCommand() *cobra.Command {
 	cfg := Config{}
 	verbose := false
 	cmd := &cobra.Command{
-		Use:   "etcd",
-		Short: "Run a single-member etcd, or move a resource to another etcd",
-		Args:  cobra.NoArgs,
+		Use:    "etcd",
+		Short:  "Run a single-member etcd, or move a resource to another etcd",
+		Hidden: true, // the server is intended for tests and measurements; docs/etcd-shards.md has the subcommand
+		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx := cmd.Context()
 			if verbose {
