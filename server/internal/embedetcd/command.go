@@ -19,9 +19,10 @@ func NewCommand() *cobra.Command {
 	cfg, peers := Config{}, Peers{}
 	verbose := false
 	cmd := &cobra.Command{
-		Use:   "etcd",
-		Short: "Run an etcd (for strata up --ha, tests and measurements), or move a resource to another etcd",
-		Args:  cobra.NoArgs,
+		Use:    "etcd",
+		Short:  "Run an etcd, or move a resource to another etcd",
+		Hidden: true, // the server is for strata up --ha, tests and measurements; docs/etcd-shards.md has the subcommand
+		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx := cmd.Context()
 			if peers.Name != "" {
