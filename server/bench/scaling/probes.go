@@ -19,12 +19,13 @@ import (
 	"github.com/stratakube/strata/server/bench/internal/target"
 )
 
-// The probes' cluster, and their rates. A rate is far below the highest one: a server that is not busy spends more on each operation, for
+// The probes' cluster, and their rates. They are far below the highest ones: a server that is not busy spends more on each operation, for
 // example because it wakes threads more often, and so do the servers of the simulated clusters.
 const (
 	probeNodes     = 200
 	probePods      = 4000
-	probeRate      = 150.0
+	probeRate      = 150.0 // of changes
+	requestRate    = 450.0 // of requests: about as many as a simulated cluster sends of all kinds
 	probeWatchers  = 200
 	probeIdleNodes = 300
 )
@@ -142,7 +143,7 @@ func (p *prober) loadOf(ctx context.Context, perSecond float64, op func(ctx cont
 
 // measureRequests measures requests without watches.
 func (p *prober) measureRequests(ctx context.Context) error {
-	n := int(probeRate * p.config.probe.Seconds())
+	n := int(requestRate * p.config.probe.Seconds())
 	pods := make([]*corev1.Pod, n)
 	var mu sync.Mutex // guards pods
 	pod := func(i int) *corev1.Pod {
@@ -154,7 +155,7 @@ func (p *prober) measureRequests(ctx context.Context) error {
 		return func(ctx context.Context, i int) error { return f(ctx, p.node(i), pod(i)) }
 	}
 	// The first requests of a server cost more.
-	if _, _, err := p.loadOf(ctx, probeRate, func(ctx context.Context, i int) error { return p.renewLease(ctx, p.node(i), i) }); err != nil {
+	if _, _, err := p.loadOf(ctx, requestRate, func(ctx context.Context, i int) error { return p.renewLease(ctx, p.node(i), i) }); err != nil {
 		return err
 	}
 	for _, probe := range []struct {
@@ -184,7 +185,7 @@ func (p *prober) measureRequests(ctx context.Context) error {
 		{scaling.SliceUpdate, func(ctx context.Context, i int) error { return p.updateSlice(ctx, i, p.shape.SliceEndpoints) }},
 		{scaling.List, p.listNamespace},
 	} {
-		load, rate, err := p.loadOf(ctx, probeRate, probe.run)
+		load, rate, err := p.loadOf(ctx, requestRate, probe.run)
 		if err != nil {
 			return fmt.Errorf("%s: %w", probe.op, err)
 		}

@@ -101,7 +101,11 @@ func (m *Measured) etcds(c Cluster, r Rates, servers float64) []EtcdPlan {
 		}
 		e.Cores += e.Writes * m.Costs[Feed].Etcd / 1e6 * (servers - 1)
 		e.DB = bytes * (objects + e.Writes*compactionSeconds)
-		e.Clusters = int(max(1, math.Ceil(e.Writes/(m.Etcd.Large/2)), math.Ceil(e.DB/BudgetDB), math.Ceil(e.Cores/BudgetCores)))
+		limit := m.Etcd.Large / 2
+		if ops[0] == LeaseUpdate {
+			limit = m.Etcd.Small / 2
+		}
+		e.Clusters = int(max(1, math.Ceil(e.Writes/limit), math.Ceil(e.DB/BudgetDB), math.Ceil(e.Cores/BudgetCores)))
 		e.Cores /= float64(e.Clusters)
 		return e
 	}
