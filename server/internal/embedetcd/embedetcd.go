@@ -72,7 +72,8 @@ type Config struct {
 	// QuotaBytes bounds the size of the database; 0 means 8 GiB.
 	QuotaBytes int64
 
-	// Peers makes the etcd a member of a cluster of several, unless it is nil. Start then returns once a majority serves.
+	// Peers makes the etcd a member of a cluster of several, unless it is nil. Start then returns once a majority serves. ClientURL has to
+	// be https with a port.
 	Peers *Peers
 
 	// ProgressNotifyInterval is the interval of progress notifications for watches that request them; 0 means etcd's default of
@@ -181,7 +182,9 @@ func Start(ctx context.Context, cfg Config) (server *Server, err error) {
 	if s.etcd, err = startEtcd(ec); err != nil {
 		return nil, fmt.Errorf("start etcd in %s: %w", cfg.Dir, err)
 	}
-	s.endpoint = endpoint(clientURL, s.etcd.Clients[0].Addr())
+	if s.endpoint = clientURL.String(); cfg.Peers == nil { // of several listeners, the first one is arbitrary
+		s.endpoint = endpoint(clientURL, s.etcd.Clients[0].Addr())
+	}
 
 	select {
 	case <-s.etcd.Server.ReadyNotify():
@@ -205,6 +208,9 @@ func (p *Peers) apply(ec *embed.Config) error {
 		return fmt.Errorf("etcd members %q: no member is named %q", p.Cluster, p.Name)
 	}
 	ec.ListenPeerUrls, ec.AdvertisePeerUrls = own, own
+	// With HTTP on the port of a TLS gRPC server, etcd does not wait for requests in flight when it stops: clients of a member that ends
+	// would receive errors in place of answers.
+	ec.ListenClientHttpUrls = []url.URL{{Scheme: "https", Host: "127.0.0.1:0"}}
 	ec.PeerTLSInfo = transport.TLSInfo{CertFile: p.CertFile, KeyFile: p.KeyFile, TrustedCAFile: p.TrustedCAFile, ClientCertAuth: true}
 	return nil
 }
