@@ -62,7 +62,7 @@ func TestServerFlags_CompactionInterval_IsLongUnlessGiven(t *testing.T) {
 			extra = []string{given}
 		}
 		var got []string
-		for _, arg := range serverFlags("", address{net.IPv4(127, 0, 0, 1), 1}, &pki.Files{}, "", extra) {
+		for _, arg := range serverFlags("", nil, address{net.IPv4(127, 0, 0, 1), 1}, &pki.Files{}, "", extra) {
 			if strings.HasPrefix(arg, name) {
 				got = append(got, arg)
 			}
