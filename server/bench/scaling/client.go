@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/http"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -19,12 +18,6 @@ import (
 const protobufType = "application/vnd.kubernetes.protobuf"
 
 var serializer = protobuf.NewSerializer(scheme.Scheme, scheme.Scheme)
-
-// object is an API object with its type.
-type object interface {
-	runtime.Object
-	metav1.Object
-}
 
 // send sends obj, unless nil, and decodes the answer into a new object, which it returns.
 func send(ctx context.Context, conn *target.Conn, method, path string, obj runtime.Object, status int) (runtime.Object, error) {

@@ -32,6 +32,7 @@ func storedKinds() map[schema.GroupVersionKind]struct {
 		core.WithKind("Secret"): {reflect.TypeFor[corev1.Secret](), transcode.Rules{
 			reflect.TypeFor[corev1.Secret](): {Set: []string{"type"}, Unset: []string{"stringData"}},
 		}},
+		//lint:ignore SA1019 controllers write Endpoints, and clients read them, although EndpointSlices replace them
 		core.WithKind("Endpoints"): {reflect.TypeFor[corev1.Endpoints](), transcode.Rules{
 			reflect.TypeFor[corev1.EndpointPort](): {Set: []string{"protocol"}},
 		}},
