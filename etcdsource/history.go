@@ -60,13 +60,14 @@ func (s *Source) Oldest(ctx context.Context, prefix string, now driver.Header, b
 			if oldest == now.Revision {
 				return false, nil
 			}
-			if p.everythingFits(ctx, bounds.Bytes) {
+			bytes := bounds.Bytes
+			if p.everythingFits(ctx, bytes) {
 				if bounds.Pause <= 0 || now.Revision-oldest <= fewRevisions {
 					return false, nil
 				}
-				bounds.Bytes = math.MaxInt64
+				bytes = math.MaxInt64
 			}
-			oldest, err = p.sample(ctx, oldest, bounds.Bytes, bounds.Pause)
+			oldest, err = p.sample(ctx, oldest, bytes, bounds.Pause)
 			if !errors.Is(err, mirror.ErrCompacted) { // otherwise the floor has risen
 				return false, err
 			}
@@ -182,17 +183,19 @@ func (p *sampler) sample(ctx context.Context, oldest mirror.Revision, bytes int6
 		if err != nil {
 			return 0, err
 		}
-		within := revisionsWithin(pause, took, p.now.Revision-from)
-		if within < p.now.Revision-from {
-			return p.now.Revision - within, nil
-		}
 		mean := older
 		if rate >= 0 {
 			mean = (older + rate) / 2
 		}
 		need := mean * float64(at-from)
+		lowest := from
 		if need > room {
-			return at - mirror.Revision(room/mean), nil
+			lowest = at - mirror.Revision(room/mean)
+		}
+		within := revisionsWithin(pause, took, p.now.Revision-from)
+		lowest = max(lowest, p.now.Revision-within)
+		if lowest > from {
+			return lowest, nil
 		}
 		room -= need
 		at, rate = from, older

@@ -75,7 +75,7 @@ func (m *moves) follow(ctx context.Context) {
 
 // watch applies the changes after a revision until the watch ends.
 func (m *moves) watch(ctx context.Context, revision int64) {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx)) // a member without a leader ends the watch
 	defer cancel()
 	for r := range m.client.Watch(ctx, m.prefix, clientv3.WithPrefix(), clientv3.WithRev(revision+1)) {
 		if r.Err() != nil {
@@ -130,7 +130,13 @@ func (s movable) Delete(ctx context.Context, key string, out runtime.Object, pre
 	if err := s.moves.check(s.path, s.resource); err != nil {
 		return err
 	}
-	return s.Interface.Delete(ctx, key, out, preconditions, validateDeletion, cached, opts)
+	validated := func(ctx context.Context, obj runtime.Object) error { // admission runs in it, for as long as a webhook takes
+		if err := validateDeletion(ctx, obj); err != nil {
+			return err
+		}
+		return s.moves.check(s.path, s.resource)
+	}
+	return s.Interface.Delete(ctx, key, out, preconditions, validated, cached, opts)
 }
 
 func (s movable) GuaranteedUpdate(ctx context.Context, key string, destination runtime.Object, ignoreNotFound bool,
@@ -138,5 +144,12 @@ func (s movable) GuaranteedUpdate(ctx context.Context, key string, destination r
 	if err := s.moves.check(s.path, s.resource); err != nil {
 		return err
 	}
-	return s.Interface.GuaranteedUpdate(ctx, key, destination, ignoreNotFound, preconditions, tryUpdate, cached)
+	updated := func(obj runtime.Object, meta storage.ResponseMeta) (runtime.Object, *uint64, error) { // admission runs in it, too
+		changed, ttl, err := tryUpdate(obj, meta)
+		if err == nil {
+			err = s.moves.check(s.path, s.resource)
+		}
+		return changed, ttl, err
+	}
+	return s.Interface.GuaranteedUpdate(ctx, key, destination, ignoreNotFound, preconditions, updated, cached)
 }

@@ -203,6 +203,8 @@ type indexes struct {
 	published atomic.Pointer[map[string]*Index] // a copy of byName
 	nextCount atomic.Int64                      // time of the next comparison of the digests' bytes, in nanoseconds since Selections.start
 
+	dropping sync.Mutex // held by DropIndexes, which a timer and a full index start; before mu
+
 	mu     sync.Mutex // before Index.mu
 	byName map[string]*Index
 	// once has the labels and fields that a list has named once, until it is dropped: unless a registry has declared them or they are
@@ -361,6 +363,8 @@ func (t *indexes) reportLocked(s *Selections) {
 // refused for IndexIdle, then the least recently used ones.
 func (s *Selections) DropIndexes() {
 	t := &s.indexes
+	t.dropping.Lock()
+	defer t.dropping.Unlock()
 	t.mu.Lock()
 	before := map[*Index]int64{}
 	for _, x := range t.byName {

@@ -23,6 +23,7 @@ import (
 // through the byte path too: a watch that was passed on would stay with upstream's handlers for up to an hour.
 type remoteVersions struct {
 	versions atomic.Pointer[map[schema.GroupVersion]bool] // the remote versions; replaced on each change
+	synced   func() bool                                  // of the informer's handlers; set before the server serves
 
 	mu       sync.Mutex               // leaf; guards services, and the replacement of versions
 	services map[string]*registration // by name of the APIService
@@ -48,7 +49,7 @@ func (r *remoteVersions) follow(informer cache.SharedIndexInformer) error {
 	if err := informer.SetTransform(r.received); err != nil {
 		return fmt.Errorf("watch APIServices: %w", err)
 	}
-	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	handlers, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { r.changed(obj.(*apiregistrationv1.APIService)) },
 		UpdateFunc: func(_, obj any) { r.changed(obj.(*apiregistrationv1.APIService)) },
 		DeleteFunc: r.deleted,
@@ -56,6 +57,7 @@ func (r *remoteVersions) follow(informer cache.SharedIndexInformer) error {
 	if err != nil {
 		return fmt.Errorf("watch APIServices: %w", err)
 	}
+	r.synced = handlers.HasSynced
 	return nil
 }
 
@@ -64,6 +66,9 @@ func (r *remoteVersions) local(gv schema.GroupVersion) bool {
 	remote := *r.versions.Load()
 	return len(remote) == 0 || !remote[gv]
 }
+
+// known reports whether all APIServices that existed at the start have arrived.
+func (r *remoteVersions) known() bool { return r.synced != nil && r.synced() }
 
 // received is the informer's transform, called before an object is stored. It returns the object unchanged.
 func (r *remoteVersions) received(obj any) (any, error) {

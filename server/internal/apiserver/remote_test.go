@@ -8,6 +8,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/client-go/tools/cache"
 	fakesource "k8s.io/client-go/tools/cache/testing"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
@@ -42,6 +43,30 @@ func TestAPIService_BeforeInformerSync_VersionIsLocalUntilReceived(t *testing.T)
 	}
 	if informer.HasSynced() || r.local(widgets) {
 		t.Error("local after the informer has received a remote APIService")
+	}
+}
+
+// TestAPIService_BeforeHandlersSync_NothingIsStored: a replica proxies every version until it knows which of them are local.
+func TestAPIService_BeforeHandlersSync_NothingIsStored(t *testing.T) {
+	informer := cache.NewSharedIndexInformer(fakesource.NewFakeControllerSource(), &apiregistrationv1.APIService{}, 0, cache.Indexers{})
+	r := newRemoteVersions()
+	if err := r.follow(informer); err != nil {
+		t.Fatal(err)
+	}
+	resource := widgets.WithResource("widgets")
+	resources := &Resources{follow: &followedInformers{remote: r}, builtIn: map[schema.GroupVersionResource][]string{resource: {""}}}
+	info := &request.RequestInfo{APIGroup: resource.Group, APIVersion: resource.Version, Resource: resource.Resource}
+	if resources.Stored(info) {
+		t.Error("stored before the APIServices have arrived")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	go informer.RunWithContext(ctx)
+	if !cache.WaitForCacheSync(ctx.Done(), r.known) {
+		t.Fatal("the informer did not sync")
+	}
+	if !resources.Stored(info) {
+		t.Error("not stored after the APIServices have arrived")
 	}
 }
 

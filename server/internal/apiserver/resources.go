@@ -27,7 +27,7 @@ type Resources struct {
 // server, and for all versions until the APIServices are known. Cost is some map lookups.
 func (r *Resources) Stored(info *request.RequestInfo) bool {
 	resource := schema.GroupVersionResource{Group: info.APIGroup, Version: info.APIVersion, Resource: info.Resource}
-	if !r.follow.remote.local(resource.GroupVersion()) {
+	if remote := r.follow.remote; !remote.known() || !remote.local(resource.GroupVersion()) {
 		return false
 	}
 	if subresources, ok := r.builtIn[resource]; ok {

@@ -220,11 +220,13 @@ func (v *instance) serve(ctx context.Context, o Options) error {
 	defer waiting.Wait()
 	defer cancel() // runs before the wait
 	loopback := v.config.KubeAPIs.ControlPlane.Generic.LoopbackClientConfig
-	waiting.Go(func() {
-		if waitListening(ctx, loopback) == nil {
-			v.attachment.overrides.warnUnserved(ctx, loopback)
-		}
-	})
+	if overrides := v.attachment.overrides; len(overrides.clusters) > 0 {
+		waiting.Go(func() {
+			if waitListening(ctx, loopback) == nil {
+				overrides.warnUnserved(ctx, loopback)
+			}
+		})
+	}
 	if o.OnReady != nil {
 		waiting.Go(func() {
 			if waitReady(ctx, loopback) == nil {
