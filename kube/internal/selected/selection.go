@@ -27,7 +27,7 @@ type Config struct {
 	View     *objects.View
 	Blocks   *blockcache.Cache // charged with the bytes of indexes
 	Context  context.Context   // ends with the storage
-	// Eager are the fields whose first use makes an index. They are few, and known to have few objects for each value. The indexes that
+	// Eager are the fields whose first use makes an index. They are few: those of Events, and the selectable fields of a custom resource. The indexes that
 	// a registry has declared for a request need not be among them; upstream's page tokens depend on those alone (DeclaredIndex).
 	Eager map[string]bool
 	// Start runs a goroutine that the storage waits for; false if the storage has ended.
