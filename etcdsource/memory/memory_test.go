@@ -158,10 +158,13 @@ func TestStore_CompactedDuringStalledWatch_ServesThatRevision(t *testing.T) {
 
 func TestWatch_OfRestoredStore_ReturnsErrRestored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _ := compactedAtSeven(t)
+		s, err := compactedAtSeven(t)
 		s.Stall(false)
 		s.Put("/other", "4") // 8
 		s.Break()
+		if err := err(); !errors.Is(err, mirror.ErrCompacted) && !errors.Is(err, ErrBroken) {
+			t.Errorf("watch that was stalled below the compacted revision: %v", err)
+		}
 		s.Restore(5, map[string]string{prefix + "a": "restored"})
 		for _, after := range []driver.Header{{ClusterID: 1, Revision: 5}, {ClusterID: 2, Revision: 6}} {
 			_, err := watch(t, s, after)

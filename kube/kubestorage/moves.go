@@ -60,16 +60,18 @@ func (m *moves) set(marks map[string]etcdmoves.Mark, kv *mvccpb.KeyValue) {
 	marks[strings.TrimPrefix(string(kv.Key), m.prefix)] = mark
 }
 
-// follow updates the marks until ctx ends.
-func (m *moves) follow(ctx context.Context) {
+// follow updates the marks until ctx ends. They are those of the revision, or were not read if it is 0.
+func (m *moves) follow(ctx context.Context, revision int64) {
 	for ctx.Err() == nil {
-		if revision, err := m.read(ctx); err == nil {
+		if revision != 0 {
 			m.watch(ctx, revision)
 		}
 		select {
 		case <-ctx.Done():
+			return
 		case <-time.After(marksRetry):
 		}
+		revision, _ = m.read(ctx) // repeated after an error
 	}
 }
 

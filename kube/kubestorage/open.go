@@ -75,9 +75,9 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f detectedSou
 	c.stop = cancel
 	if !opts.ReadOnly { // marks are for writes
 		first, done := context.WithTimeout(ctx, firstMarks)
-		_, _ = c.moves.read(first) // follow repeats it
+		revision, _ := c.moves.read(first) // follow repeats it after an error
 		done()
-		c.wg.Go(func() { c.moves.follow(ctx) })
+		c.wg.Go(func() { c.moves.follow(ctx, revision) })
 	}
 	if f.source == nil {
 		return c, nil

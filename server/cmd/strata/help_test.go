@@ -44,7 +44,7 @@ func TestHelp_OwnFlagsComeFirst_EachOnce(t *testing.T) {
 	selection := []string{"all-namespaces", "selector"}
 	own := map[string][]string{
 		"strata":    {"version"},
-		"strata up": {"data-dir", "bind-address", "secure-port", "tls-san", "kubeconfig", "nodes", "controllers", "etcd-shards", "etcd-progress-notify-interval"},
+		"strata up": {"data-dir", "bind-address", "secure-port", "tls-san", "kubeconfig", "nodes", "controllers", "etcd-shards", "ha", "etcd-progress-notify-interval"},
 		"strata apiserver": {"engine", "strata-consistency-check-interval", "strata-continue-token-key-rotation", "strata-feature-gates", "strata-history-age",
 			"strata-history-bytes", "strata-list-bytes-in-flight", "strata-refuse-plain-continue-tokens", "strata-representation-bytes"},
 		"strata etcd move":      {"from", "to", "etcd-prefix", "etcd-cafile", "etcd-certfile", "etcd-keyfile", "dry-run", "delete-source"},
