@@ -44,13 +44,13 @@ func etcdFigures(t *testing.T, table *harness.Figures) {
 		for pair, second := range harness.Phases(figurePairs) {
 			if !second {
 				without = append(without, loadOver(t, ctx, etcd, changes))
-				t.Logf("%d writes/s, pair %d, without: %+v", rate, pair+1, without[pair])
+				t.Logf("%d writes/s, pair %d, without: %.3f", rate, pair+1, without[pair])
 				continue
 			}
 			more.Restart()
 			awaitCaughtUp(t, ctx, client, more)
 			with = append(with, loadOver(t, ctx, etcd, changes))
-			t.Logf("%d writes/s, pair %d, with: %+v", rate, pair+1, with[pair])
+			t.Logf("%d writes/s, pair %d, with: %.3f", rate, pair+1, with[pair])
 			harness.Check(t, more.Stop())
 		}
 		changes.stop(t)
@@ -58,9 +58,11 @@ func etcdFigures(t *testing.T, table *harness.Figures) {
 		at := fmt.Sprintf("at %.0f writes/s to etcd", harness.Median(valuesOf(with, func(l etcdLoad) float64 { return l.Writes })))
 		table.Row("CPU of etcd for one more replica "+at, fmt.Sprintf("%.1f %% of a core, from %.1f to %.1f", harness.Median(differences(without, with, cpu)),
 			harness.Median(valuesOf(without, cpu)), harness.Median(valuesOf(with, cpu))), "-")
-		table.Row("watch streams, and watches, of etcd for it", fmt.Sprintf("%.0f, %.0f",
-			harness.Median(differences(without, with, func(l etcdLoad) float64 { return l.Streams })),
-			harness.Median(differences(without, with, func(l etcdLoad) float64 { return l.Watches }))), "-")
+		if rate == etcdWrites {
+			table.Row("watch streams, and watches, of etcd for one more replica", fmt.Sprintf("%.0f, %.0f",
+				harness.Median(differences(without, with, func(l etcdLoad) float64 { return l.Streams })),
+				harness.Median(differences(without, with, func(l etcdLoad) float64 { return l.Watches }))), "-")
+		}
 	}
 }
 

@@ -25,7 +25,7 @@ const (
 	quietTimeout = 30 * time.Second
 )
 
-// memoryFigures measures the memory of a replica and of its primary with the same ConfigMaps of 1 KB, a minute after the start of each. The
+// memoryFigures measures the memory of a replica and of its primary with the same ConfigMaps of 1 KB, a minute after each is ready. The
 // objects are in etcd before both start.
 func memoryFigures(t *testing.T, table *harness.Figures) {
 	n := memoryObjects
@@ -43,15 +43,15 @@ func memoryFigures(t *testing.T, table *harness.Figures) {
 	var held [2][]atRest // of the replica, and of the primary
 	for start := range memoryStarts {
 		primary.Restart()
-		primaryBegan := time.Now()
+		primaryReady := time.Now()
 		if replica == nil {
 			replica = e.Replica(etcd, front, []*harness.Server{primary}, harness.Unchecked(unchecked))
 		} else {
 			replica.Restart()
 		}
-		replicaBegan := time.Now()
-		held[1] = append(held[1], memoryAtRest(t, ctx, primary, n, primaryBegan))
-		held[0] = append(held[0], memoryAtRest(t, ctx, replica, n, replicaBegan))
+		replicaReady := time.Now()
+		held[1] = append(held[1], memoryAtRest(t, ctx, primary, n, primaryReady))
+		held[0] = append(held[0], memoryAtRest(t, ctx, replica, n, replicaReady))
 		t.Logf("start %d: replica: %v; primary: %v", start+1, held[0][start], held[1][start])
 		harness.Check(t, replica.Stop())
 		harness.Check(t, primary.Stop())
@@ -67,12 +67,12 @@ func memoryFigures(t *testing.T, table *harness.Figures) {
 		}
 		table.Row(fmt.Sprintf("%s, %d ConfigMaps of 1 KB", name, n), fmt.Sprintf("%.0f MB, %.2f of the primary's", medians[0], medians[0]/medians[1]), fmt.Sprintf("%.0f MB", medians[1]))
 	}
-	row("resident memory a minute after the start", func(m atRest) int64 { return m.resident })
-	row("resident memory after a collection", func(m atRest) int64 { return m.after.Resident })
+	row("resident memory at rest, a minute after the start", func(m atRest) int64 { return m.resident })
+	row("resident memory after a garbage collection", func(m atRest) int64 { return m.after.Resident })
 	row("live heap", func(m atRest) int64 { return m.after.Live })
 }
 
-// atRest is the memory of a server a minute after its start, in bytes, and after a garbage collection.
+// atRest is the memory of a server a minute after it was ready, in bytes, and after a garbage collection.
 type atRest struct {
 	resident int64
 	after    harness.Held
@@ -82,8 +82,8 @@ func (m atRest) String() string {
 	return fmt.Sprintf("resident %.1f MB; after a collection: live %.1f MB, %v", float64(m.resident)/1e6, float64(m.after.Live)/1e6, m.after)
 }
 
-// memoryAtRest returns the memory of a server that serves n ConfigMaps, once it is memoryAge old and quiet.
-func memoryAtRest(t *testing.T, ctx context.Context, s *harness.Server, n int, began time.Time) (m atRest) {
+// memoryAtRest returns the memory of a server that serves n ConfigMaps, memoryAge after it was ready, once it is quiet.
+func memoryAtRest(t *testing.T, ctx context.Context, s *harness.Server, n int, ready time.Time) (m atRest) {
 	t.Helper()
 	api := s.API()
 	list, err := api.List(ctx, configMaps, "limit=1")
@@ -91,7 +91,7 @@ func memoryAtRest(t *testing.T, ctx context.Context, s *harness.Server, n int, b
 	if left := list.Metadata.RemainingItemCount; left == nil || *left < int64(n)-1 {
 		t.Fatalf("%s does not serve %d ConfigMaps: metadata %+v", s.URL, n, list.Metadata)
 	}
-	harness.Check(t, pause(ctx, time.Until(began.Add(memoryAge))))
+	harness.Check(t, pause(ctx, time.Until(ready.Add(memoryAge))))
 	harness.Check(t, process.WaitQuiet(ctx, quietTimeout, s.Child))
 	m.resident, err = s.Resident()
 	harness.Check(t, err)
