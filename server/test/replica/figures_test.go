@@ -19,17 +19,31 @@ import (
 // Loads of TestReplica_Figures.
 const (
 	figureTime   = 15 * time.Second
-	figureWrites = 300 // a second
+	figureWrites = 300 // a second, through the primary
 	figureProbes = 400
+	figurePairs  = 3
+
+	unchecked = "periodic checks every few seconds would take CPU time and memory"
 )
 
-// TestReplica_Figures measures a replica beside its primary, and judges nothing but errors: consistent lists of a quiet resource while others are
-// written, the time by which a watch of the replica is behind one of the primary, writes through the replica and directly, and the CPU time of
-// etcd with one more replica.
+// TestReplica_Figures measures a replica beside its primary, and judges nothing but errors. Each part can be run alone, and the table has the
+// rows of those that ran:
+//   - latency: consistent lists of a quiet resource while others are written, the time by which a watch of the replica is behind one of the
+//     primary, and writes through the replica and directly
+//   - etcd: its CPU time and its watches for one more replica
+//   - memory: of both with the same objects
 func TestReplica_Figures(t *testing.T) {
 	if !harness.Long() {
 		t.Skip("measures; STRATA_TEST_LONG=1 runs it")
 	}
+	table := harness.NewFigures("replica", "primary")
+	t.Run("latency", func(t *testing.T) { latencyFigures(t, table) })
+	t.Run("etcd", func(t *testing.T) { etcdFigures(t, table) })
+	t.Run("memory", func(t *testing.T) { memoryFigures(t, table) })
+	t.Logf("percentiles of one run, and medians of phases and of starts:\n%s", table)
+}
+
+func latencyFigures(t *testing.T, table *harness.Figures) {
 	ctx := harness.Context(t, 4*time.Minute)
 	e := harness.New(t)
 	etcd, front := e.Etcd(), e.FrontProxy()
@@ -40,22 +54,23 @@ func TestReplica_Figures(t *testing.T) {
 
 	direct := writeTimes(t, ctx, primary.API(), "direct")
 	proxied := writeTimes(t, ctx, replica.API(), "proxied")
-	t.Logf("create a ConfigMap: p50 %v directly, %v through the replica; p99 %v and %v", part(direct, 50), part(proxied, 50), part(direct, 99), part(proxied, 99))
 
 	lags, stopWatches := watchBoth(t, ctx, primary, replica)
 	stop := startWrites(t, ctx, primary, figureWrites)
 	lists := listTimes(t, ctx, replica.API())
 	onPrimary := listTimes(t, ctx, primary.API())
-	cpuOne := cpuOver(t, ctx, etcd, figureTime)
-	other := e.Replica(etcd, front, []*harness.Server{primary})
-	cpuTwo := cpuOver(t, ctx, etcd, figureTime)
 	stop()
-	t.Logf("consistent LIST of a quiet resource beside %d writes/s: p50 %v, p99 %v on the replica; p50 %v, p99 %v on the primary", figureWrites,
-		part(lists, 50), part(lists, 99), part(onPrimary, 50), part(onPrimary, 99))
-	t.Logf("CPU of etcd at %d writes/s: %.1f %% of a core with one replica, %.1f %% with two", figureWrites, 100*cpuOne, 100*cpuTwo)
 	behind := stopWatches(lags)
-	t.Logf("a watch of the replica behind one of the primary: p50 %v, p99 %v of %d events", part(behind, 50), part(behind, 99), len(behind))
-	harness.Check(t, other.Stop())
+	for _, percent := range []int{50, 99} {
+		table.Row(fmt.Sprintf("create a ConfigMap, p%d: through the replica, and directly", percent), part(proxied, percent).String(), part(direct, percent).String())
+	}
+	for _, percent := range []int{50, 99} {
+		table.Row(fmt.Sprintf("consistent LIST of a quiet resource beside %d writes/s, p%d", figureWrites, percent),
+			part(lists, percent).String(), part(onPrimary, percent).String())
+	}
+	for _, percent := range []int{50, 99} {
+		table.Row(fmt.Sprintf("an event of a watch after the same event on the primary, p%d of %d", percent, len(behind)), part(behind, percent).String(), "-")
+	}
 }
 
 // part returns a percentile.
@@ -177,15 +192,4 @@ func watchBoth(t *testing.T, ctx context.Context, servers ...*harness.Server) (b
 		}
 		return behind
 	}
-}
-
-// cpuOver returns the CPU time of an etcd over d, in cores.
-func cpuOver(t *testing.T, ctx context.Context, etcd *harness.Etcd, d time.Duration) float64 {
-	t.Helper()
-	before, err := etcd.CPU()
-	harness.Check(t, err)
-	harness.Check(t, pause(ctx, d))
-	after, err := etcd.CPU()
-	harness.Check(t, err)
-	return (after - before).Seconds() / d.Seconds()
 }

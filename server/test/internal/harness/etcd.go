@@ -29,6 +29,9 @@ type Etcd struct {
 // Etcd starts an empty etcd without fsync: these tests do not crash the machine.
 func (e *Env) Etcd() *Etcd { return e.etcd(transport.TLSInfo{}) }
 
+// SyncedEtcd starts an empty etcd with fsync, for measurements. Its data is on the disk of the directory for temporary files ($TMPDIR).
+func (e *Env) SyncedEtcd() *Etcd { return e.etcd(transport.TLSInfo{}, "--unsafe-no-fsync=false") }
+
 // EtcdTLS starts an empty etcd that serves with a certificate of ca and requires client certificates of ca.
 func (e *Env) EtcdTLS(ca *Authority) *Etcd {
 	server, client := ca.Issue("etcd"), ca.Issue("etcd-client")

@@ -22,8 +22,8 @@ func (e *Etcd) Resident() (bytes int64, err error) { return e.p.Resident() }
 
 // Held is a server's memory after a garbage collection, as reported by its runtime and by the kernel.
 type Held struct {
-	Heap, Stacks, Resident int64 // bytes
-	Goroutines             int
+	Live, Heap, Stacks, Resident int64 // bytes; Live are those of objects, Heap has the free space between them too
+	Goroutines                   int
 }
 
 func (h Held) String() string {
@@ -42,7 +42,7 @@ func (s *Server) Held(ctx context.Context, api *API) (h Held, err error) {
 	lines := bufio.NewScanner(bytes.NewReader(profile.Body))
 	lines.Buffer(nil, len(profile.Body)+1)
 	for lines.Scan() {
-		for prefix, value := range map[string]*int64{"# HeapInuse = ": &h.Heap, "# Stack = ": &h.Stacks} {
+		for prefix, value := range map[string]*int64{"# HeapAlloc = ": &h.Live, "# HeapInuse = ": &h.Heap, "# Stack = ": &h.Stacks} {
 			if text, ok := strings.CutPrefix(lines.Text(), prefix); ok {
 				text, _, _ = strings.Cut(text, " ")
 				if *value, err = strconv.ParseInt(text, 10, 64); err != nil {

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 	"strconv"
@@ -38,8 +39,39 @@ func (a *API) sum(ctx context.Context, match func(series string) bool) (sum floa
 	if r.Code != http.StatusOK {
 		return 0, false, fmt.Errorf("metrics: %w", r.Err())
 	}
-	lines := bufio.NewScanner(bytes.NewReader(r.Body))
-	lines.Buffer(nil, len(r.Body)+1)
+	return sumSeries(r.Body, match)
+}
+
+// Metric returns the sum of the series of etcd's /metrics whose text begins with prefix, as API.Metric does. The etcd serves plain TCP
+// and has one member.
+func (e *Etcd) Metric(ctx context.Context, prefix string) (float64, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, e.URL+"/metrics", nil)
+	if err != nil {
+		return 0, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("metrics of etcd: %s", resp.Status)
+	}
+	if err != nil {
+		return 0, err
+	}
+	sum, found, err := sumSeries(body, func(series string) bool { return strings.HasPrefix(series, prefix) })
+	if err == nil && !found {
+		err = fmt.Errorf("metrics of etcd: no series begins with %s", prefix)
+	}
+	return sum, err
+}
+
+// sumSeries returns the sum of the matching series of an exposition of metrics.
+func sumSeries(exposition []byte, match func(series string) bool) (sum float64, found bool, err error) {
+	lines := bufio.NewScanner(bytes.NewReader(exposition))
+	lines.Buffer(nil, len(exposition)+1)
 	for lines.Scan() {
 		line := lines.Text()
 		i := strings.LastIndexByte(line, ' ')
