@@ -219,9 +219,9 @@ func (s *server) Chain(chain *aggregatorapiserver.APIAggregator) error {
 	if err := checkHooks(chain.GenericAPIServer); err != nil {
 		return err
 	}
-	return chain.GenericAPIServer.AddReadyzChecks(healthz.NamedCheck("replica-lag", func(*http.Request) error {
-		return s.lagCheck.report(tooFarBehind(s.engine.Lags()))
-	}))
+	return chain.GenericAPIServer.AddReadyzChecks(
+		healthz.NamedCheck("replica-lag", func(*http.Request) error { return s.lagCheck.report(tooFarBehind(s.engine.Lags())) }),
+		healthz.NamedCheck("replica-identity", func(*http.Request) error { return s.primaries.refusal() }))
 }
 
 // maxLag is the time for which memory may be behind etcd before the replica is not ready. It exceeds the restart of a silent feed on
