@@ -140,6 +140,9 @@ func (s *server) Options(ctx context.Context, flags *pflag.FlagSet, o *options.S
 		}
 		o.Etcd.StorageConfig.Transport.ServerList = []string{s.readFrom}
 	}
+	if unset := unsetClaimFlags(o.Authentication.RequestHeader); len(unset) > 0 {
+		klog.Warningf("Flags %s are not set, so that of the headers of clients only X-Remote-* are removed; set them as on the API servers of --primary, which trust those headers", strings.Join(unset, ", "))
+	}
 	readOnlyOptions(o)
 	return nil
 }
@@ -200,12 +203,13 @@ func (s *server) Attached(config *app.Config, engine *kubestorage.Engine, resour
 	lags.engine.Store(engine)
 	outermost := &config.Aggregator.GenericConfig.Config
 	withoutOrigin := len(outermost.CorsAllowedOriginList) > 0 // this server answers preflight requests
-	s.documents = newDocuments(s.primaries, outermost.Serializer, withoutOrigin)
+	claims := newClaims(s.options.Authentication.RequestHeader)
+	s.documents = newDocuments(s.primaries, claims, outermost.Serializer, withoutOrigin)
 	resources.OnDefinitions(s.documents.changed)
 	build := outermost.BuildHandlerChainFunc
 	outermost.BuildHandlerChainFunc = func(apiHandler http.Handler, c *genericapiserver.Config) http.Handler {
 		d := &dispatcher{resolver: c.RequestInfoResolver, resources: resources, codecs: c.Serializer, local: build(s.documents.handler(apiHandler), c),
-			proxied: proxyChain(newProxy(s.primaries, c.Serializer, withoutOrigin), c)}
+			proxied: proxyChain(newProxy(s.primaries, claims, c.Serializer, withoutOrigin), c)}
 		if c.LoopbackClientConfig != nil {
 			d.ownToken = c.LoopbackClientConfig.BearerToken
 		}
@@ -219,9 +223,9 @@ func (s *server) Chain(chain *aggregatorapiserver.APIAggregator) error {
 	if err := checkHooks(chain.GenericAPIServer); err != nil {
 		return err
 	}
-	return chain.GenericAPIServer.AddReadyzChecks(healthz.NamedCheck("replica-lag", func(*http.Request) error {
-		return s.lagCheck.report(tooFarBehind(s.engine.Lags()))
-	}))
+	return chain.GenericAPIServer.AddReadyzChecks(
+		healthz.NamedCheck("replica-lag", func(*http.Request) error { return s.lagCheck.report(tooFarBehind(s.engine.Lags())) }),
+		healthz.NamedCheck("replica-identity", func(*http.Request) error { return s.primaries.refusal() }))
 }
 
 // maxLag is the time for which memory may be behind etcd before the replica is not ready. It exceeds the restart of a silent feed on

@@ -133,9 +133,13 @@ func (r *reviews) install(config *app.Config, o options.CompletedOptions) error 
 	return nil
 }
 
-// authorizer permits administrators, and everybody to see whether the server works, without a primary.
+// healthPaths are permitted to every user without a primary, as to all users of stock by the ClusterRole system:public-info-viewer. Single checks,
+// such as /readyz/etcd, are not.
+var healthPaths = []string{"/healthz", "/livez", "/readyz"}
+
+// authorizer permits administrators everything, and every user healthPaths, without a primary.
 func (r *reviews) authorizer() (authorizer.Authorizer, error) {
-	paths, err := path.NewAuthorizer([]string{"/healthz", "/healthz/*", "/livez", "/livez/*", "/readyz", "/readyz/*"})
+	paths, err := path.NewAuthorizer(healthPaths)
 	if err != nil {
 		return nil, err
 	}

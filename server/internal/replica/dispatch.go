@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"net/http"
 	"runtime/debug"
+	"slices"
+	"strconv"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/authentication/user"
 	genericapifilters "k8s.io/apiserver/pkg/endpoints/filters"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	"k8s.io/apiserver/pkg/endpoints/request"
@@ -109,10 +112,11 @@ func isOwnPath(path string) bool {
 
 // proxyChain is the chain of filters of requests that a primary answers. It authenticates and decides nothing else: authorization, admission,
 // audit, fairness and timeouts are those of the primary, for the caller. A request that fails to authenticate is audited here, since no
-// primary receives it.
+// primary receives it. The number of requests in flight is bounded by that of both flags for it.
 func proxyChain(to http.Handler, c *genericapiserver.Config) http.Handler {
 	failed := genericapifilters.WithFailedAuthenticationAudit(genericapifilters.Unauthorized(c.Serializer), c.AuditBackend, c.AuditPolicyRuleEvaluator)
-	handler := genericapifilters.WithAuthentication(to, c.Authentication.Authenticator, failed, c.Authentication.APIAudiences, c.Authentication.RequestHeaderConfig)
+	bounded := withInFlightBound(to, c.MaxRequestsInFlight+c.MaxMutatingRequestsInFlight, c.LongRunningFunc, c.Serializer)
+	handler := genericapifilters.WithAuthentication(bounded, c.Authentication.Authenticator, failed, c.Authentication.APIAudiences, c.Authentication.RequestHeaderConfig)
 	handler = genericfilters.WithCORS(handler, c.CorsAllowedOriginList, nil, nil, nil, "true")
 	handler = genericfilters.WithWaitGroup(handler, c.LongRunningFunc, c.NonLongRunningRequestWaitGroup)
 	handler = genericfilters.WithHSTS(handler, c.HSTSDirectives)
@@ -121,6 +125,37 @@ func proxyChain(to http.Handler, c *genericapiserver.Config) http.Handler {
 	handler = genericapifilters.WithRequestInfo(handler, c.RequestInfoResolver)
 	handler = genericapifilters.WithRequestReceivedTimestamp(handler)
 	return withRecovery(genericapifilters.WithAuditInit(handler))
+}
+
+// withInFlightBound answers 429 to requests above maxRequests in flight (0: no bound), except for long-running ones and for administrators, as
+// kube-apiserver does. It must run behind authentication.
+func withInFlightBound(next http.Handler, maxRequests int, longRunning request.LongRunningRequestCheck, codecs runtime.NegotiatedSerializer) http.Handler {
+	if maxRequests <= 0 {
+		return next
+	}
+	slots := make(chan struct{}, maxRequests)
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		info, _ := request.RequestInfoFrom(req.Context())
+		if info == nil || longRunning != nil && longRunning(req, info) {
+			next.ServeHTTP(w, req)
+			return
+		}
+		select {
+		case slots <- struct{}{}:
+			defer func() { <-slots }()
+			next.ServeHTTP(w, req)
+			return
+		default:
+		}
+		if u, ok := request.UserFrom(req.Context()); ok && slices.Contains(u.GetGroups(), user.SystemPrivilegedGroup) {
+			next.ServeHTTP(w, req)
+			return
+		}
+		status := apierrors.NewTooManyRequests(fmt.Sprintf("this replica has %d requests to the API servers of --primary in flight, as many as --max-requests-inflight and "+
+			"--max-mutating-requests-inflight permit, and the request was not sent; repeat it later", maxRequests), retryAfter)
+		w.Header().Set("Retry-After", strconv.Itoa(retryAfter))
+		responsewriters.ErrorNegotiated(status, codecs, schema.GroupVersion{Group: info.APIGroup, Version: info.APIVersion}, w, req)
+	})
 }
 
 // withRecovery answers 500 after a panic, except for the panic that ends a response whose primary has broken off.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -56,6 +57,7 @@ func isDocument(method, path string) bool {
 // methods may be called concurrently.
 type documents struct {
 	to      http.RoundTripper
+	claims  *claims
 	pass    http.Handler // answers by a primary without a cache
 	flights singleflight.Group
 	changes atomic.Int64 // of definitions and APIServices, each of which makes all documents stale
@@ -76,8 +78,8 @@ type document struct {
 	changes int64     // the value of documents.changes before it; guarded by documents.mu
 }
 
-func newDocuments(to http.RoundTripper, codecs runtime.NegotiatedSerializer, withoutOrigin bool) *documents {
-	return &documents{to: to, pass: newProxy(to, codecs, withoutOrigin), known: map[string]*list.Element{}, recent: list.New()}
+func newDocuments(to http.RoundTripper, claims *claims, codecs runtime.NegotiatedSerializer, withoutOrigin bool) *documents {
+	return &documents{to: to, claims: claims, pass: newProxy(to, claims, codecs, withoutOrigin), known: map[string]*list.Element{}, recent: list.New()}
 }
 
 // changed makes all documents stale.
@@ -96,17 +98,18 @@ func (d *documents) handler(next http.Handler) http.Handler {
 }
 
 func (d *documents) serve(w http.ResponseWriter, req *http.Request) {
-	if req.Header.Get("Range") != "" {
+	uri, cacheable := documentURI(req.URL)
+	if req.Header.Get("Range") != "" || !cacheable {
 		d.passOn(w, req)
 		return
 	}
-	key := keyOf(req)
+	key := keyOf(req, uri)
 	if doc := d.load(key, true); doc != nil {
 		documentRequests.WithLabelValues("cached").Inc()
 		doc.write(w, req)
 		return
 	}
-	result, err, _ := d.flights.Do(key, func() (any, error) { return d.refresh(req, key) })
+	result, err, _ := d.flights.Do(key, func() (any, error) { return d.refresh(req, uri, key) })
 	if err != nil {
 		d.passOn(w, req) // with the caller's own identity; reports the error
 		return
@@ -119,9 +122,33 @@ func (d *documents) passOn(w http.ResponseWriter, req *http.Request) {
 	d.pass.ServeHTTP(w, req)
 }
 
+// documentURI returns the path and the query with which a primary is asked for a document, and whether the answer can be cached. A document has
+// one URI, so that a client cannot fill the cache with copies: the only parameter with a meaning is the hash of an OpenAPI v3 document, of which
+// the primary serves one value; timeout, which clients of discovery send, is replaced by documentTimeout. Other requests are passed on.
+func documentURI(u *url.URL) (uri string, cacheable bool) {
+	if u.RawPath != "" {
+		return "", false // another spelling of the path
+	}
+	query, err := url.ParseQuery(u.RawQuery)
+	if err != nil {
+		return "", false
+	}
+	hash := ""
+	for name, values := range query {
+		switch {
+		case name == "timeout":
+		case name == "hash" && len(values) == 1 && strings.HasPrefix(u.Path, "/openapi/v3/"):
+			hash = "?" + url.Values{name: values}.Encode()
+		default:
+			return "", false
+		}
+	}
+	return u.EscapedPath() + hash, true
+}
+
 // keyOf returns the key of requests with the same answer.
-func keyOf(req *http.Request) string {
-	return strings.Join([]string{req.URL.EscapedPath() + "?" + req.URL.RawQuery, strings.Join(req.Header["Accept"], ","), encodingOf(req)}, "\n")
+func keyOf(req *http.Request, uri string) string {
+	return strings.Join([]string{uri, strings.Join(req.Header["Accept"], ","), encodingOf(req)}, "\n")
 }
 
 // encodingOf returns the Accept-Encoding of the request to a primary.
@@ -152,11 +179,11 @@ func (d *documents) load(key string, current bool) *document {
 var errNotADocument = errors.New("not a document")
 
 // refresh requests the document as the user of req, and stores it. If no primary answers, it returns the last document, if there is one.
-func (d *documents) refresh(req *http.Request, key string) (*document, error) {
+func (d *documents) refresh(req *http.Request, uri, key string) (*document, error) {
 	known, changes := d.load(key, false), d.changes.Load()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(req.Context()), documentTimeout)
 	defer cancel()
-	out, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://primary"+req.URL.RequestURI(), nil)
+	out, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://primary"+uri, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -167,7 +194,7 @@ func (d *documents) refresh(req *http.Request, key string) (*document, error) {
 	if known != nil && known.header.Get("Etag") != "" {
 		out.Header.Set("If-None-Match", known.header.Get("Etag"))
 	}
-	setIdentity(out, req)
+	setIdentity(out, req, d.claims)
 	resp, err := d.to.RoundTrip(out)
 	if err == nil {
 		defer resp.Body.Close()

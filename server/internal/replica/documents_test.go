@@ -57,7 +57,7 @@ func ask(d *documents, path string, header http.Header) (int, string) {
 func TestDocuments_AgeAndChanges_DecideRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		primary := &fakePrimary{text: "one"}
-		d := newDocuments(primary, legacyscheme.Codecs, false)
+		d := newDocuments(primary, newClaims(nil), legacyscheme.Codecs, false)
 		step := func(what, want string, requests int) {
 			t.Helper()
 			if code, text := ask(d, "/apis", nil); code != http.StatusOK || text != want || len(primary.requests) != requests {
@@ -89,7 +89,7 @@ func TestDocuments_AgeAndChanges_DecideRequests(t *testing.T) {
 
 // TestDocuments_BeyondBound_EvictsLeastRecent: I7.
 func TestDocuments_BeyondBound_EvictsLeastRecent(t *testing.T) {
-	d := newDocuments(&fakePrimary{}, legacyscheme.Codecs, false)
+	d := newDocuments(&fakePrimary{}, newClaims(nil), legacyscheme.Codecs, false)
 	big := bytes.Repeat([]byte("x"), documentBytes/4)
 	for _, key := range []string{"a", "b", "c"} {
 		d.store(&document{key: key, body: big}, 0)

@@ -16,37 +16,54 @@ import (
 
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/client-go/transport"
-	"k8s.io/klog/v2"
 )
 
 const (
-	// healthInterval is the time between two health checks of a primary, healthTimeout the time that one may take.
-	healthInterval = time.Second
-	healthTimeout  = 2 * time.Second
 	// dialTimeout bounds a connection to a primary, its TLS handshake included. A primary whose machine is gone refuses no connection.
 	dialTimeout = 3 * time.Second
-	// pingAfter is the silence on an HTTP/2 connection after which it is tested, pingTimeout the time in which it must answer. Values of
-	// client-go.
-	pingAfter   = 30 * time.Second
-	pingTimeout = 15 * time.Second
+	// pingAfter is the silence on an HTTP/2 connection after which it is tested, pingTimeout the time in which it must answer. Their sum is
+	// healthUnanswered, after which requests in flight are cancelled in any case.
+	pingAfter   = 5 * time.Second
+	pingTimeout = 5 * time.Second
 
 	// username is the user of the replica's own requests: health checks and, with --delegate-auth, reviews.
 	username = "system:strata-replica"
 )
 
-// primary is one API server of --primary. Its methods may be called concurrently.
+// primary is one API server of --primary. Its methods may be called concurrently, except for those of health.go that say otherwise.
 type primary struct {
-	name    string          // host and port, the value of metric labels
-	plain   *http.Transport // HTTP/2
-	upgrade *http.Transport // HTTP/1.1, for connections that change their protocol
-	healthy atomic.Bool
-	failure atomic.Pointer[string] // of the last check or dial; nil while healthy
+	name    string // host and port, the value of metric labels
+	connect func(*tls.Certificate) *links
+	healthy atomic.Bool             // false until the first proof, see health.go
+	failure atomic.Pointer[failure] // of the last check or dial; nil while healthy, and before the first check
+	links   atomic.Pointer[links]   // with the certificate that was proven last; not nil while healthy
+	life    life
+	health  health // of the goroutine that checks the primary
+}
+
+// links are the connections to a primary with one client certificate.
+type links struct {
+	certificate *tls.Certificate
+	plain       *http.Transport // HTTP/2
+	upgrade     *http.Transport // HTTP/1.1, for connections that change their protocol
+	dials       atomic.Int64    // connections that plain has made
+}
+
+func (l *links) closeIdle() {
+	l.plain.CloseIdleConnections()
+	l.upgrade.CloseIdleConnections()
 }
 
 // pool distributes requests over the primaries. Its methods may be called concurrently.
 type pool struct {
 	primaries []*primary
 	next      atomic.Uint64 // round robin
+	identity  *identity
+	timing    timing
+
+	settled   chan struct{} // closed when a primary is healthy or all have been checked, whichever is first
+	settle    sync.Once
+	unchecked atomic.Int64 // primaries without a first check
 }
 
 // dialError is the error of a connection that could not be made, so that nothing of a request was sent.
@@ -58,7 +75,9 @@ func (e *dialError) Unwrap() error { return e.err }
 // identity is the replica's certificate towards the primaries, which follows changes of its files.
 type identity struct {
 	*dynamiccertificates.DynamicCertKeyPairContent
-	parsed atomic.Pointer[parsedPair]
+
+	mu     sync.Mutex // leaf
+	parsed *parsedPair
 }
 
 type parsedPair struct {
@@ -74,43 +93,51 @@ func newIdentity(certFile, keyFile string) (*identity, error) {
 	return &identity{DynamicCertKeyPairContent: content}, nil
 }
 
-// clientCertificate is a tls.Config.GetClientCertificate.
-func (i *identity) clientCertificate(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+// current returns the certificate. The same content has the same pointer.
+func (i *identity) current() (*tls.Certificate, error) {
 	cert, key := i.CurrentCertKeyContent()
-	if p := i.parsed.Load(); p != nil && p.cert == string(cert) && p.key == string(key) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if p := i.parsed; p != nil && p.cert == string(cert) && p.key == string(key) {
 		return &p.pair, nil
 	}
 	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil {
-		return nil, fmt.Errorf("certificate for requests to the primaries: %w", err)
+		return nil, fmt.Errorf("certificate for requests to the primaries: %w; check --proxy-client-cert-file and --proxy-client-key-file", err)
 	}
-	p := &parsedPair{cert: string(cert), key: string(key), pair: pair}
-	i.parsed.Store(p)
-	return &p.pair, nil
+	i.parsed = &parsedPair{cert: string(cert), key: string(key), pair: pair}
+	return &i.parsed.pair, nil
 }
 
 // newPool returns the primaries at the URLs, which have been validated. roots verifies their certificates, the system's authorities do
-// if it is nil; it is asked for each connection.
+// if it is nil; it is asked for each connection. Requests wait until Run has checked the primaries.
 func newPool(urls []*url.URL, roots func() *x509.CertPool, id *identity) *pool {
-	config := func() *tls.Config {
-		c := &tls.Config{MinVersion: tls.VersionTLS12, GetClientCertificate: id.clientCertificate}
-		if roots != nil {
-			c.RootCAs = roots()
-		}
-		return c
-	}
-	p := &pool{}
+	p := &pool{identity: id, timing: defaultTiming, settled: make(chan struct{})}
 	for _, u := range urls {
 		host := u.Host
 		if u.Port() == "" {
 			host = net.JoinHostPort(u.Hostname(), "443")
 		}
-		one := &primary{name: host, plain: newTransport(host, config, true), upgrade: newTransport(host, config, false)}
-		one.healthy.Store(true) // until a check or a connection fails
+		one := &primary{name: host, connect: func(certificate *tls.Certificate) *links { return newLinks(host, roots, certificate) }}
+		one.life.renew()
 		p.primaries = append(p.primaries, one)
-		primaryHealthy.WithLabelValues(one.name).Set(1)
+		primaryHealthy.WithLabelValues(one.name).Set(0)
 	}
+	p.unchecked.Store(int64(len(p.primaries)))
 	return p
+}
+
+func newLinks(host string, roots func() *x509.CertPool, certificate *tls.Certificate) *links {
+	config := func() *tls.Config {
+		c := &tls.Config{MinVersion: tls.VersionTLS12, GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return certificate, nil }}
+		if roots != nil {
+			c.RootCAs = roots()
+		}
+		return c
+	}
+	l := &links{certificate: certificate}
+	l.plain, l.upgrade = newTransport(host, config, true, &l.dials), newTransport(host, config, false, nil)
+	return l
 }
 
 // rootsOf returns the authorities of a file, which follow its changes.
@@ -122,8 +149,9 @@ func rootsOf(ca dynamiccertificates.CAContentProvider) func() *x509.CertPool {
 	}
 }
 
-// newTransport returns a transport that connects to host, whatever the host of a request. Its errors of connections are dialErrors.
-func newTransport(host string, base func() *tls.Config, http2 bool) *http.Transport {
+// newTransport returns a transport that connects to host, whatever the host of a request, and counts its connections in dials if that is not
+// nil. Its errors of connections are dialErrors.
+func newTransport(host string, base func() *tls.Config, http2 bool, dials *atomic.Int64) *http.Transport {
 	protocols := []string{"http/1.1"}
 	if http2 {
 		protocols = []string{"h2", "http/1.1"}
@@ -138,6 +166,9 @@ func newTransport(host string, base func() *tls.Config, http2 bool) *http.Transp
 			conn, err := (&tls.Dialer{NetDialer: &net.Dialer{KeepAlive: 30 * time.Second}, Config: config}).DialContext(ctx, network, host)
 			if err != nil {
 				return nil, &dialError{err}
+			}
+			if dials != nil {
+				dials.Add(1)
 			}
 			return conn, nil
 		},
@@ -160,8 +191,14 @@ type errNoPrimary struct{ reason string }
 func (e *errNoPrimary) Error() string { return e.reason }
 
 // RoundTrip sends the request to a healthy primary, in turn. If no connection to it can be made, the request is sent to the next one:
-// nothing of it has been sent. Errors: errNoPrimary; every other error means that a primary may have received the request.
+// nothing of it has been sent. Before the first checks have ended, it waits for them. Errors: errNoPrimary; every other error means that a
+// primary may have received the request.
 func (p *pool) RoundTrip(req *http.Request) (*http.Response, error) {
+	select {
+	case <-p.settled:
+	case <-req.Context().Done():
+		return nil, &errNoPrimary{p.unhealthy()}
+	}
 	first := int(p.next.Add(1))
 	for i := range p.primaries {
 		to := p.primaries[(first+i)%len(p.primaries)]
@@ -175,7 +212,7 @@ func (p *pool) RoundTrip(req *http.Request) (*http.Response, error) {
 			body.end()
 			return resp, err
 		}
-		to.down(dial.Error())
+		to.down(&failure{reason: dial.Error()})
 	}
 	return nil, &errNoPrimary{p.unhealthy()}
 }
@@ -184,9 +221,9 @@ func (p *pool) RoundTrip(req *http.Request) (*http.Response, error) {
 func (p *pool) unhealthy() string {
 	text := ""
 	for _, one := range p.primaries {
-		reason := "not healthy"
-		if r := one.failure.Load(); r != nil {
-			reason = *r
+		reason := "not checked yet"
+		if f := one.failure.Load(); f != nil {
+			reason = f.reason
 		}
 		if text != "" {
 			text += "; "
@@ -196,89 +233,31 @@ func (p *pool) unhealthy() string {
 	return text
 }
 
-// send sends a request to the primary and counts it.
+// send sends a request to the primary and counts it. The request and its response end when the primary has been silent for too long.
 func (p *primary) send(req *http.Request, body *attemptBody) (*http.Response, error) {
-	attempt := req.Clone(req.Context())
+	bound := p.life.bind(req.Context())
+	attempt := req.Clone(bound.ctx)
 	attempt.URL.Scheme, attempt.URL.Host, attempt.Host = "https", p.name, ""
 	if req.Body != nil && req.Body != http.NoBody {
 		attempt.Body = body
 	}
-	t := p.plain
+	l := p.links.Load()
+	t := l.plain
 	if req.Header.Get("Upgrade") != "" {
-		t = p.upgrade
+		t = l.upgrade
 	}
 	began := time.Now()
 	resp, err := t.RoundTrip(attempt)
 	observe(p.name, resp, err, time.Since(began))
-	return resp, err
-}
-
-// down records a failure. The next health check that succeeds ends it.
-func (p *primary) down(reason string) {
-	p.failure.Store(&reason)
-	if p.healthy.Swap(false) {
-		primaryHealthy.WithLabelValues(p.name).Set(0)
-		klog.InfoS("Primary is not healthy; requests go to the others", "primary", p.name, "reason", reason)
-	}
-}
-
-// up records a successful check.
-func (p *primary) up() {
-	p.failure.Store(nil)
-	if !p.healthy.Swap(true) {
-		primaryHealthy.WithLabelValues(p.name).Set(1)
-		klog.InfoS("Primary is healthy again", "primary", p.name)
-	}
-}
-
-// check asks the primary whether it is ready. A server that refuses to tell is as good as ready.
-func (p *primary) check(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+p.name+"/readyz", nil)
 	if err != nil {
-		return err
+		if cause := context.Cause(bound.ctx); errors.Is(cause, errSilent) {
+			err = fmt.Errorf("%s: %w", p.name, cause)
+		}
+		bound.release()
+		return nil, err
 	}
-	setOwnIdentity(req)
-	resp, err := p.plain.RoundTrip(req)
-	if err != nil {
-		return err
-	}
-	resp.Body.Close()
-	if resp.StatusCode >= http.StatusInternalServerError {
-		return fmt.Errorf("/readyz: %s", resp.Status)
-	}
-	return nil
-}
-
-// Run checks each primary every healthInterval until ctx ends, and then closes idle connections.
-func (p *pool) Run(ctx context.Context) {
-	var checks sync.WaitGroup
-	for _, one := range p.primaries {
-		checks.Go(func() {
-			ticker := time.NewTicker(healthInterval)
-			defer ticker.Stop()
-			for {
-				if err := one.check(ctx); ctx.Err() != nil {
-					return
-				} else if err != nil {
-					one.down(err.Error())
-				} else {
-					one.up()
-				}
-				select {
-				case <-ctx.Done():
-					return
-				case <-ticker.C:
-				}
-			}
-		})
-	}
-	checks.Wait()
-	for _, one := range p.primaries {
-		one.plain.CloseIdleConnections()
-		one.upgrade.CloseIdleConnections()
-	}
+	bound.follow(resp)
+	return resp, nil
 }
 
 // setOwnIdentity makes a request one of the replica itself.

@@ -23,8 +23,8 @@ import (
 const retryAfter = 1
 
 // newProxy returns a handler that sends requests to the primaries with the user of their context, in the headers of an authenticating
-// front proxy. Credentials of the caller are not forwarded. Responses are flushed as they arrive; upgraded connections are joined.
-func newProxy(to http.RoundTripper, codecs runtime.NegotiatedSerializer, withoutOrigin bool) http.Handler {
+// front proxy. Credentials and claims of the caller are not forwarded. Responses are flushed as they arrive; upgraded connections are joined.
+func newProxy(to http.RoundTripper, claims *claims, codecs runtime.NegotiatedSerializer, withoutOrigin bool) http.Handler {
 	return &httputil.ReverseProxy{
 		Transport:     to,
 		FlushInterval: -1,
@@ -37,7 +37,7 @@ func newProxy(to http.RoundTripper, codecs runtime.NegotiatedSerializer, without
 			if withoutOrigin {
 				r.Out.Header.Del("Origin")
 			}
-			setIdentity(r.Out, r.In)
+			setIdentity(r.Out, r.In, claims)
 		},
 		ModifyResponse: func(resp *http.Response) error {
 			resp.Header.Del("Audit-Id") // the response has the same one already
@@ -47,10 +47,13 @@ func newProxy(to http.RoundTripper, codecs runtime.NegotiatedSerializer, without
 	}
 }
 
-// setIdentity gives a request to a primary the user of the received request. Headers Impersonate-* remain: the primary decides on them.
-func setIdentity(out, in *http.Request) {
+// setIdentity gives a request to a primary the user of the received request, and removes credentials and claims. Headers Impersonate-* remain:
+// the primary decides on them.
+func setIdentity(out, in *http.Request, claims *claims) {
 	out.Header.Del("Authorization")
 	out.Header.Del("Cookie")
+	removeSocketToken(out.Header)
+	claims.remove(out.Header)
 	user, ok := request.UserFrom(in.Context())
 	if !ok {
 		panic("a request without a user is about to be proxied") // authentication is in front of every proxied request

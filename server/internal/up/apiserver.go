@@ -103,6 +103,7 @@ func serverFlags(etcdEndpoint string, overrides []string, a address, files *pki.
 		{"requestheader-client-ca-file", files.FrontProxyCA},
 		{"requestheader-allowed-names", pki.FrontProxyUser},
 		{"requestheader-username-headers", "X-Remote-User"},
+		{"requestheader-uid-headers", "X-Remote-Uid"},
 		{"requestheader-group-headers", "X-Remote-Group"},
 		{"requestheader-extra-headers-prefix", "X-Remote-Extra-"},
 		{"proxy-client-cert-file", files.FrontProxyClient},

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -38,7 +39,13 @@ func newStub(t *testing.T, e *harness.Env, front *harness.FrontProxy, handler ht
 	server := &http.Server{
 		TLSConfig: &tls.Config{Certificates: []tls.Certificate{cert}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool},
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-			if req.URL.Path == "/readyz" {
+			switch req.URL.Path {
+			case "/readyz":
+				return
+			case "/apis/authentication.k8s.io/v1/selfsubjectreviews": // by which the replica verifies that its headers are accepted
+				w.WriteHeader(http.StatusCreated)
+				_ = json.NewEncoder(w).Encode(object{"status": object{"userInfo": object{
+					"username": req.Header.Get("X-Remote-User"), "uid": req.Header.Get("X-Remote-Uid"), "groups": req.Header["X-Remote-Group"]}}})
 				return
 			}
 			s.mu.Lock()
