@@ -26,6 +26,7 @@ type flags struct {
 	prefix                    string
 	caFile, certFile, keyFile string
 	dryRun, deleteSource      bool
+	serversRestarted          bool
 }
 
 // NewCommand returns `strata etcd move`.
@@ -46,10 +47,12 @@ Events keep their remaining time. The revision of the other etcd is raised above
 the first one, and it is compacted, so that all clients list the resource again.
 
 The old objects remain in place. The same command with --from and --to exchanged goes
-back; --delete-source deletes them, and only if no server has written them since.`,
+back. --delete-source deletes them. A server without the override would show that deletion
+to its clients, and the command cannot see such a server, so --servers-restarted has to
+state that all API servers run with the override.`,
 		Example: `  {program} move events --from=http://etcd1:2379 --to=http://etcd2:2379 --dry-run
   {program} move events --from=http://etcd1:2379 --to=http://etcd2:2379
-  {program} move events --from=http://etcd1:2379 --to=http://etcd2:2379 --delete-source`,
+  {program} move events --from=http://etcd1:2379 --to=http://etcd2:2379 --delete-source --servers-restarted`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return cli.Misusef("%s needs one resource, such as events or leases.coordination.k8s.io, got %d", cmd.CommandPath(), len(args))
@@ -73,6 +76,7 @@ back; --delete-source deletes them, and only if no server has written them since
 	fs.StringVar(&f.keyFile, "etcd-keyfile", "", "private key of the client certificate")
 	fs.BoolVar(&f.dryRun, "dry-run", false, "print the numbers of keys and the revisions, and change nothing")
 	fs.BoolVar(&f.deleteSource, "delete-source", false, "delete the old objects from the etcd of --from after a move")
+	fs.BoolVar(&f.serversRestarted, "servers-restarted", false, "state that all API servers run with the override, which --delete-source requires")
 	for _, name := range []string{"from", "to"} {
 		if err := cmd.MarkFlagRequired(name); err != nil {
 			panic(err) // the flags are declared above
@@ -97,7 +101,7 @@ func (f *flags) run(cmd *cobra.Command, r resource) error {
 		out: cmd.OutOrStdout(), shown: progress.Start(cmd.ErrOrStderr())}
 	defer m.shown.Stop()
 	if f.deleteSource {
-		return m.deleteSource(ctx, f.dryRun)
+		return m.deleteSource(ctx, f.serversRestarted, f.dryRun)
 	}
 	return m.run(ctx, f.dryRun)
 }

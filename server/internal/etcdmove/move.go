@@ -75,6 +75,7 @@ func (m *mover) say(format string, args ...any) { fmt.Fprintf(m.out, format+"\n"
 type side struct {
 	keys     int64
 	revision int64
+	newest   int64           // the highest revision of a change of a key
 	mark     *etcdmoves.Mark // nil if there is none
 	changed  []string        // keys with changes after the mark's revision, some of them
 }
@@ -108,6 +109,7 @@ func (m *mover) surveyOne(ctx context.Context, e end) (s side, err error) {
 	_, err = scan(ctx, e.Client, m.prefixes(), keysOnlyPage, func(kvs []*mvccpb.KeyValue) error {
 		s.keys += int64(len(kvs))
 		for _, kv := range kvs {
+			s.newest = max(s.newest, kv.ModRevision)
 			if s.mark != nil && s.mark.State == etcdmoves.Moved && kv.ModRevision > s.mark.Revision && len(s.changed) < 5 {
 				s.changed = append(s.changed, string(kv.Key))
 			}
@@ -133,6 +135,9 @@ func (m *mover) check(source, target side) error {
 	case source.keys == 0:
 		return fmt.Errorf("%s has no keys of %s below %s; check the name, --from and --etcd-prefix (a resource without objects needs no move)",
 			m.source, m.resource.name, strings.Join(m.prefixes(), " and "))
+	case target.mark != nil && target.mark.State == etcdmoves.Moving:
+		return fmt.Errorf("%s has an unfinished move of %s to %s, so its keys are not an old copy; nothing was copied. Complete that move first",
+			m.target, m.resource.name, strings.Join(target.mark.Servers, ","))
 	case target.keys > 0 && target.mark == nil:
 		return fmt.Errorf("%s already has %d keys of %s; nothing was copied. Compare both etcds, and delete the keys in the one whose objects are not needed",
 			m.target, target.keys, m.resource.name)
@@ -219,11 +224,11 @@ func (m *mover) move(ctx context.Context, keys int) (err error) {
 	if err := m.compact(ctx); err != nil {
 		return err
 	}
-	d, err := m.compare(ctx, c)
+	d, copied, err := m.compare(ctx, c)
 	if err != nil {
 		return err
 	}
-	if err := m.finish(ctx, d); err != nil {
+	if err := m.finish(ctx, d, copied); err != nil {
 		return err
 	}
 	m.shown.Stop()
@@ -245,9 +250,9 @@ restart the servers without that override:
 
   strata etcd move %[2]s --from=%[5]s --to=%[4]s
 
-To delete the old keys once the servers run:
+To delete the old keys once all API servers run with the override:
 
-  %[6]s --delete-source`, m.resource.name, m.resource.override(), strings.Join(m.target.servers, ";"), m.source, m.target, command)
+  %[6]s --delete-source --servers-restarted`, m.resource.name, m.resource.override(), strings.Join(m.target.servers, ";"), m.source, m.target, command)
 }
 
 // copyWhileBusy copies all keys, and the changes of the meantime, while servers may write.
@@ -298,28 +303,26 @@ func (m *mover) awaitQuiet(ctx context.Context, c *copier) error {
 	return err
 }
 
-// compare returns the content of the resource when it is the same on both sides. Keys may expire between the two reads.
-func (m *mover) compare(ctx context.Context, c *copier) (digest, error) {
+// compare returns the content of the resource in both etcds when it is the same. Keys may expire between the two reads.
+func (m *mover) compare(ctx context.Context, c *copier) (source, target digest, err error) {
 	for range compareAttempts {
 		m.shown.Next("comparing %s", m.resource.name)
-		source, err := hash(ctx, m.source.Client, m.prefixes(), m.shown)
-		if err != nil {
-			return digest{}, err
+		if source, err = hash(ctx, m.source.Client, m.prefixes(), m.shown); err != nil {
+			return source, target, err
 		}
-		target, err := hash(ctx, m.target.Client, m.prefixes(), m.shown)
-		if err != nil {
-			return digest{}, err
+		if target, err = hash(ctx, m.target.Client, m.prefixes(), m.shown); err != nil {
+			return source, target, err
 		}
 		if source.same(target) {
-			return source, nil
+			return source, target, nil
 		}
 		if done, err := c.pass(ctx); err != nil {
-			return digest{}, err
+			return source, target, err
 		} else if !done.none() {
-			return digest{}, fmt.Errorf("%s was written while both copies were compared; the source is unchanged, and the command can be run again", m.resource.name)
+			return source, target, fmt.Errorf("%s was written while both copies were compared; the source is unchanged, and the command can be run again", m.resource.name)
 		}
 	}
-	return digest{}, fmt.Errorf("the copies of %s differ; the source is unchanged. Check that no other program writes to %s", m.resource.name, m.target)
+	return source, target, fmt.Errorf("the copies of %s differ; the source is unchanged. Check that no other program writes to %s", m.resource.name, m.target)
 }
 
 // mark writes a mark and returns its revision.
@@ -346,12 +349,12 @@ func (m *mover) unmarkSource(ctx context.Context) error {
 }
 
 // finish removes the mark of the target, and marks the source as moved unless it has changed since it was compared.
-func (m *mover) finish(ctx context.Context, d digest) error {
+func (m *mover) finish(ctx context.Context, d, copied digest) error {
 	if _, err := m.target.Delete(ctx, m.markKey()); err != nil {
 		return fmt.Errorf("remove the mark in %s: %w", m.target, err)
 	}
 	value, err := json.Marshal(etcdmoves.Mark{State: etcdmoves.Moved, Resource: m.resource.name.String(), Servers: m.target.servers,
-		Time: time.Now().UTC(), Revision: d.revision})
+		Time: time.Now().UTC(), Revision: d.revision, OtherRevision: copied.revision})
 	if err != nil {
 		return err
 	}
@@ -367,57 +370,5 @@ func (m *mover) finish(ctx context.Context, d digest) error {
 		_, err := m.mark(ctx, m.target, etcdmoves.Mark{State: etcdmoves.Incoming, Servers: m.source.servers})
 		return errors.Join(fmt.Errorf("%s was written after both copies were compared; the source is unchanged, and the command can be run again", m.resource.name), err)
 	}
-	return nil
-}
-
-// deleteSource deletes the old copy of a moved resource. A key that was written after the move is an error, and nothing is deleted then.
-func (m *mover) deleteSource(ctx context.Context, dry bool) error {
-	source, target, err := m.survey(ctx)
-	if err != nil {
-		return err
-	}
-	switch {
-	case source.mark == nil || source.mark.State != etcdmoves.Moved:
-		return fmt.Errorf("%s was not moved away from %s; nothing was deleted. Move it first, without --delete-source", m.resource.name, m.source)
-	case !slices.Equal(source.mark.Servers, m.target.servers):
-		return fmt.Errorf("%s was moved from %s to %s; nothing was deleted. Name that etcd with --to", m.resource.name, m.source, strings.Join(source.mark.Servers, ","))
-	case len(source.changed) > 0:
-		return fmt.Errorf("%s has keys of %s that were written after the move, such as %s; nothing was deleted. A server still uses this etcd: restart it with the override, and copy those objects",
-			m.source, m.resource.name, strings.Join(source.changed, ", "))
-	case target.mark != nil:
-		return fmt.Errorf("%s is marked in %s too (%s); nothing was deleted. Complete that move first", m.resource.name, m.target, target.mark.State)
-	}
-	m.say("%s: %d old keys in %s; %d keys in %s", m.resource.name, source.keys, m.source, target.keys, m.target)
-	if dry {
-		m.say("nothing was changed (--dry-run)")
-		return nil
-	}
-	ctx, unlock, err := m.lock(ctx)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	defer m.shown.Stop()
-	m.shown.Next("deleting %s from %s", m.resource.name, m.source)
-	m.shown.Of(int(source.keys))
-	_, err = scan(ctx, m.source.Client, m.prefixes(), txnOps, func(kvs []*mvccpb.KeyValue) error {
-		var unchanged []clientv3.Cmp
-		var deletes []clientv3.Op
-		for _, kv := range kvs {
-			unchanged = append(unchanged, clientv3.Compare(clientv3.ModRevision(string(kv.Key)), "<", source.mark.Revision+1))
-			deletes = append(deletes, clientv3.OpDelete(string(kv.Key)))
-		}
-		r, err := m.source.Txn(ctx).If(unchanged...).Then(deletes...).Commit()
-		if err == nil && !r.Succeeded {
-			err = fmt.Errorf("a key of %s was written meanwhile; a server still uses %s", m.resource.name, m.source)
-		}
-		m.shown.Add(len(kvs))
-		return err
-	}, clientv3.WithKeysOnly())
-	if err != nil {
-		return fmt.Errorf("delete %s from %s: %w", m.resource.name, m.source, err)
-	}
-	m.shown.Stop()
-	m.say("deleted %d old keys", source.keys)
 	return nil
 }
