@@ -28,6 +28,7 @@ type Mark struct {
 	Resource string    `json:"resource"` // such as leases.coordination.k8s.io
 	Servers  []string  `json:"servers"`  // of the other etcd
 	Time     time.Time `json:"time"`
+	By       string    `json:"by"` // the process that wrote the mark
 	// Revision is the revision of the marked etcd at which the copy was complete. The keys of the resource have no later change.
 	Revision int64 `json:"revision,omitempty"`
 	// OtherRevision is the revision of the other etcd then. A key with a later change was written by a server that uses the other etcd.

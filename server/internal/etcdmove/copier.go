@@ -25,9 +25,10 @@ const (
 
 // copier makes the keys of a resource in target equal to those in source. It is used by one goroutine.
 type copier struct {
-	source, target *clientv3.Client
-	prefixes       []string // absolute
-	shown          *progress.Steps
+	source   *clientv3.Client
+	target   end
+	prefixes []string // absolute
+	shown    *progress.Steps
 
 	copied map[string]version // of source, by key
 	stale  map[string]bool    // keys of target from an earlier copy that source may not have
@@ -75,7 +76,7 @@ func scan(ctx context.Context, client *clientv3.Client, prefixes []string, page 
 // first copies all keys.
 func (c *copier) first(ctx context.Context) error {
 	c.copied, c.stale, c.leases = map[string]version{}, map[string]bool{}, map[int64]clientv3.LeaseID{}
-	if _, err := scan(ctx, c.target, c.prefixes, keysOnlyPage, func(kvs []*mvccpb.KeyValue) error {
+	if _, err := scan(ctx, c.target.Client, c.prefixes, keysOnlyPage, func(kvs []*mvccpb.KeyValue) error {
 		for _, kv := range kvs {
 			c.stale[string(kv.Key)] = true
 		}
@@ -159,7 +160,7 @@ func (c *copier) write(ctx context.Context, kvs []*mvccpb.KeyValue) error {
 		if len(ops) == 0 {
 			return nil
 		}
-		if _, err := c.target.Txn(ctx).Then(ops...).Commit(); err != nil {
+		if err := c.target.write(ctx, ops...); err != nil {
 			return fmt.Errorf("write %d keys: %w", len(ops), err)
 		}
 		for _, kv := range written {
@@ -223,7 +224,7 @@ func (c *copier) remove(ctx context.Context, keys []string) error {
 		for _, key := range keys[:n] {
 			ops = append(ops, clientv3.OpDelete(key))
 		}
-		if _, err := c.target.Txn(ctx).Then(ops...).Commit(); err != nil {
+		if err := c.target.write(ctx, ops...); err != nil {
 			return fmt.Errorf("delete %d keys: %w", n, err)
 		}
 		for _, key := range keys[:n] {

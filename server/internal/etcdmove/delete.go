@@ -54,7 +54,7 @@ func (m *mover) deleteSource(ctx context.Context, restarted, dry bool) error {
 		}
 		return err
 	}
-	ctx, unlock, err := m.lock(ctx)
+	ctx, unlock, err := m.lock(ctx, &m.source, &m.target)
 	if err != nil {
 		return err
 	}
@@ -70,21 +70,23 @@ func (m *mover) deleteSource(ctx context.Context, restarted, dry bool) error {
 	defer m.shown.Stop()
 	m.shown.Next("deleting %s from %s", m.resource.name, m.source)
 	m.shown.Of(int(source.keys))
+	moved := clientv3.Compare(clientv3.Value(m.markKey()), "=", source.value)
 	_, err = scan(ctx, m.source.Client, m.prefixes(), txnOps, func(kvs []*mvccpb.KeyValue) error {
-		var unchanged []clientv3.Cmp
+		unchanged := []clientv3.Cmp{moved}
 		var deletes []clientv3.Op
 		for _, kv := range kvs {
 			unchanged = append(unchanged, clientv3.Compare(clientv3.ModRevision(string(kv.Key)), "<", source.mark.Revision+1))
 			deletes = append(deletes, clientv3.OpDelete(string(kv.Key)))
 		}
-		r, err := m.source.Txn(ctx).If(unchanged...).Then(deletes...).Commit()
-		if err == nil && !r.Succeeded {
+		done, _, err := m.source.commit(ctx, unchanged, deletes, nil)
+		if err == nil && !done {
 			err = fmt.Errorf("a key of %s was written meanwhile; a server still uses %s", m.resource.name, m.source)
 		}
 		m.shown.Add(len(kvs))
 		return err
 	}, clientv3.WithKeysOnly())
 	if err != nil {
+		err = cause(ctx, err)
 		return fmt.Errorf("delete %s from %s: %w", m.resource.name, m.source, err)
 	}
 	m.shown.Stop()
