@@ -34,8 +34,9 @@ import (
 )
 
 const (
-	// quietTime is the time without a write after the mark before the copy is final. Servers of the engine refuse writes within
-	// milliseconds after the mark; a transaction that was under way then ends earlier, or its request has failed.
+	// quietTime is the time without a write after the mark before the copy is final. A server checks the mark before the transaction of
+	// a write, so a transaction that is on its way to etcd for longer could be committed after the comparison; docs/etcd-shards.md has
+	// the consequences. A guess: the deadline of a request is longer, and etcd answers in milliseconds.
 	quietTime = 5 * time.Second
 	// quietPatience bounds the wait for it.
 	quietPatience = 30 * time.Second
