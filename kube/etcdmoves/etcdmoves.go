@@ -14,7 +14,7 @@ import (
 type State string
 
 const (
-	// Incoming: a copy to this etcd has begun and has not ended. Servers ignore it.
+	// Incoming: a copy to this etcd has begun and has not ended. The keys in this etcd are incomplete.
 	Incoming State = "incoming"
 	// Moving: the last changes are being copied to another etcd.
 	Moving State = "moving"
@@ -28,8 +28,11 @@ type Mark struct {
 	Resource string    `json:"resource"` // such as leases.coordination.k8s.io
 	Servers  []string  `json:"servers"`  // of the other etcd
 	Time     time.Time `json:"time"`
+	By       string    `json:"by"` // the process that wrote the mark
 	// Revision is the revision of the marked etcd at which the copy was complete. The keys of the resource have no later change.
 	Revision int64 `json:"revision,omitempty"`
+	// OtherRevision is the revision of the other etcd then. A key with a later change was written by a server that uses the other etcd.
+	OtherRevision int64 `json:"otherRevision,omitempty"`
 }
 
 // Prefix returns the prefix of all marks in an etcd, for the prefix of all keys of its API servers, with a slash at its end.
@@ -49,5 +52,6 @@ func Parse(value []byte) (m Mark, err error) {
 	return m, nil
 }
 
-// Refuses reports whether servers have to refuse writes of the marked resource.
-func (m Mark) Refuses() bool { return m.State == Moving || m.State == Moved }
+// Refuses reports whether servers have to refuse writes of the marked resource. Every state refuses them: a write to an incoming copy
+// would be overwritten by the copy.
+func (m Mark) Refuses() bool { return m.State == Incoming || m.State == Moving || m.State == Moved }

@@ -106,8 +106,11 @@ func (m *moves) check(path, resource string) error {
 		return nil
 	}
 	to := strings.Join(mark.Servers, ";")
-	if mark.State == etcdmoves.Moving {
+	switch mark.State {
+	case etcdmoves.Moving:
 		return apierrors.NewServiceUnavailable(fmt.Sprintf("%s is being moved to the etcd at %s; the request can be retried", resource, to))
+	case etcdmoves.Incoming:
+		return apierrors.NewServiceUnavailable(fmt.Sprintf("%s is being moved from the etcd at %s to the etcd of this server; the request can be retried", resource, to))
 	}
 	return apierrors.NewServiceUnavailable(fmt.Sprintf("%s was moved to the etcd at %s; restart this server with an override of --etcd-servers-overrides for it", resource, to))
 }

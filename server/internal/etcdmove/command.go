@@ -26,6 +26,7 @@ type flags struct {
 	prefix                    string
 	caFile, certFile, keyFile string
 	dryRun, deleteSource      bool
+	serversRestarted, abort   bool
 }
 
 // NewCommand returns `strata etcd move`.
@@ -46,10 +47,14 @@ Events keep their remaining time. The revision of the other etcd is raised above
 the first one, and it is compacted, so that all clients list the resource again.
 
 The old objects remain in place. The same command with --from and --to exchanged goes
-back; --delete-source deletes them, and only if no server has written them since.`,
+back. --delete-source deletes them. A server without the override would show that deletion
+to its clients, and the command cannot see such a server, so --servers-restarted has to
+state that all API servers run with the override.
+
+A move that was killed continues when it is run again; --abort ends it instead.`,
 		Example: `  {program} move events --from=http://etcd1:2379 --to=http://etcd2:2379 --dry-run
   {program} move events --from=http://etcd1:2379 --to=http://etcd2:2379
-  {program} move events --from=http://etcd1:2379 --to=http://etcd2:2379 --delete-source`,
+  {program} move events --from=http://etcd1:2379 --to=http://etcd2:2379 --delete-source --servers-restarted`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return cli.Misusef("%s needs one resource, such as events or leases.coordination.k8s.io, got %d", cmd.CommandPath(), len(args))
@@ -57,6 +62,9 @@ back; --delete-source deletes them, and only if no server has written them since
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if f.abort && f.deleteSource {
+				return cli.Misusef("--abort ends a move that did not end, and --delete-source needs one that did; give one of both")
+			}
 			r, err := parseResource(args[0])
 			if err != nil {
 				return cli.Misuse(err)
@@ -73,6 +81,8 @@ back; --delete-source deletes them, and only if no server has written them since
 	fs.StringVar(&f.keyFile, "etcd-keyfile", "", "private key of the client certificate")
 	fs.BoolVar(&f.dryRun, "dry-run", false, "print the numbers of keys and the revisions, and change nothing")
 	fs.BoolVar(&f.deleteSource, "delete-source", false, "delete the old objects from the etcd of --from after a move")
+	fs.BoolVar(&f.abort, "abort", false, "let servers write to the etcd of --from again after a move that did not end")
+	fs.BoolVar(&f.serversRestarted, "servers-restarted", false, "state that all API servers run with the override, which --delete-source requires")
 	for _, name := range []string{"from", "to"} {
 		if err := cmd.MarkFlagRequired(name); err != nil {
 			panic(err) // the flags are declared above
@@ -88,16 +98,21 @@ func (f *flags) run(cmd *cobra.Command, r resource) error {
 		return err
 	}
 	defer source.Close()
-	target, err := f.connect(ctx, "--to", f.to)
-	if err != nil {
-		return err
+	target := end{servers: f.to}
+	if !f.abort { // the failure of that etcd is a reason to abort
+		if target, err = f.connect(ctx, "--to", f.to); err != nil {
+			return err
+		}
+		defer target.Close()
 	}
-	defer target.Close()
 	m := &mover{source: source, target: target, prefix: strings.TrimSuffix(path.Join("/", f.prefix), "/") + "/", resource: r,
 		out: cmd.OutOrStdout(), shown: progress.Start(cmd.ErrOrStderr())}
 	defer m.shown.Stop()
+	if f.abort {
+		return m.abort(ctx, f.dryRun)
+	}
 	if f.deleteSource {
-		return m.deleteSource(ctx, f.dryRun)
+		return m.deleteSource(ctx, f.serversRestarted, f.dryRun)
 	}
 	return m.run(ctx, f.dryRun)
 }
@@ -122,5 +137,5 @@ func (f *flags) connect(ctx context.Context, flag string, servers []string) (e e
 		_ = client.Close()
 		return e, fmt.Errorf("etcd at %s does not answer: %w; check %s, and that etcd is running", strings.Join(servers, ","), err, flag)
 	}
-	return end{client, servers}, nil
+	return end{Client: client, servers: servers}, nil
 }

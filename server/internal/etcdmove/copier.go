@@ -5,9 +5,11 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stratakube/strata/internal/progress"
@@ -21,18 +23,20 @@ const (
 	txnOps, txnBytes = 100, 512 << 10
 	// compactedRestarts is how many times a scan may start again because its revision was compacted meanwhile.
 	compactedRestarts = 3
+	// leaseAttempts bounds the transactions whose leases expire before etcd applies them. A new lease lasts for a second at least.
+	leaseAttempts = 10
 )
 
 // copier makes the keys of a resource in target equal to those in source. It is used by one goroutine.
 type copier struct {
-	source, target *clientv3.Client
-	prefixes       []string // absolute
-	shown          *progress.Steps
+	source   *clientv3.Client
+	target   end
+	prefixes []string // absolute
+	shown    *progress.Steps
 
 	copied map[string]version // of source, by key
 	stale  map[string]bool    // keys of target from an earlier copy that source may not have
 	leases map[int64]clientv3.LeaseID
-	bytes  int64 // values copied
 }
 
 // version is a state of a key of source that target has.
@@ -75,7 +79,7 @@ func scan(ctx context.Context, client *clientv3.Client, prefixes []string, page 
 // first copies all keys.
 func (c *copier) first(ctx context.Context) error {
 	c.copied, c.stale, c.leases = map[string]version{}, map[string]bool{}, map[int64]clientv3.LeaseID{}
-	if _, err := scan(ctx, c.target, c.prefixes, keysOnlyPage, func(kvs []*mvccpb.KeyValue) error {
+	if _, err := scan(ctx, c.target.Client, c.prefixes, keysOnlyPage, func(kvs []*mvccpb.KeyValue) error {
 		for _, kv := range kvs {
 			c.stale[string(kv.Key)] = true
 		}
@@ -152,46 +156,61 @@ func (c *copier) read(ctx context.Context, keys []string) (kvs []*mvccpb.KeyValu
 
 // write writes keys to target, with leases of the same remaining time.
 func (c *copier) write(ctx context.Context, kvs []*mvccpb.KeyValue) error {
-	var ops []clientv3.Op
-	var written []*mvccpb.KeyValue
-	size := 0
-	flush := func() error {
+	for len(kvs) > 0 {
+		n, size := 0, 0
+		for n < min(len(kvs), txnOps) {
+			size += len(kvs[n].Key) + len(kvs[n].Value)
+			if n > 0 && size > txnBytes {
+				break
+			}
+			n++
+		}
+		if err := c.writeOnce(ctx, kvs[:n]); err != nil {
+			return fmt.Errorf("write %d keys: %w", n, err)
+		}
+		kvs = kvs[n:]
+	}
+	return nil
+}
+
+// writeOnce writes keys to target in one transaction. Many keys share a lease, which may expire between its grant and the transaction:
+// etcd then rejects all of them, and the leases are granted again, except for those that have expired in source, too.
+func (c *copier) writeOnce(ctx context.Context, kvs []*mvccpb.KeyValue) (err error) {
+	for range leaseAttempts {
+		var ops []clientv3.Op
+		var written []*mvccpb.KeyValue
+		for _, kv := range kvs {
+			var opts []clientv3.OpOption
+			if kv.Lease != 0 {
+				lease, err := c.lease(ctx, kv.Lease)
+				if err != nil {
+					return err
+				}
+				if lease == 0 {
+					continue // it has expired, and its keys are about to be deleted
+				}
+				opts = append(opts, clientv3.WithLease(lease))
+			}
+			ops, written = append(ops, clientv3.OpPut(string(kv.Key), string(kv.Value), opts...)), append(written, kv)
+		}
 		if len(ops) == 0 {
 			return nil
 		}
-		if _, err := c.target.Txn(ctx).Then(ops...).Commit(); err != nil {
-			return fmt.Errorf("write %d keys: %w", len(ops), err)
+		if err = c.target.write(ctx, ops...); errors.Is(err, rpctypes.ErrLeaseNotFound) {
+			clear(c.leases)
+			continue
+		}
+		if err != nil {
+			return err
 		}
 		for _, kv := range written {
 			c.copied[string(kv.Key)] = version{kv.ModRevision, kv.Lease != 0}
 			delete(c.stale, string(kv.Key))
-			c.bytes += int64(len(kv.Value))
 		}
 		c.shown.Add(len(written))
-		ops, written, size = nil, nil, 0
 		return nil
 	}
-	for _, kv := range kvs {
-		var opts []clientv3.OpOption
-		if kv.Lease != 0 {
-			lease, err := c.lease(ctx, kv.Lease)
-			if err != nil {
-				return err
-			}
-			if lease == 0 {
-				continue // it has expired, and its keys are about to be deleted
-			}
-			opts = append(opts, clientv3.WithLease(lease))
-		}
-		n := len(kv.Key) + len(kv.Value)
-		if len(ops) == txnOps || size+n > txnBytes {
-			if err := flush(); err != nil {
-				return err
-			}
-		}
-		ops, written, size = append(ops, clientv3.OpPut(string(kv.Key), string(kv.Value), opts...)), append(written, kv), size+n
-	}
-	return flush()
+	return err
 }
 
 // lease returns the lease of target with the remaining time of a lease of source, and a second more, so that keys do not expire in target
@@ -223,7 +242,7 @@ func (c *copier) remove(ctx context.Context, keys []string) error {
 		for _, key := range keys[:n] {
 			ops = append(ops, clientv3.OpDelete(key))
 		}
-		if _, err := c.target.Txn(ctx).Then(ops...).Commit(); err != nil {
+		if err := c.target.write(ctx, ops...); err != nil {
 			return fmt.Errorf("delete %d keys: %w", n, err)
 		}
 		for _, key := range keys[:n] {

@@ -1,15 +1,22 @@
 // Package etcdmove implements `strata etcd move`: it moves all keys of a resource from one etcd cluster to another.
 //
 //	lock both ─▶ raise target's revision ─▶ copy, while servers write ─▶ mark source: servers refuse writes ─▶ copy the rest
-//	          ─▶ compact target ─▶ compare hashes ─▶ mark source as moved ─▶ unlock
+//	          ─▶ compact target ─▶ compare hashes ─▶ mark source as moved ─▶ remove mark of target ─▶ unlock
 //
 // The keys of the source remain until a second command deletes them, and until then the move can be reversed. An error at any point
-// leaves the source complete, and without the mark, unless it is the moved one.
+// leaves the source complete, and without the mark, unless it is the moved one. A process that ends at any point leaves marks that
+// another run completes, or that abort removes:
+//
+//	source    target      state
+//	-         -           not begun
+//	-         incoming    copying; target refuses writes
+//	moving    incoming    copying the rest; both refuse writes
+//	moved     incoming    complete; a run removes the mark of target
+//	moved     -           ended
 package etcdmove
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -27,8 +34,9 @@ import (
 )
 
 const (
-	// quietTime is the time without a write after the mark before the copy is final. Servers of the engine refuse writes within
-	// milliseconds after the mark; a transaction that was under way then ends earlier, or its request has failed.
+	// quietTime is the time without a write after the mark before the copy is final. A server checks the mark before the transaction of
+	// a write, so a transaction that is on its way to etcd for longer could be committed after the comparison; docs/etcd-shards.md has
+	// the consequences. A guess: the deadline of a request is longer, and etcd answers in milliseconds.
 	quietTime = 5 * time.Second
 	// quietPatience bounds the wait for it.
 	quietPatience = 30 * time.Second
@@ -48,7 +56,9 @@ const (
 // end is one of the two etcds.
 type end struct {
 	*clientv3.Client
-	servers []string
+	servers      []string
+	lock         string // its key
+	lockRevision int64  // at which the lock was created; 0 before
 }
 
 func (e end) String() string { return strings.Join(e.servers, ",") }
@@ -58,6 +68,7 @@ type mover struct {
 	source, target end
 	prefix         string // of all keys, with slashes at both ends
 	resource       resource
+	holder         string // names this process in the lock and in marks
 	out            io.Writer
 	shown          *progress.Steps
 }
@@ -75,7 +86,9 @@ func (m *mover) say(format string, args ...any) { fmt.Fprintf(m.out, format+"\n"
 type side struct {
 	keys     int64
 	revision int64
+	newest   int64           // the highest revision of a change of a key
 	mark     *etcdmoves.Mark // nil if there is none
+	value    string          // the mark as stored
 	changed  []string        // keys with changes after the mark's revision, some of them
 }
 
@@ -103,11 +116,12 @@ func (m *mover) surveyOne(ctx context.Context, e end) (s side, err error) {
 		if err != nil {
 			return s, fmt.Errorf("%w; look at the key %s", err, m.markKey())
 		}
-		s.mark = &mark
+		s.mark, s.value = &mark, string(r.Kvs[0].Value)
 	}
 	_, err = scan(ctx, e.Client, m.prefixes(), keysOnlyPage, func(kvs []*mvccpb.KeyValue) error {
 		s.keys += int64(len(kvs))
 		for _, kv := range kvs {
+			s.newest = max(s.newest, kv.ModRevision)
 			if s.mark != nil && s.mark.State == etcdmoves.Moved && kv.ModRevision > s.mark.Revision && len(s.changed) < 5 {
 				s.changed = append(s.changed, string(kv.Key))
 			}
@@ -133,6 +147,9 @@ func (m *mover) check(source, target side) error {
 	case source.keys == 0:
 		return fmt.Errorf("%s has no keys of %s below %s; check the name, --from and --etcd-prefix (a resource without objects needs no move)",
 			m.source, m.resource.name, strings.Join(m.prefixes(), " and "))
+	case target.mark != nil && target.mark.State == etcdmoves.Moving:
+		return fmt.Errorf("%s has an unfinished move of %s to %s, so its keys are not an old copy; nothing was copied. Run that move again, or abort it with --abort",
+			m.target, m.resource.name, strings.Join(target.mark.Servers, ","))
 	case target.keys > 0 && target.mark == nil:
 		return fmt.Errorf("%s already has %d keys of %s; nothing was copied. Compare both etcds, and delete the keys in the one whose objects are not needed",
 			m.target, target.keys, m.resource.name)
@@ -156,34 +173,54 @@ func (m *mover) plan(source, target side) {
 
 func (m *mover) goal(source int64) int64 { return source + margin }
 
+// half reports whether a move has ended, except for the removal of the target's mark: the source is marked as moved first.
+func (m *mover) half(source, target side) bool {
+	return source.mark != nil && source.mark.State == etcdmoves.Moved && slices.Equal(source.mark.Servers, m.target.servers) &&
+		target.mark != nil && target.mark.State == etcdmoves.Incoming && slices.Equal(target.mark.Servers, m.source.servers)
+}
+
+// ready reads the state of both etcds and returns an error if a move could lose data.
+func (m *mover) ready(ctx context.Context) (source, target side, err error) {
+	if source, target, err = m.survey(ctx); err == nil && !m.half(source, target) {
+		err = m.check(source, target)
+	}
+	return source, target, err
+}
+
 // run moves the resource; with dry it prints the numbers only.
 func (m *mover) run(ctx context.Context, dry bool) (err error) {
 	if slices.ContainsFunc(m.source.servers, func(s string) bool { return slices.Contains(m.target.servers, s) }) {
 		return m.sameEtcd()
 	}
-	source, target, err := m.survey(ctx)
-	if err == nil {
-		err = m.check(source, target)
-	}
+	source, target, err := m.ready(ctx)
 	if err != nil {
 		return err
 	}
-	m.plan(source, target)
+	if m.half(source, target) {
+		m.say("%s was moved, except that its mark in %s still refuses writes there; the mark is removed", m.resource.name, m.target)
+	} else {
+		m.plan(source, target)
+	}
 	if dry {
 		m.say("nothing was changed (--dry-run)")
 		return nil
 	}
-	ctx, unlock, err := m.lock(ctx)
+	ctx, unlock, err := m.lock(ctx, &m.source, &m.target)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	// Another move may have ended before the lock.
-	if source, target, err = m.survey(ctx); err == nil {
-		err = m.check(source, target)
-	}
-	if err != nil {
+	// Another process may have moved it before the lock.
+	if source, target, err = m.ready(ctx); err != nil {
 		return err
+	}
+	if m.half(source, target) {
+		if err := m.admit(ctx, target.value); err != nil {
+			return cause(ctx, err)
+		}
+		m.say("completed a move of %s that had stopped after its last copy", m.resource.name)
+		m.next()
+		return nil
 	}
 	return m.move(ctx, int(source.keys))
 }
@@ -192,44 +229,56 @@ func (m *mover) run(ctx context.Context, dry bool) (err error) {
 func (m *mover) move(ctx context.Context, keys int) (err error) {
 	defer m.shown.Stop()
 	began := time.Now()
+	defer func() {
+		if err != nil {
+			err = cause(ctx, err)
+		}
+	}()
 	if err := m.raise(ctx, m.goal); err != nil {
 		return err
 	}
-	if _, err := m.mark(ctx, m.target, etcdmoves.Mark{State: etcdmoves.Incoming, Servers: m.source.servers}); err != nil {
+	incoming := m.newMark(etcdmoves.Incoming, m.source)
+	if err := m.mark(ctx, m.target, incoming); err != nil {
 		return err
 	}
-	c := &copier{source: m.source.Client, target: m.target.Client, prefixes: m.prefixes(), shown: m.shown}
+	c := &copier{source: m.source.Client, target: m.target, prefixes: m.prefixes(), shown: m.shown}
 	if err := m.copyWhileBusy(ctx, c, keys); err != nil {
 		return err
 	}
-	if _, err := m.mark(ctx, m.source, etcdmoves.Mark{State: etcdmoves.Moving, Servers: m.target.servers}); err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, m.unmarkSource(context.WithoutCancel(ctx)))
-		}
-	}()
-	if err := m.awaitQuiet(ctx, c); err != nil {
-		return err
-	}
-	if err := m.raise(ctx, m.goal); err != nil {
-		return err
-	}
-	if err := m.compact(ctx); err != nil {
-		return err
-	}
-	d, err := m.compare(ctx, c)
+	d, err := m.settle(ctx, c)
 	if err != nil {
 		return err
 	}
-	if err := m.finish(ctx, d); err != nil {
+	if err := m.admit(ctx, incoming); err != nil {
 		return err
 	}
 	m.shown.Stop()
 	m.say("moved %d keys, %d bytes, in %s; SHA-256 %s on both sides", d.keys, d.bytes, time.Since(began).Round(100*time.Millisecond), d.sum[:16])
 	m.next()
 	return nil
+}
+
+// settle copies the rest while servers refuse writes, and marks the source as moved. After an error the source has no mark, or the
+// error names its mark.
+func (m *mover) settle(ctx context.Context, c *copier) (d digest, err error) {
+	moving := m.newMark(etcdmoves.Moving, m.target)
+	if err := m.mark(ctx, m.source, moving); err != nil {
+		return d, m.unmark(ctx, moving, "", err)
+	}
+	if err := m.awaitQuiet(ctx, c); err != nil {
+		return d, m.unmark(ctx, moving, "", err)
+	}
+	if err := m.raise(ctx, m.goal); err != nil {
+		return d, m.unmark(ctx, moving, "", err)
+	}
+	if err := m.compact(ctx); err != nil {
+		return d, m.unmark(ctx, moving, "", err)
+	}
+	d, copied, err := m.compare(ctx, c)
+	if err != nil {
+		return d, m.unmark(ctx, moving, "", err)
+	}
+	return d, m.finish(ctx, moving, d, copied)
 }
 
 // next prints the commands that follow a move.
@@ -245,9 +294,9 @@ restart the servers without that override:
 
   strata etcd move %[2]s --from=%[5]s --to=%[4]s
 
-To delete the old keys once the servers run:
+To delete the old keys once all API servers run with the override:
 
-  %[6]s --delete-source`, m.resource.name, m.resource.override(), strings.Join(m.target.servers, ";"), m.source, m.target, command)
+  %[6]s --delete-source --servers-restarted`, m.resource.name, m.resource.override(), strings.Join(m.target.servers, ";"), m.source, m.target, command)
 }
 
 // copyWhileBusy copies all keys, and the changes of the meantime, while servers may write.
@@ -298,126 +347,24 @@ func (m *mover) awaitQuiet(ctx context.Context, c *copier) error {
 	return err
 }
 
-// compare returns the content of the resource when it is the same on both sides. Keys may expire between the two reads.
-func (m *mover) compare(ctx context.Context, c *copier) (digest, error) {
+// compare returns the content of the resource in both etcds when it is the same. Keys may expire between the two reads.
+func (m *mover) compare(ctx context.Context, c *copier) (source, target digest, err error) {
 	for range compareAttempts {
 		m.shown.Next("comparing %s", m.resource.name)
-		source, err := hash(ctx, m.source.Client, m.prefixes(), m.shown)
-		if err != nil {
-			return digest{}, err
+		if source, err = hash(ctx, m.source.Client, m.prefixes(), m.shown); err != nil {
+			return source, target, err
 		}
-		target, err := hash(ctx, m.target.Client, m.prefixes(), m.shown)
-		if err != nil {
-			return digest{}, err
+		if target, err = hash(ctx, m.target.Client, m.prefixes(), m.shown); err != nil {
+			return source, target, err
 		}
 		if source.same(target) {
-			return source, nil
+			return source, target, nil
 		}
 		if done, err := c.pass(ctx); err != nil {
-			return digest{}, err
+			return source, target, err
 		} else if !done.none() {
-			return digest{}, fmt.Errorf("%s was written while both copies were compared; the source is unchanged, and the command can be run again", m.resource.name)
+			return source, target, fmt.Errorf("%s was written while both copies were compared; the source is unchanged, and the command can be run again", m.resource.name)
 		}
 	}
-	return digest{}, fmt.Errorf("the copies of %s differ; the source is unchanged. Check that no other program writes to %s", m.resource.name, m.target)
-}
-
-// mark writes a mark and returns its revision.
-func (m *mover) mark(ctx context.Context, e end, mark etcdmoves.Mark) (int64, error) {
-	mark.Resource, mark.Time = m.resource.name.String(), time.Now().UTC()
-	value, err := json.Marshal(mark)
-	if err != nil {
-		return 0, err
-	}
-	r, err := e.Put(ctx, m.markKey(), string(value))
-	if err != nil {
-		return 0, fmt.Errorf("mark %s in %s: %w", m.resource.name, e, err)
-	}
-	return r.Header.Revision, nil
-}
-
-func (m *mover) unmarkSource(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
-	defer cancel()
-	if _, err := m.source.Delete(ctx, m.markKey()); err != nil {
-		return fmt.Errorf("servers still refuse writes of %s: remove the mark in %s (%s): etcdctl del %s", m.resource.name, m.source, err, m.markKey())
-	}
-	return nil
-}
-
-// finish removes the mark of the target, and marks the source as moved unless it has changed since it was compared.
-func (m *mover) finish(ctx context.Context, d digest) error {
-	if _, err := m.target.Delete(ctx, m.markKey()); err != nil {
-		return fmt.Errorf("remove the mark in %s: %w", m.target, err)
-	}
-	value, err := json.Marshal(etcdmoves.Mark{State: etcdmoves.Moved, Resource: m.resource.name.String(), Servers: m.target.servers,
-		Time: time.Now().UTC(), Revision: d.revision})
-	if err != nil {
-		return err
-	}
-	var unchanged []clientv3.Cmp
-	for _, prefix := range m.prefixes() {
-		unchanged = append(unchanged, clientv3.Compare(clientv3.ModRevision(prefix).WithPrefix(), "<", d.revision+1))
-	}
-	r, err := m.source.Txn(ctx).If(unchanged...).Then(clientv3.OpPut(m.markKey(), string(value))).Commit()
-	switch {
-	case err != nil:
-		return fmt.Errorf("mark %s in %s: %w", m.resource.name, m.source, err)
-	case !r.Succeeded:
-		_, err := m.mark(ctx, m.target, etcdmoves.Mark{State: etcdmoves.Incoming, Servers: m.source.servers})
-		return errors.Join(fmt.Errorf("%s was written after both copies were compared; the source is unchanged, and the command can be run again", m.resource.name), err)
-	}
-	return nil
-}
-
-// deleteSource deletes the old copy of a moved resource. A key that was written after the move is an error, and nothing is deleted then.
-func (m *mover) deleteSource(ctx context.Context, dry bool) error {
-	source, target, err := m.survey(ctx)
-	if err != nil {
-		return err
-	}
-	switch {
-	case source.mark == nil || source.mark.State != etcdmoves.Moved:
-		return fmt.Errorf("%s was not moved away from %s; nothing was deleted. Move it first, without --delete-source", m.resource.name, m.source)
-	case !slices.Equal(source.mark.Servers, m.target.servers):
-		return fmt.Errorf("%s was moved from %s to %s; nothing was deleted. Name that etcd with --to", m.resource.name, m.source, strings.Join(source.mark.Servers, ","))
-	case len(source.changed) > 0:
-		return fmt.Errorf("%s has keys of %s that were written after the move, such as %s; nothing was deleted. A server still uses this etcd: restart it with the override, and copy those objects",
-			m.source, m.resource.name, strings.Join(source.changed, ", "))
-	case target.mark != nil:
-		return fmt.Errorf("%s is marked in %s too (%s); nothing was deleted. Complete that move first", m.resource.name, m.target, target.mark.State)
-	}
-	m.say("%s: %d old keys in %s; %d keys in %s", m.resource.name, source.keys, m.source, target.keys, m.target)
-	if dry {
-		m.say("nothing was changed (--dry-run)")
-		return nil
-	}
-	ctx, unlock, err := m.lock(ctx)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	defer m.shown.Stop()
-	m.shown.Next("deleting %s from %s", m.resource.name, m.source)
-	m.shown.Of(int(source.keys))
-	_, err = scan(ctx, m.source.Client, m.prefixes(), txnOps, func(kvs []*mvccpb.KeyValue) error {
-		var unchanged []clientv3.Cmp
-		var deletes []clientv3.Op
-		for _, kv := range kvs {
-			unchanged = append(unchanged, clientv3.Compare(clientv3.ModRevision(string(kv.Key)), "<", source.mark.Revision+1))
-			deletes = append(deletes, clientv3.OpDelete(string(kv.Key)))
-		}
-		r, err := m.source.Txn(ctx).If(unchanged...).Then(deletes...).Commit()
-		if err == nil && !r.Succeeded {
-			err = fmt.Errorf("a key of %s was written meanwhile; a server still uses %s", m.resource.name, m.source)
-		}
-		m.shown.Add(len(kvs))
-		return err
-	}, clientv3.WithKeysOnly())
-	if err != nil {
-		return fmt.Errorf("delete %s from %s: %w", m.resource.name, m.source, err)
-	}
-	m.shown.Stop()
-	m.say("deleted %d old keys", source.keys)
-	return nil
+	return source, target, fmt.Errorf("the copies of %s differ; the source is unchanged. Check that no other program writes to %s", m.resource.name, m.target)
 }

@@ -43,51 +43,45 @@ func (m *mover) raise(ctx context.Context, goal func(source int64) int64) error 
 	key := m.prefix + "strata/move-revision"
 	for at := start; at < to; {
 		next := min(to, at+compactEvery)
-		if at, err = m.writeEmpty(ctx, key, at, next); err != nil {
+		if err := m.writeEmpty(ctx, key, next-at); err != nil {
 			return fmt.Errorf("raise the revision of %s: %w; the command can be run again", m.target, err)
 		}
+		at = next // or higher, by other writers
 		if at < to {
 			if _, err := m.target.Compact(ctx, at); err != nil {
 				return fmt.Errorf("compact %s: %w", m.target, err)
 			}
 		}
 	}
-	if _, err := m.target.Delete(ctx, key); err != nil {
+	if err := m.target.write(ctx, clientv3.OpDelete(key)); err != nil {
 		return fmt.Errorf("raise the revision of %s: %w", m.target, err)
 	}
 	return nil
 }
 
-// writeEmpty writes key until the revision of target is at least to, and returns the revision.
-func (m *mover) writeEmpty(ctx context.Context, key string, at, to int64) (int64, error) {
+// writeEmpty writes key to target n times.
+func (m *mover) writeEmpty(ctx context.Context, key string, n int64) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	var newest, taken atomic.Int64
-	newest.Store(at)
+	var taken atomic.Int64
 	var writers sync.WaitGroup
 	for range raiseWriters {
 		writers.Go(func() {
-			for newest.Load() < to && taken.Add(1) <= to-at {
-				r, err := m.target.Put(ctx, key, "")
-				if err != nil {
+			for taken.Add(1) <= n {
+				if err := m.target.write(ctx, clientv3.OpPut(key, "")); err != nil {
 					cancel(err)
 					return
 				}
 				m.shown.Add(1)
-				for {
-					seen := newest.Load()
-					if r.Header.Revision <= seen || newest.CompareAndSwap(seen, r.Header.Revision) {
-						break
-					}
-				}
 			}
 		})
 	}
 	writers.Wait()
-	return newest.Load(), context.Cause(ctx)
+	return context.Cause(ctx)
 }
 
 // compact compacts target at its revision. A client with a revision of source, which is lower, then gets 410 and relists.
+// Compactions have no conditions: one after the loss of the lock makes clients of target relist, and loses nothing.
 func (m *mover) compact(ctx context.Context) error {
 	r, err := m.target.Get(ctx, m.markKey(), clientv3.WithCountOnly())
 	if err == nil {

@@ -121,10 +121,58 @@ func TestMove_RunningServer_LosesNothing(t *testing.T) {
 	awaitCode(t, ctx, api, widgetsPath+"/new", http.StatusOK)
 	_, err = api.Create(ctx, widgetsPath, widget("newer"))
 	harness.Check(t, err)
-	requireMove(t, move(t, ctx, env, "shards.example.com/widgets", second, first, "--delete-source"), 0, "deleted ")
+	requireMove(t, move(t, ctx, env, "shards.example.com/widgets", second, first, "--delete-source", "--servers-restarted"), 0, "deleted ")
 	if n := keys(t, ctx, to, "shards.example.com/"); n != 0 {
 		t.Errorf("%d widgets remain in the second etcd", n)
 	}
+}
+
+// TestMove_BackWithoutRestart_LosesNothing moves widgets to another etcd and back while a server, which is not restarted, writes them.
+func TestMove_BackWithoutRestart_LosesNothing(t *testing.T) {
+	t.Parallel()
+	harness.OnlyStrata(t) // upstream does not refuse writes during the move
+	ctx := harness.Context(t, testTimeout)
+	env := harness.New(t)
+	first, second := env.Etcd(), env.Etcd()
+	api := env.APIServer(first).API()
+	defineWidgets(t, ctx, api)
+	_, err := api.Create(ctx, widgetsPath, widget("one"))
+	harness.Check(t, err)
+	requireMove(t, move(t, ctx, env, "shards.example.com/widgets", first, second), 0, "moved 1 keys")
+
+	accepted := make(chan []string)
+	writing, stop := context.WithCancel(ctx)
+	go func() {
+		var created []string
+		for i := 0; writing.Err() == nil; i++ {
+			name := fmt.Sprintf("w-%d", i)
+			if _, err := api.Create(writing, widgetsPath, widget(name)); err == nil {
+				created = append(created, name)
+			}
+		}
+		accepted <- created
+	}()
+	back := move(t, ctx, env, "shards.example.com/widgets", second, first)
+	stop()
+	created := <-accepted
+	requireMove(t, back, 0, "moved 1 keys")
+	for _, name := range append(created, "one") {
+		requireCode(t, ctx, api, widgetsPath+"/"+name, http.StatusOK)
+		if keys(t, ctx, first.Client(), "shards.example.com/widgets/default/"+name) != 1 {
+			t.Errorf("widget %s was accepted, and is not in the etcd of the server", name)
+		}
+	}
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) { // the mark is gone
+		r, err := api.Do(ctx, http.MethodPost, widgetsPath, "", widget("after"))
+		if err != nil {
+			return false, err
+		}
+		return r.Code == http.StatusCreated, r.Err()
+	}))
+	// A deletion needs an object in the other etcd.
+	_, err = first.Client().Delete(ctx, "/registry/shards.example.com/widgets/", clientv3.WithPrefix())
+	harness.Check(t, err)
+	requireMove(t, move(t, ctx, env, "shards.example.com/widgets", second, first, "--delete-source", "--servers-restarted"), 1, "has no keys of")
 }
 
 // requireTTL checks that a key has a lease with the time of events.
@@ -192,9 +240,13 @@ func TestMove_UnsafeState_IsRefused(t *testing.T) {
 
 	requireMove(t, move(t, ctx, env, "leases", first, second), 0, "moved 1 keys")
 	requireMove(t, move(t, ctx, env, "leases", first, second), 1, "was moved from "+first.URL)
-	requireMove(t, move(t, ctx, env, "leases", first, third, "--delete-source"), 1, "was moved from "+first.URL+" to "+second.URL)
+	requireMove(t, move(t, ctx, env, "leases", first, second, "--delete-source"), 1, "add --servers-restarted")
+	if n := keys(t, ctx, from, "leases/"); n != 1 {
+		t.Errorf("%d leases remain after a refused deletion, want 1", n)
+	}
+	requireMove(t, move(t, ctx, env, "leases", first, third, "--delete-source", "--servers-restarted"), 1, "was moved from "+first.URL+" to "+second.URL)
 	put(from, "leases/default/a", "late")
-	requireMove(t, move(t, ctx, env, "leases", first, second, "--delete-source"), 1, "written after the move, such as /registry/leases/default/a")
+	requireMove(t, move(t, ctx, env, "leases", first, second, "--delete-source", "--servers-restarted"), 1, "written after the move, such as /registry/leases/default/a")
 	requireMove(t, move(t, ctx, env, "leases", second, first), 1, "written after it was moved away, such as /registry/leases/default/a")
 	if got := stored(t, ctx, from, "leases/"); len(got) != 1 || got["/registry/leases/default/a"] != "late" {
 		t.Errorf("refused commands changed the first etcd: %v", got)
