@@ -319,7 +319,7 @@ func TestPool_PrimaryFallsSilent_RequestsInFlightEnd(t *testing.T) {
 	t.Parallel()
 	s := newStub(t, &stubPrimary{})
 	short := testTiming
-	short.timeout, short.unanswered = 300*time.Millisecond, 2*time.Second
+	short.timeout, short.unanswered = time.Second, 3*time.Second
 	p := s.pool(t, s.files.FrontProxyClient, short)
 	one := p.primaries[0]
 	await(t, "first proof", one.healthy.Load)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -43,26 +44,36 @@ func TestReplica_Idle_WritesNothing(t *testing.T) {
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("reads of the replica: %v", err)
 	}
-	if now := stateOf(ctx, t, client); now != before {
-		t.Errorf("etcd is at %s, was at %s before the replica started", now, before)
+	if now := stateOf(ctx, t, client); now.wroteSince(before) {
+		t.Errorf("etcd is at %+v, was at %+v before the replica started", now, before)
 	}
 	harness.Check(t, replica.Stop())
-	if now := stateOf(ctx, t, client); now != before {
-		t.Errorf("etcd is at %s after the replica stopped, was at %s before", now, before)
+	if now := stateOf(ctx, t, client); now.wroteSince(before) {
+		t.Errorf("etcd is at %+v after the replica stopped, was at %+v before", now, before)
 	}
 	if line := firstError(replica.Output()); line != "" {
 		t.Errorf("the replica has logged an error: %s", line)
 	}
 }
 
-// stateOf returns the revision of etcd and the number of its leases.
-func stateOf(ctx context.Context, t *testing.T, client *clientv3.Client) string {
+// etcdState is the state of an etcd that a write changes.
+type etcdState struct {
+	revision int64
+	leases   []clientv3.LeaseStatus
+}
+
+// wroteSince reports whether the revision or a lease is newer than before. A lease of a server that has stopped may expire meanwhile.
+func (s etcdState) wroteSince(before etcdState) bool {
+	return s.revision != before.revision || slices.ContainsFunc(s.leases, func(lease clientv3.LeaseStatus) bool { return !slices.Contains(before.leases, lease) })
+}
+
+func stateOf(ctx context.Context, t *testing.T, client *clientv3.Client) etcdState {
 	t.Helper()
 	resp, err := client.Get(ctx, "/registry/", clientv3.WithPrefix(), clientv3.WithCountOnly())
 	harness.Check(t, err)
 	leases, err := client.Leases(ctx)
 	harness.Check(t, err)
-	return fmt.Sprintf("revision %d with %d leases", resp.Header.Revision, len(leases.Leases))
+	return etcdState{resp.Header.Revision, leases.Leases}
 }
 
 // firstError returns the first line of an error in a log, "" if there is none. kube-apiserver logs one at each start, about the manifest that
