@@ -75,7 +75,7 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f detectedSou
 	c.stop = cancel
 	if !opts.ReadOnly { // marks are for writes
 		first, done := context.WithTimeout(ctx, firstMarks)
-		_, _ = c.moves.read(first) // follow repeats it
+		_, _ = c.moves.current(first) // follow repeats it, and so does a write
 		done()
 		c.wg.Go(func() { c.moves.follow(ctx) })
 	}
