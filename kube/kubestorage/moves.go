@@ -20,35 +20,57 @@ import (
 // moves has the marks of the resources of a cluster that are being moved, or were, to another etcd. It follows them by a watch.
 type moves struct {
 	client *clientv3.Client
-	prefix string // of the marks
-	marks  atomic.Pointer[map[string]etcdmoves.Mark]
+	prefix string                                    // of the marks
+	marks  atomic.Pointer[map[string]etcdmoves.Mark] // nil until they have been read
 }
 
 const (
-	// firstMarks bounds the first read of marks, which delays the start of a cluster.
+	// firstMarks bounds the first read of marks, which delays the start of a cluster, and the first writes if it failed.
 	firstMarks = time.Second
 	// marksRetry is the pause after a failed read or watch of marks; a guess.
 	marksRetry = time.Second
 )
 
 func newMoves(client *clientv3.Client, prefix string) *moves {
-	m := &moves{client: client, prefix: etcdmoves.Prefix(prefix)}
-	m.marks.Store(&map[string]etcdmoves.Mark{})
-	return m
+	return &moves{client: client, prefix: etcdmoves.Prefix(prefix)}
 }
 
-// read replaces the marks by those in etcd, and returns their revision.
-func (m *moves) read(ctx context.Context) (revision int64, err error) {
+// read returns the marks in etcd, and their revision.
+func (m *moves) read(ctx context.Context) (marks *map[string]etcdmoves.Mark, revision int64, err error) {
 	r, err := m.client.Get(ctx, m.prefix, clientv3.WithPrefix())
 	if err != nil {
-		return 0, err
+		return nil, 0, err
 	}
-	marks := map[string]etcdmoves.Mark{}
+	marks = &map[string]etcdmoves.Mark{}
 	for _, kv := range r.Kvs {
-		m.set(marks, kv)
+		m.set(*marks, kv)
 	}
-	m.marks.Store(&marks)
-	return r.Header.Revision, nil
+	return marks, r.Header.Revision, nil
+}
+
+// load reads the marks, and returns their revision, 0 after an error.
+func (m *moves) load(ctx context.Context) (revision int64) {
+	marks, revision, err := m.read(ctx)
+	if err != nil {
+		return 0
+	}
+	m.marks.Store(marks)
+	return revision
+}
+
+// current returns the marks, which it reads if they have not been read yet. Error: etcd does not answer.
+func (m *moves) current(ctx context.Context) (map[string]etcdmoves.Mark, error) {
+	if marks := m.marks.Load(); marks != nil {
+		return *marks, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, firstMarks)
+	defer cancel()
+	marks, _, err := m.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	m.marks.CompareAndSwap(nil, marks) // follow may have newer ones
+	return *m.marks.Load(), nil
 }
 
 // set adds a mark. An unreadable one, of a later release, refuses writes.
@@ -71,7 +93,7 @@ func (m *moves) follow(ctx context.Context, revision int64) {
 			return
 		case <-time.After(marksRetry):
 		}
-		revision, _ = m.read(ctx) // repeated after an error
+		revision = m.load(ctx)
 	}
 }
 
@@ -95,11 +117,11 @@ func (m *moves) watch(ctx context.Context, revision int64) {
 	}
 }
 
-// check returns the error of a write of the resource at a path, nil if it is not being moved: 503.
-func (m *moves) check(path, resource string) error {
-	marks := *m.marks.Load()
-	if len(marks) == 0 {
-		return nil
+// check returns the error of a write of the resource at a path, nil if it is not being moved: 503. Without marks no write is accepted.
+func (m *moves) check(ctx context.Context, path, resource string) error {
+	marks, err := m.current(ctx)
+	if err != nil {
+		return apierrors.NewServiceUnavailable(fmt.Sprintf("the marks of moved resources, such as %s, cannot be read from etcd: %v; the request can be retried", resource, err))
 	}
 	mark, ok := marks[path]
 	if !ok || !mark.Refuses() {
@@ -124,7 +146,7 @@ type movable struct {
 }
 
 func (s movable) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
-	if err := s.moves.check(s.path, s.resource); err != nil {
+	if err := s.moves.check(ctx, s.path, s.resource); err != nil {
 		return err
 	}
 	return s.Interface.Create(ctx, key, obj, out, ttl)
@@ -132,27 +154,27 @@ func (s movable) Create(ctx context.Context, key string, obj, out runtime.Object
 
 func (s movable) Delete(ctx context.Context, key string, out runtime.Object, preconditions *storage.Preconditions,
 	validateDeletion storage.ValidateObjectFunc, cached runtime.Object, opts storage.DeleteOptions) error {
-	if err := s.moves.check(s.path, s.resource); err != nil {
+	if err := s.moves.check(ctx, s.path, s.resource); err != nil {
 		return err
 	}
 	validated := func(ctx context.Context, obj runtime.Object) error { // admission runs in it, for as long as a webhook takes
 		if err := validateDeletion(ctx, obj); err != nil {
 			return err
 		}
-		return s.moves.check(s.path, s.resource)
+		return s.moves.check(ctx, s.path, s.resource)
 	}
 	return s.Interface.Delete(ctx, key, out, preconditions, validated, cached, opts)
 }
 
 func (s movable) GuaranteedUpdate(ctx context.Context, key string, destination runtime.Object, ignoreNotFound bool,
 	preconditions *storage.Preconditions, tryUpdate storage.UpdateFunc, cached runtime.Object) error {
-	if err := s.moves.check(s.path, s.resource); err != nil {
+	if err := s.moves.check(ctx, s.path, s.resource); err != nil {
 		return err
 	}
 	updated := func(obj runtime.Object, meta storage.ResponseMeta) (runtime.Object, *uint64, error) { // admission runs in it, too
 		changed, ttl, err := tryUpdate(obj, meta)
 		if err == nil {
-			err = s.moves.check(s.path, s.resource)
+			err = s.moves.check(ctx, s.path, s.resource)
 		}
 		return changed, ttl, err
 	}

@@ -75,7 +75,7 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f detectedSou
 	c.stop = cancel
 	if !opts.ReadOnly { // marks are for writes
 		first, done := context.WithTimeout(ctx, firstMarks)
-		revision, _ := c.moves.read(first) // follow repeats it after an error
+		revision := c.moves.load(first) // follow repeats it after an error, and so does a write
 		done()
 		c.wg.Go(func() { c.moves.follow(ctx, revision) })
 	}
