@@ -105,6 +105,10 @@ func (s *stubPrimary) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		}
 		defer conn.Close()
 		_, _ = io.Copy(conn, conn)
+	case req.URL.Path == "/refuse":
+		s.others.Add(1)
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = io.WriteString(w, "refused")
 	case req.URL.Path == "/hang":
 		s.others.Add(1)
 		<-req.Context().Done()

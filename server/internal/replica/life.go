@@ -69,15 +69,16 @@ func (b binding) follow(resp *http.Response) {
 	}}
 }
 
-// boundBody is a body that calls end when it is closed.
+// boundBody is a body that calls end when it is closed, which cancels the request.
 type boundBody struct {
 	io.ReadCloser
 	end func()
 }
 
-// Close implements io.Closer.
+// Close implements io.Closer. The cancellation comes first: over HTTP/2, closing the body of a response that came before the body of its request was
+// sent waits for the end of that body, or of the request. A client that has stopped to send because of the response's code would wait for this one.
 func (b *boundBody) Close() error {
-	defer b.end()
+	b.end()
 	return b.ReadCloser.Close()
 }
 

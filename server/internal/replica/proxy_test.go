@@ -1,13 +1,16 @@
 package replica
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
 	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
 )
 
 // body counts calls of Close.
@@ -50,6 +53,47 @@ func TestAttemptBody_Read_CannotBeSentAgain(t *testing.T) {
 	}
 	if a.Close(); b.closed != 1 {
 		t.Errorf("closed %d times, want once", b.closed)
+	}
+}
+
+// unsentBody is a body of which nothing can be read before it is closed.
+type unsentBody struct{ closed chan struct{} }
+
+func (b unsentBody) Read([]byte) (int, error) {
+	<-b.closed
+	return 0, io.ErrUnexpectedEOF
+}
+
+func (b unsentBody) Close() error {
+	close(b.closed)
+	return nil
+}
+
+// TestProxy_RefusedBeforeTheBody_EndsTheResponse: a client of HTTP/2 sends no more of the body when it receives an error, and waits for the end of
+// the response. The proxy must not wait for the end of the body.
+func TestProxy_RefusedBeforeTheBody_EndsTheResponse(t *testing.T) {
+	s := newStub(t, &stubPrimary{})
+	proxy := newProxy(s.pool(t, s.files.FrontProxyClient, testTiming), newClaims(nil), legacyscheme.Codecs, false)
+	front := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { proxy.ServeHTTP(w, as(req, "reader")) }))
+	front.EnableHTTP2 = true
+	front.StartTLS()
+	t.Cleanup(func() {
+		front.CloseClientConnections()
+		front.Close()
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), stubTimeout)
+	defer cancel()
+	for range 50 { // the response is early enough to hang in most of them
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, front.URL+"/refuse", unsentBody{make(chan struct{})})
+		check(t, err)
+		req.ContentLength = 100
+		resp, err := front.Client().Do(req)
+		check(t, err)
+		text, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil || string(text) != "refused" || resp.StatusCode != http.StatusForbidden || resp.ProtoMajor != 2 {
+			t.Fatalf("%s, code %d, body %q, error %v, want code 403 and the body \"refused\" over HTTP/2", resp.Proto, resp.StatusCode, text, err)
+		}
 	}
 }
 
