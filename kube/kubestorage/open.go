@@ -205,6 +205,7 @@ func (c *cluster) open(cfg storeConfig) (storage.Interface, factory.DestroyFunc,
 	c.cache.Add(resource, cfg.GroupResource)
 	s := newStore(c, raw, resource, cfg, objects.Config{
 		Resource: cfg.GroupResource, Transformer: transformer, Keys: keys, Decoder: decoder, NewFunc: cfg.NewFunc, GetAttrs: cfg.GetAttrs, Blocks: c.blocks,
+		Abridge: c.opts.Abridge,
 	}, unsafeDelete)
 	unchecked := c.checker.Add(resource, cfg.GroupResource)
 	unfollowed := c.reloads.Add(s.view)

@@ -26,6 +26,10 @@ type Options struct {
 	// Deferrable reports whether storages of an etcd cluster may be made while it does not answer. Their requests then fail with 503
 	// until it answers. nil means that the creation of a storage fails without its etcd.
 	Deferrable func(storagebackend.TransportConfig) bool
+	// Abridge appends a stored value, after decryption, to dst without the fields that selectors do not evaluate: the name, the namespace, the UID, the
+	// labels, and the fields of GetAttrs remain. Not ok: it cannot, and the whole value is decoded, as all are if Abridge is nil. It is called
+	// concurrently, and keeps neither slice; see transcode.Abridger.
+	Abridge func(dst, value []byte) (_ []byte, ok bool)
 	// Window bounds the history kept in memory, per etcd cluster. A zero field means that of
 	// mirror.DefaultWindow.
 	Window mirror.Window

@@ -28,7 +28,7 @@ func (st *Stream) lost(ev *mirror.Event) bool {
 		if e == nil {
 			continue
 		}
-		if _, err := gen.Attributes(st.ctx, e); err == nil {
+		if _, err := gen.Decode(st.ctx, e, e.ModRevision()); err == nil {
 			continue
 		}
 		if present, ok := snap.Get(e.Key()); ok && present == e {

@@ -5,4 +5,6 @@
 // therefore made with Rules: conditions on the fields of each message under which defaulting and conversion leave it as it is. An object
 // that does not satisfy them, has an unexpected form, or has a field of an unsupported type is declined, and the caller decodes it. A
 // declined object costs at most one scan of its bytes.
+//
+// An Abridger cuts stored objects down to the fields that selectors evaluate, so that decoding them costs little.
 package transcode

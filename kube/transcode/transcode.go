@@ -17,8 +17,7 @@ import (
 // Transcoder writes the JSON of stored objects of one kind. It is immutable; methods may be called concurrently.
 type Transcoder struct {
 	root *message
-	// head is what precedes the object in its stored form: the prefix of Kubernetes, and the TypeMeta of runtime.Unknown.
-	head []byte
+	head []byte // see headOf
 }
 
 // New returns a transcoder of objects that are stored as gvk, whose Go type is the struct t with an embedded metav1.ObjectMeta. Errors
@@ -37,6 +36,18 @@ func New(gvk schema.GroupVersionKind, t reflect.Type, rules Rules) (*Transcoder,
 	if err := root.setVersioned(); err != nil {
 		return nil, fmt.Errorf("transcode: %s: %w", t, err)
 	}
+	head, err := headOf(gvk)
+	if err != nil {
+		return nil, err
+	}
+	return &Transcoder{root: &root, head: head}, nil
+}
+
+// headPrefix is the number of bytes before the length of the TypeMeta.
+const headPrefix = len("k8s\x00\x0a")
+
+// headOf returns what precedes an object in its stored form: the prefix of Kubernetes, and the TypeMeta of runtime.Unknown.
+func headOf(gvk schema.GroupVersionKind) ([]byte, error) {
 	typeMeta := runtime.TypeMeta{}
 	typeMeta.APIVersion, typeMeta.Kind = gvk.ToAPIVersionAndKind()
 	data, err := typeMeta.Marshal()
@@ -44,7 +55,7 @@ func New(gvk schema.GroupVersionKind, t reflect.Type, rules Rules) (*Transcoder,
 		return nil, err
 	}
 	head := binary.AppendUvarint([]byte("k8s\x00\x0a"), uint64(len(data))) // field 1 of runtime.Unknown
-	return &Transcoder{root: &root, head: append(head, data...)}, nil
+	return append(head, data...), nil
 }
 
 // setVersioned makes the object's own metadata take the resource version of the caller; objects are stored without one.

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"maps"
 	"slices"
+	"sync"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -34,9 +35,12 @@ func (g *Generation) KnownAttributes(e *mirror.Entry) *Attributes {
 }
 
 // Attributes returns the entry's attributes, decoding it once for all readers. After a failure the next reader tries
-// again. Errors are those of Decode.
+// again. Errors are those of Decode; of a value that is cut down first, malformed fields besides these attributes may be no error.
 func (g *Generation) Attributes(ctx context.Context, e *mirror.Entry) (*Attributes, error) {
 	if a := g.KnownAttributes(e); a != nil {
+		return a, nil
+	}
+	if a := g.abridgedAttributes(ctx, e); a != nil {
 		return a, nil
 	}
 	obj, err := g.Decode(ctx, e, e.ModRevision())
@@ -44,6 +48,57 @@ func (g *Generation) Attributes(ctx context.Context, e *mirror.Entry) (*Attribut
 		return nil, err
 	}
 	return g.keepAttributes(e, obj)
+}
+
+// AttributesAfter is Attributes of the object after an event. If the whole object is decoded, all watchers of the event share it.
+func (g *Generation) AttributesAfter(ctx context.Context, ev *mirror.Event) (*Attributes, error) {
+	if g.KnownAttributes(ev.Entry) == nil && g.abridgedAttributes(ctx, ev.Entry) == nil {
+		if _, err := g.ObjectAfter(ev); err != nil {
+			return nil, err
+		}
+	}
+	return g.Attributes(ctx, ev.Entry)
+}
+
+// abridgment holds the buffers of one decoding.
+type abridgment struct{ value, short []byte }
+
+// abridgmentBytes bounds the buffers that are reused.
+const abridgmentBytes = 64 << 10
+
+var abridgments = sync.Pool{New: func() any { return &abridgment{} }}
+
+// abridgedAttributes returns the entry's attributes from its value without other fields, and caches them; nil if the value cannot be cut down, or not
+// be decoded within DecodeTimeout.
+func (g *Generation) abridgedAttributes(ctx context.Context, e *mirror.Entry) *Attributes {
+	if g.view.cfg.Abridge == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, DecodeTimeout)
+	defer cancel()
+	buf := abridgments.Get().(*abridgment)
+	defer func() {
+		if cap(buf.value)+cap(buf.short) <= abridgmentBytes {
+			abridgments.Put(buf)
+		}
+	}()
+	data, err := g.view.data(ctx, e, &buf.value)
+	if err != nil {
+		return nil
+	}
+	var ok bool
+	if buf.short, ok = g.view.cfg.Abridge(buf.short[:0], data); !ok {
+		return nil
+	}
+	obj, err := g.view.cfg.Decoder.DecodeListItem(ctx, buf.short, uint64(e.ModRevision()), g.view.cfg.NewFunc)
+	if err != nil {
+		return nil
+	}
+	a, err := g.keepAttributes(e, obj)
+	if err != nil {
+		return nil
+	}
+	return a
 }
 
 // keepAttributes caches the attributes of an entry that was decoded.

@@ -43,25 +43,29 @@ func (s *Selector) Sharded() bool { return s.Shard != nil || s.NeedsObject }
 // Matches reports whether the entry's object matches. Errors are those of Decode; without a
 // selector the entry is not decoded.
 func (s *Selector) Matches(ctx context.Context, e *mirror.Entry) (bool, error) {
-	return s.matches(e, func() (runtime.Object, error) { return s.Generation.Decode(ctx, e, e.ModRevision()) })
+	return s.matches(ctx, e, func() (runtime.Object, error) { return s.Generation.Decode(ctx, e, e.ModRevision()) })
 }
 
 // MatchesEvent is Matches for the objects before and after an event, each decoded once for all watchers.
 func (s *Selector) MatchesEvent(ev *mirror.Event) (before, now bool, err error) {
+	ctx := context.Background() // decoding is bounded by DecodeTimeout
 	if ev.Prev != nil {
-		before, err = s.matches(ev.Prev, func() (runtime.Object, error) { return s.Generation.ObjectBefore(ev) })
+		before, err = s.matches(ctx, ev.Prev, func() (runtime.Object, error) { return s.Generation.ObjectBefore(ev) })
 	}
 	if ev.Entry != nil && err == nil {
-		now, err = s.matches(ev.Entry, func() (runtime.Object, error) { return s.Generation.ObjectAfter(ev) })
+		now, err = s.matches(ctx, ev.Entry, func() (runtime.Object, error) { return s.Generation.ObjectAfter(ev) })
 	}
 	return before, now, err
 }
 
-func (s *Selector) matches(e *mirror.Entry, decode func() (runtime.Object, error)) (bool, error) {
+func (s *Selector) matches(ctx context.Context, e *mirror.Entry, decode func() (runtime.Object, error)) (bool, error) {
 	if s.All {
 		return true, nil
 	}
 	a := s.Generation.KnownAttributes(e)
+	if a == nil && !s.NeedsObject {
+		a = s.Generation.abridgedAttributes(ctx, e)
+	}
 	if a == nil || s.NeedsObject {
 		obj, err := decode()
 		if err != nil {

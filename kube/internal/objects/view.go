@@ -28,6 +28,9 @@ type Config struct {
 	Decoder  etcd3.Decoder
 	NewFunc  func() runtime.Object
 	GetAttrs storage.AttrFunc
+	// Abridge appends a decrypted value, without fields that GetAttrs and the object's metadata do not depend on, to dst; not ok: it cannot, and
+	// the whole value is decoded. nil: values are decoded as a whole.
+	Abridge func(dst, value []byte) (_ []byte, ok bool)
 	// Blocks holds decoded and converted objects.
 	Blocks *blockcache.Cache
 }

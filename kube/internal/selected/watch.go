@@ -63,14 +63,8 @@ func (s *Selections) values(ev *mirror.Event, value func(*objects.Attributes) st
 	ctx, cancel := context.WithTimeout(s.cfg.Context, objects.DecodeTimeout)
 	defer cancel()
 	err := guard.RecoverPanic(func() error {
-		if e := ev.Entry; e != nil {
-			if gen.KnownAttributes(e) == nil {
-				// The woken watches share the object.
-				if _, err := gen.ObjectAfter(ev); err != nil {
-					return err
-				}
-			}
-			a, err := gen.Attributes(ctx, e)
+		if ev.Entry != nil {
+			a, err := gen.AttributesAfter(ctx, ev)
 			if err != nil {
 				return err
 			}

@@ -58,10 +58,15 @@ func (s *settings) engineOptions(etcd *genericoptions.EtcdOptions, transformer v
 	if replay.Revisions == 0 {
 		replay.Revisions = -1 // none
 	}
+	short, err := abridger()
+	if err != nil {
+		return kubestorage.Options{}, err
+	}
 	options := kubestorage.Options{
 		Uncached:   uncached,
 		Decorated:  decorated,
 		Deferrable: deferrable,
+		Abridge:    short.Append,
 		Window:     mirror.Window{MaxAge: limits.historyAge, MaxBytes: limits.historyBytes.Value()},
 		Replay:     replay,
 

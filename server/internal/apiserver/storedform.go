@@ -14,38 +14,44 @@ import (
 	"github.com/stratakube/strata/kube/transcode"
 )
 
-// storedKinds are the kinds with many objects in large clusters, and the conditions under which upstream's defaulting and conversion
-// (pkg/apis/*/v1/defaults.go, conversion.go and zz_generated.defaults.go) leave their stored form as it is.
-func storedKinds() map[schema.GroupVersionKind]struct {
-	typ   reflect.Type
+// storedKind is a kind whose stored form is read without decoding it.
+type storedKind struct {
+	typ reflect.Type
+	// rules are the conditions under which upstream's defaulting and conversion (pkg/apis/*/v1/defaults.go, conversion.go and
+	// zz_generated.defaults.go) leave the stored form as it is.
 	rules transcode.Rules
-} {
-	type kind = struct {
-		typ   reflect.Type
-		rules transcode.Rules
-	}
+	// selectable are the fields on which the selectable fields depend (GetAttrs in pkg/registry), besides those of the metadata.
+	selectable []string
+}
+
+// storedKinds are the kinds with many objects in large clusters.
+func storedKinds() map[schema.GroupVersionKind]storedKind {
 	core := corev1.SchemeGroupVersion
-	return map[schema.GroupVersionKind]kind{
-		core.WithKind("ConfigMap"):      {typ: reflect.TypeFor[corev1.ConfigMap]()},
-		core.WithKind("Event"):          {typ: reflect.TypeFor[corev1.Event]()},
+	return map[schema.GroupVersionKind]storedKind{
+		core.WithKind("ConfigMap"): {typ: reflect.TypeFor[corev1.ConfigMap]()},
+		core.WithKind("Event"): {typ: reflect.TypeFor[corev1.Event](),
+			selectable: []string{"involvedObject", "reason", "source", "type", "reportingComponent"}},
 		core.WithKind("ServiceAccount"): {typ: reflect.TypeFor[corev1.ServiceAccount]()},
 		core.WithKind("Secret"): {reflect.TypeFor[corev1.Secret](), transcode.Rules{
 			reflect.TypeFor[corev1.Secret](): {Set: []string{"type"}, Unset: []string{"stringData"}},
-		}},
+		}, []string{"type"}},
 		//lint:ignore SA1019 controllers write Endpoints, and clients read them, although EndpointSlices replace them
 		core.WithKind("Endpoints"): {reflect.TypeFor[corev1.Endpoints](), transcode.Rules{
 			reflect.TypeFor[corev1.EndpointPort](): {Set: []string{"protocol"}},
-		}},
+		}, nil},
 		core.WithKind("Node"): {reflect.TypeFor[corev1.Node](), transcode.Rules{
 			reflect.TypeFor[corev1.NodeSpec]():   {First: [][2]string{{"podCIDR", "podCIDRs"}}},
 			reflect.TypeFor[corev1.NodeStatus](): {Covered: [][2]string{{"capacity", "allocatable"}}},
+		}, []string{"spec.unschedulable"}},
+		core.WithKind("Pod"): {reflect.TypeFor[corev1.Pod](), podRules(), []string{
+			"spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName", "spec.serviceAccount", "spec.hostNetwork",
+			"status.phase", "status.podIP", "status.podIPs", "status.nominatedNodeName",
 		}},
-		core.WithKind("Pod"): {reflect.TypeFor[corev1.Pod](), podRules()},
 		coordinationv1.SchemeGroupVersion.WithKind("Lease"): {typ: reflect.TypeFor[coordinationv1.Lease]()},
 		discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"): {reflect.TypeFor[discoveryv1.EndpointSlice](), transcode.Rules{
 			reflect.TypeFor[discoveryv1.EndpointPort](): {Set: []string{"name", "protocol"}},
-		}},
-		appsv1.SchemeGroupVersion.WithKind("ReplicaSet"): {reflect.TypeFor[appsv1.ReplicaSet](), replicaSetRules()},
+		}, nil},
+		appsv1.SchemeGroupVersion.WithKind("ReplicaSet"): {reflect.TypeFor[appsv1.ReplicaSet](), replicaSetRules(), []string{"status.replicas"}},
 	}
 }
 
@@ -116,4 +122,18 @@ func transcoders() (map[schema.GroupVersionKind]*transcode.Transcoder, error) {
 		all[gvk] = t
 	}
 	return all, nil
+}
+
+// selectableMetadata are the fields of the metadata that selectors of labels, fields and shards evaluate.
+var selectableMetadata = []string{"metadata.name", "metadata.namespace", "metadata.uid", "metadata.labels"}
+
+// abridger returns the abridger of storedKinds. An error means that a type of this release has other fields.
+func abridger() (*transcode.Abridger, error) {
+	a := &transcode.Abridger{}
+	for gvk, k := range storedKinds() {
+		if err := a.Add(gvk, k.typ, append(k.selectable, selectableMetadata...)); err != nil {
+			return nil, err
+		}
+	}
+	return a, nil
 }
