@@ -193,6 +193,7 @@ func (p *plane) defaultFlags() []string {
 		"--requestheader-client-ca-file=" + p.files.FrontProxyCA,
 		"--requestheader-allowed-names=" + pki.FrontProxyUser,
 		"--requestheader-username-headers=X-Remote-User",
+		"--requestheader-uid-headers=X-Remote-Uid",
 		"--requestheader-group-headers=X-Remote-Group",
 		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
 		"--proxy-client-cert-file=" + p.files.FrontProxyClient,
