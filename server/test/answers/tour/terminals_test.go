@@ -31,8 +31,9 @@ type terminals struct {
 	shown *strings.Replacer // of parts of outputs, for the document
 
 	// By terminal: a server is ready when it has printed all parts, and accepts connections at the address. The document has
-	// its output only if it has parts.
+	// its output only if it has parts and is not silent.
 	parts     map[string][]string
+	silent    map[string]bool
 	addresses map[string]string
 
 	servers map[string]*process.Child
@@ -54,7 +55,7 @@ func temporary(t *testing.T) string {
 func newTerminals(t *testing.T, ctx context.Context, work string, env ...string) *terminals {
 	term := &terminals{
 		t: t, ctx: ctx, work: work, own: temporary(t), runs: strings.NewReplacer(), shown: strings.NewReplacer(),
-		parts: map[string][]string{}, addresses: map[string]string{}, servers: map[string]*process.Child{},
+		parts: map[string][]string{}, silent: map[string]bool{}, addresses: map[string]string{}, servers: map[string]*process.Child{},
 	}
 	harness.Check(t, os.Symlink(harness.Must[string](t)(harness.Binary()), filepath.Join(term.own, "strata")))
 	term.env = slices.DeleteFunc(os.Environ(), func(v string) bool {
@@ -144,7 +145,7 @@ func (term *terminals) serve(terminal, line string) string {
 			return err
 		}))
 	}
-	if len(term.parts[terminal]) == 0 {
+	if len(term.parts[terminal]) == 0 || term.silent[terminal] {
 		return ""
 	}
 	return strings.Join(server.Lines(), "\n") + "\n"
