@@ -73,7 +73,7 @@ func Start(ctx context.Context, free func() int64) {
 	go func() {
 		sample := []metrics.Sample{
 			{Name: "/gc/heap/live:bytes"}, {Name: "/gc/scan/heap:bytes"},
-			{Name: "/gc/cycles/total:gc-cycles"}, {Name: "/memory/classes/heap/free:bytes"},
+			{Name: automaticCycles}, {Name: "/memory/classes/heap/free:bytes"},
 			{Name: "/gc/heap/allocs:bytes"},
 			{Name: "/cpu/classes/gc/total:cpu-seconds"}, {Name: "/cpu/classes/user:cpu-seconds"}, // as of the last collection
 		}
@@ -106,6 +106,9 @@ func Start(ctx context.Context, free func() int64) {
 		}
 	}()
 }
+
+// automaticCycles is the metric of the collections that the target caused. Those of FreeOSMemory are none of the load.
+const automaticCycles = "/gc/cycles/automatic:gc-cycles"
 
 // cpuTime is the CPU time of the process so far, in seconds, as of the last collection.
 type cpuTime struct{ collector, program float64 }

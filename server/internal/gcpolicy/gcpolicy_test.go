@@ -1,9 +1,25 @@
 package gcpolicy
 
 import (
+	"runtime/debug"
+	"runtime/metrics"
 	"testing"
 	"time"
 )
+
+// TestAutomaticCycles_ReturnOfMemory_IsNotCounted: collections that return memory to the system must not look like a load.
+func TestAutomaticCycles_ReturnOfMemory_IsNotCounted(t *testing.T) {
+	sample := []metrics.Sample{{Name: automaticCycles}, {Name: "/gc/cycles/total:gc-cycles"}}
+	others := func() uint64 { // collections that are not counted
+		metrics.Read(sample)
+		return sample[1].Value.Uint64() - sample[0].Value.Uint64()
+	}
+	before := others()
+	debug.FreeOSMemory()
+	if got := others() - before; got != 1 {
+		t.Errorf("of a return of memory, %d collections are not counted, want 1", got)
+	}
+}
 
 func TestPercent_DependsOnLiveAndScannedHeap(t *testing.T) {
 	for _, c := range []struct {
