@@ -33,6 +33,7 @@ type Result struct {
 	Name   string            `json:"name"`
 	Title  string            `json:"title"`
 	Detail string            `json:"detail,omitempty"`
+	Runs   int               `json:"runs,omitempty"` // of the engine with most
 	Rows   []Row             `json:"rows"`
 	Notes  map[string]string `json:"notes,omitempty"` // by engine: the reason for missing figures, or an omitted step
 	Flags  map[string]string `json:"flags,omitempty"` // by engine: its flags for this workload alone
@@ -83,6 +84,7 @@ func summarize(w Workload, engines []string, observed map[string][]Observation, 
 		if len(runs) == 0 {
 			continue
 		}
+		result.Runs = max(result.Runs, len(runs))
 		if result.Detail == "" {
 			result.Detail = runs[0].Detail
 		}
@@ -204,8 +206,15 @@ func (r *Report) table(keep func(Result, Row) bool) (header []string, body [][]s
 	header = append(header, "wanted")
 	for _, result := range r.Results {
 		title := result.Title
+		var details []string
 		if result.Detail != "" {
-			title += " (" + result.Detail + ")"
+			details = append(details, result.Detail)
+		}
+		if result.Runs > 0 && result.Runs < r.Runs {
+			details = append(details, fmt.Sprintf("%d runs", result.Runs))
+		}
+		if len(details) > 0 {
+			title += " (" + strings.Join(details, "; ") + ")"
 		}
 		for _, row := range result.Rows {
 			if !keep(result, row) {

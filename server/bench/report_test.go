@@ -107,7 +107,7 @@ LIST all, JSON (3 objects, 30 B)
   peak memory            2.00 GB   2.00 GB               1.00
   peak above before      1.10 GB   1.10 GB               1.00
 
-one watcher (3 objects, 30 B)
+one watcher (3 objects, 30 B; 2 runs)
   events delivered         100 %    56.2 %               1.78
   latency p50            1.00 ms         -                  -
   latency max            1.00 ms         -                  -

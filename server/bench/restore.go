@@ -18,8 +18,10 @@ import (
 const (
 	untilReady    = "until ready"
 	untilRestored = "until history is restored"
-	restoredLater = "history is restored after ready by"
-	longestWrite  = "longest write beside"
+	// revisionsBehind is how far before the start a watch can begin.
+	revisionsBehind = "revisions behind that a watch can begin"
+	restoredLater   = "history is restored after ready by"
+	longestWrite    = "longest write beside"
 )
 
 // restoreWorkloads start engines on an etcd with a long history, beside a writer.
@@ -28,7 +30,7 @@ var restoreWorkloads = []Workload{
 		Name: "restore", Title: "start with a long history, values of 1 KB", Op: "start", Dataset: configMaps,
 		Alone: true, Session: "restore", Starts: true, Runs: 3,
 		Run:    restoreLoad{engines: 1}.run,
-		Wanted: []Bound{toUpstream(untilReady, 0.35), absolute(restoredLater, 6), absolute(longestWrite, 0.1)},
+		Wanted: []Bound{toUpstream(untilReady, 0.35), absolute(untilReady, 4), {Measure: revisionsBehind, AtLeast: 10_000}, absolute(restoredLater, 6), absolute(longestWrite, 0.1)},
 	},
 	{
 		Name: "restore-three", Title: "three start at once with a long history, values of 1 KB", Op: "start", Dataset: configMaps,
@@ -149,7 +151,7 @@ func (l restoreLoad) run(ctx context.Context, s *Sample) error {
 	s.Detail("%s revisions, %d at once", grouped(s.Sizes.History), l.engines)
 	s.Report(untilReady, Seconds, last.Startup.Ready.Seconds())
 	s.Report("server CPU until the first GET", Seconds, last.Startup.CPU.Seconds())
-	s.Report("revisions behind that a watch can begin", Count, float64(depth))
+	s.Report(revisionsBehind, Count, float64(depth))
 	s.Report("its first event after", Seconds, waited.Seconds())
 	s.Report("until this was known", Seconds, watching.Seconds())
 	if restores(last) {
