@@ -63,9 +63,17 @@ func TestConsole_TabKey_ReachesEverythingInOrder(t *testing.T) {
 		b.run(script("location.hash = '#/" + section + "'"))
 		if strings.HasPrefix(section, "past") {
 			b.until("!document.getElementById('past-from').disabled")
-			b.run(chromedp.SetValue(chromedp.CSS("#past-namespace"), "keyboard"),
-				script("document.getElementById('past-namespace').dispatchEvent(new Event('change'))"), press("#past-from", kb.End))
-			b.until(`/settings/.test(` + listText + `) && !/extension-apiserver/.test(` + listText + `)`)
+			b.run(chromedp.SetValue(chromedp.CSS("#past-namespace"), "keyboard"), script("document.getElementById('past-namespace').dispatchEvent(new Event('change'))"))
+			// The page disables the slider while it loads a list, so the newest revision is chosen whenever it is not.
+			b.until(`(() => {
+				const slider = document.getElementById('past-from');
+				if (!slider.disabled && slider.value !== slider.max) {
+					slider.value = slider.max;
+					slider.dispatchEvent(new Event('input'));
+					slider.dispatchEvent(new Event('change'));
+				}
+				return !slider.disabled && /settings/.test(` + listText + `) && !/extension-apiserver/.test(` + listText + `);
+			})()`)
 		}
 		b.until(ready)
 		if section == "resources" { // fewer rows
