@@ -44,7 +44,12 @@ var streamWorkloads = []Workload{
 var nodeWorkloads = []Workload{
 	{
 		Name: "watch-nodes", Title: "watchers of the pods of one node each", Op: "event", Dataset: pods, Alone: true, Session: "nodes", Runs: 3, Tail: true,
-		Run:    watchNodes,
+		Run:    watchNodes(func(s *Sample) int { return min(s.Sizes.NodeWatchers, s.Data.Nodes) }),
+		Wanted: []Bound{toUpstream(latencyP99, 1), toUpstream(cpuPerEvent, 0.6)},
+	},
+	{
+		Name: "watch-nodes-all", Title: "watchers of the pods of one node each, of all nodes", Op: "event", Dataset: pods, Alone: true, Session: "all nodes", Runs: 3, Tail: true,
+		Run:    watchNodes(func(s *Sample) int { return s.Data.Nodes }),
 		Wanted: []Bound{toUpstream(latencyP99, 1), toUpstream(cpuPerEvent, 0.6)},
 	},
 }
@@ -111,23 +116,25 @@ func (l watchLoad) run(ctx context.Context, s *Sample) error {
 	return streams.report(s, written*l.watchers)
 }
 
-// watchNodes is Sizes.NodeWatchers watchers, each of the pods of another node, while pods of these nodes change in etcd: each change is
-// delivered to one of them.
-func watchNodes(ctx context.Context, s *Sample) error {
-	watchers := min(s.Sizes.NodeWatchers, s.Data.Nodes)
-	return watchParts(ctx, s, parts{
-		watchers: watchers,
-		path: func(i int, revision int64) string {
-			return watchOf("/api/v1/pods", "fieldSelector=spec.nodeName%3D"+dataset.NodeName(i, s.Data.Nodes), true, revision)
-		},
-		objects: watchers * (s.Data.Pods / s.Data.Nodes),
-		change: func(i int) (string, []byte, error) {
-			pod := dataset.Pod(i/watchers*s.Data.Nodes+i%watchers, s.Data.Nodes, s.Data.Namespaces)
-			pod.Annotations[dataset.SentKey] = fmt.Sprint(time.Now().UnixNano())
-			value, err := dataset.Encode(pod)
-			return dataset.PodKey(pod.Namespace, pod.Name), value, err
-		},
-	})
+// watchNodes is a number of watchers, each of the pods of another node, while pods of these nodes change in etcd: each change is delivered to one
+// of them.
+func watchNodes(number func(*Sample) int) func(context.Context, *Sample) error {
+	return func(ctx context.Context, s *Sample) error {
+		watchers := number(s)
+		return watchParts(ctx, s, parts{
+			watchers: watchers,
+			path: func(i int, revision int64) string {
+				return watchOf("/api/v1/pods", "fieldSelector=spec.nodeName%3D"+dataset.NodeName(i, s.Data.Nodes), true, revision)
+			},
+			objects: watchers * (s.Data.Pods / s.Data.Nodes),
+			change: func(i int) (string, []byte, error) {
+				pod := dataset.Pod(i/watchers*s.Data.Nodes+i%watchers, s.Data.Nodes, s.Data.Namespaces)
+				pod.Annotations[dataset.SentKey] = fmt.Sprint(time.Now().UnixNano())
+				value, err := dataset.Encode(pod)
+				return dataset.PodKey(pod.Namespace, pod.Name), value, err
+			},
+		})
+	}
 }
 
 // parts describes watchers that divide objects among them: each change is delivered to one.
