@@ -63,6 +63,10 @@ func (g *Generation) AttributesAfter(ctx context.Context, ev *mirror.Event) (*At
 // abridgment holds the buffers of one decoding.
 type abridgment struct{ value, short []byte }
 
+// maxUnabridged is the number of values that could not be cut down after which no further one is tried: the resource is stored in another form, and each
+// attempt decrypts a value once more.
+const maxUnabridged = 100
+
 // abridgmentBytes bounds the buffers that are reused.
 const abridgmentBytes = 64 << 10
 
@@ -71,7 +75,7 @@ var abridgments = sync.Pool{New: func() any { return &abridgment{} }}
 // abridgedAttributes returns the entry's attributes from its value without other fields, and caches them; nil if the value cannot be cut down, or not
 // be decoded within DecodeTimeout.
 func (g *Generation) abridgedAttributes(ctx context.Context, e *mirror.Entry) *Attributes {
-	if g.view.cfg.Abridge == nil {
+	if g.view.cfg.Abridge == nil || g.view.unabridged.Load() >= maxUnabridged {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, DecodeTimeout)
@@ -88,6 +92,7 @@ func (g *Generation) abridgedAttributes(ctx context.Context, e *mirror.Entry) *A
 	}
 	var ok bool
 	if buf.short, ok = g.view.cfg.Abridge(buf.short[:0], data); !ok {
+		g.view.unabridged.Add(1)
 		return nil
 	}
 	obj, err := g.view.cfg.Decoder.DecodeListItem(ctx, buf.short, uint64(e.ModRevision()), g.view.cfg.NewFunc)

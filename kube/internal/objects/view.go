@@ -42,6 +42,9 @@ type View struct {
 	// selective: there are watches with a selector, which need the attributes of new objects.
 	selective atomic.Bool
 
+	// unabridged counts the values that Abridge could not cut down, up to maxUnabridged.
+	unabridged atomic.Int32
+
 	fieldNames atomic.Pointer[[]string] // of the last FieldSet
 
 	cur    atomic.Pointer[Generation] // see CurrentGeneration
