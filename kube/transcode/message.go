@@ -116,9 +116,6 @@ func (m *message) number() error {
 		return fmt.Errorf("more than %d fields", maxFields)
 	}
 	for i, f := range m.fields {
-		if f.number > 1<<10 {
-			return fmt.Errorf("field number %d", f.number)
-		}
 		for len(m.index) <= f.number {
 			m.index = append(m.index, -1)
 		}
@@ -166,7 +163,7 @@ func (c *compiler) field(sf reflect.StructField) (f field, ok bool, err error) {
 	if len(parts) < 3 || !sf.IsExported() || slices.Contains(opts, "string") {
 		return f, false, fmt.Errorf("unexpected tags %q", sf.Tag)
 	}
-	if f.number, err = strconv.Atoi(parts[1]); err != nil {
+	if f.number, err = fieldNumber(sf); err != nil {
 		return f, false, err
 	}
 	f.wire = wireLen
