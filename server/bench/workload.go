@@ -222,7 +222,7 @@ func fullSizes() Sizes {
 		Quieten:       10 * time.Second,
 		Rest:          10 * time.Second,
 		Settle:        time.Minute,
-		Writes:        1_000,
+		Writes:        5_000,
 		MixedWrites:   4_000,
 		Loop:          2 * time.Second,
 		WatchDuration: 5 * time.Second,

@@ -1,12 +1,12 @@
 // Package gcpolicy sets the garbage collector's target from the live heap and from the free memory, for a process with a
 // large, slowly changing state.
 //
-// Go's default lets the heap grow to twice the live heap: for 400 MB of objects at rest, 400 MB
-// more for garbage. Most of the live heap of this process consists of stored values and encoded
-// objects, which contain no pointers and cost the collector no scanning. At rest, the room for garbage is
-// therefore computed from the part that has to be scanned. Under load, the room grows while collections take more than a small
-// share of the process's CPU time, up to a share of the memory that is free, so that requests do not pay for a small heap. It
-// shrinks again when collections become rare, and an idle process returns free memory to the system.
+// Go's default lets the heap grow to twice the live heap. Most of the live heap of this process consists of stored values and
+// encoded objects, which contain no pointers and cost the collector no scanning. With little free memory, the room for garbage is
+// therefore computed from the part that has to be scanned. With free memory, it is Go's default, so that a write does not pay
+// for a small heap. Under load, the room grows further while collections take more than a small share of the process's CPU time, up
+// to a share of the free memory, and shrinks again when collections become rare. An idle process returns free memory to the
+// system, so memory at rest does not depend on the room.
 package gcpolicy
 
 import (
@@ -33,11 +33,11 @@ const (
 	busyShare  = 0.08
 	quietFor   = 30 * time.Second
 	busyRoom   = 32
-	// restPercent and busyPercent bound the room in proportion to the live heap: Go's default at rest, and three times the
-	// live heap in all under load.
+	// restPercent and busyPercent bound the room in proportion to the live heap: Go's default, and three times the live heap in
+	// all under load.
 	restPercent = 100
 	busyPercent = 200
-	// freeShare is the divisor of the free memory that yields the bound of the room under load.
+	// freeShare is the divisor of the free memory that yields the bound of the room beyond the room at rest.
 	freeShare = 4
 
 	// idleFor is the period without a collection and with few allocations after which free memory,
@@ -53,14 +53,15 @@ const (
 	settleFor = 58 * time.Second
 )
 
-// percent returns the value for debug.SetGCPercent for a live heap of live bytes, of which scanned
-// bytes may contain pointers, for room times the room at rest, and for free bytes of free memory.
+// percent returns the value for debug.SetGCPercent for a live heap of live bytes, of which scanned bytes may contain pointers,
+// for room times the room at rest, and for free bytes of free memory.
 func percent(live, scanned uint64, room int, free int64) int {
 	rest := baseHeadroom + scannedShare*float64(min(scanned, live))
-	headroom, most := rest, restPercent
+	wanted, most := float64(live), restPercent
 	if room > 1 {
-		headroom, most = max(rest, min(float64(room)*rest, float64(free)/freeShare)), busyPercent
+		wanted, most = max(wanted, float64(room)*rest), busyPercent
 	}
+	headroom := max(rest, min(wanted, float64(free)/freeShare))
 	return int(min(float64(most), 100*headroom/float64(max(live, 1))))
 }
 
@@ -90,13 +91,9 @@ func Start(ctx context.Context, free func() int64) {
 			}
 			metrics.Read(sample)
 			now, cycles := time.Now(), sample[2].Value.Uint64()
-			available := int64(0)
 			room := load.room(now, cycles, cpuTime{collector: sample[5].Value.Float64(), program: sample[6].Value.Float64()})
-			if room > 1 {
-				available = free()
-			}
 			// SetGCPercent stops the world, so ignore small changes.
-			if p := percent(sample[0].Value.Uint64(), sample[1].Value.Uint64(), room, available); p < last-3 || p > last+3 {
+			if p := percent(sample[0].Value.Uint64(), sample[1].Value.Uint64(), room, free()); p < last-3 || p > last+3 {
 				debug.SetGCPercent(p)
 				last = p
 			}

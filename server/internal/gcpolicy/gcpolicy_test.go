@@ -69,17 +69,19 @@ func TestIdleness_IdleServer_ReturnsFreeMemory(t *testing.T) {
 
 func TestPercent_Busy_FollowsFreeMemory(t *testing.T) {
 	const live, scanned = 1 << 30, 256 << 20
-	rest := percent(live, scanned, 1, 64<<30)
+	rest := percent(live, scanned, 1, 0)
 	for _, c := range []struct {
 		room int
 		free int64
 		want int
 	}{
-		{2, 64 << 30, 2*rest + 1},         // twice the room at rest; percents are rounded down
-		{busyRoom, 64 << 30, busyPercent}, // the bound in proportion to the live heap
-		{busyRoom, 4 << 30, 100},          // a quarter of the free memory
-		{busyRoom, 100 << 20, rest},       // under a limit, never less than at rest
-		{busyRoom, -1, rest},              // over the limit
+		{1, 64 << 30, restPercent},                // Go's default
+		{1, 1 << 30, 25},                          // a quarter of the free memory
+		{2, 64 << 30, max(restPercent, 2*rest+1)}, // twice the room at rest; percents are rounded down
+		{busyRoom, 64 << 30, busyPercent},         // the bound in proportion to the live heap
+		{busyRoom, 4 << 30, 100},                  // a quarter of the free memory
+		{busyRoom, 100 << 20, rest},               // under a limit, never less than at rest
+		{busyRoom, -1, rest},                      // over the limit
 	} {
 		if got := percent(live, scanned, c.room, c.free); got < c.want-1 || got > c.want {
 			t.Errorf("%d times the room, %d MiB free: %d, want %d", c.room, c.free>>20, got, c.want)
