@@ -2,11 +2,11 @@
 // large, slowly changing state.
 //
 // Go's default lets the heap grow to twice the live heap. Most of the live heap of this process consists of stored values and
-// encoded objects, which contain no pointers and cost the collector no scanning. With little free memory, the room for garbage is
-// therefore computed from the part that has to be scanned. With free memory, it is Go's default, so that a write does not pay
-// for a small heap. Under load, the room grows further while collections take more than a small share of the process's CPU time, up
-// to a share of the free memory, and shrinks again when collections become rare. An idle process returns free memory to the
-// system, so memory at rest does not depend on the room.
+// encoded objects, which contain no pointers and cost the collector no scanning. At rest, or with little free memory, the room for
+// garbage is therefore computed from the part that has to be scanned. While the process allocates and memory is free, the room is
+// Go's default, so that a write does not pay for a small heap. It grows further while collections take more than a small share of
+// the process's CPU time, up to a share of the free memory, and shrinks again when collections become rare. An idle process returns
+// free memory to the system.
 package gcpolicy
 
 import (
@@ -54,7 +54,7 @@ const (
 )
 
 // percent returns the value for debug.SetGCPercent for a live heap of live bytes, of which scanned bytes may contain pointers,
-// for room times the room at rest, and for free bytes of free memory.
+// for room times the room at rest, and for free bytes of free memory, none at rest.
 func percent(live, scanned uint64, room int, free int64) int {
 	rest := baseHeadroom + scannedShare*float64(min(scanned, live))
 	wanted, most := float64(live), restPercent
@@ -92,12 +92,17 @@ func Start(ctx context.Context, free func() int64) {
 			metrics.Read(sample)
 			now, cycles := time.Now(), sample[2].Value.Uint64()
 			room := load.room(now, cycles, cpuTime{collector: sample[5].Value.Float64(), program: sample[6].Value.Float64()})
+			returns := idle.free(now, cycles, sample[3].Value.Uint64(), sample[4].Value.Uint64())
+			available := int64(0)
+			if idle.loadedWithin(idleFor, now) {
+				available = free()
+			}
 			// SetGCPercent stops the world, so ignore small changes.
-			if p := percent(sample[0].Value.Uint64(), sample[1].Value.Uint64(), room, free()); p < last-3 || p > last+3 {
+			if p := percent(sample[0].Value.Uint64(), sample[1].Value.Uint64(), room, available); p < last-3 || p > last+3 {
 				debug.SetGCPercent(p)
 				last = p
 			}
-			if idle.free(now, cycles, sample[3].Value.Uint64(), sample[4].Value.Uint64()) {
+			if returns {
 				debug.FreeOSMemory()
 			}
 		}
@@ -185,4 +190,9 @@ func (i *idleness) free(now time.Time, cycles, free, allocs uint64) bool {
 	}
 	i.freed = now
 	return true
+}
+
+// loadedWithin reports whether the process has made many allocations within d.
+func (i *idleness) loadedWithin(d time.Duration, now time.Time) bool {
+	return !i.loaded.IsZero() && now.Sub(i.loaded) < d
 }

@@ -67,6 +67,29 @@ func TestIdleness_IdleServer_ReturnsFreeMemory(t *testing.T) {
 	}
 }
 
+// TestIdleness_Allocations_AreALoad: many allocations are a load for some seconds, few are none.
+func TestIdleness_Allocations_AreALoad(t *testing.T) {
+	var i idleness
+	start := time.Now()
+	for _, c := range []struct {
+		after  time.Duration
+		allocs uint64
+		want   bool
+	}{
+		{0, idleAllocs, false},
+		{time.Second, 2*idleAllocs + 1, true},
+		{idleFor, 3 * idleAllocs, true},
+		{time.Second + idleFor, 4 * idleAllocs, false},
+		{2*time.Second + idleFor, 6 * idleAllocs, true},
+	} {
+		now := start.Add(c.after)
+		i.free(now, 1, 0, c.allocs)
+		if got := i.loadedWithin(idleFor, now); got != c.want {
+			t.Errorf("after %v and %d bytes: loaded %v, want %v", c.after, c.allocs, got, c.want)
+		}
+	}
+}
+
 func TestPercent_Busy_FollowsFreeMemory(t *testing.T) {
 	const live, scanned = 1 << 30, 256 << 20
 	rest := percent(live, scanned, 1, 0)
