@@ -107,6 +107,9 @@ func (e *Entry) ValueIn(buf *[]byte) []byte {
 	return e.stored(buf)
 }
 
+// PeekIn is ValueIn for a reader of many values, which does not count as a read: values that have no other readers are still compressed.
+func (e *Entry) PeekIn(buf *[]byte) []byte { return e.stored(buf) }
+
 // stored is ValueIn without a mark.
 func (e *Entry) stored(buf *[]byte) []byte {
 	block := e.block.Load()

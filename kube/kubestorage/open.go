@@ -205,7 +205,7 @@ func (c *cluster) open(cfg storeConfig) (storage.Interface, factory.DestroyFunc,
 	c.cache.Add(resource, cfg.GroupResource)
 	s := newStore(c, raw, resource, cfg, objects.Config{
 		Resource: cfg.GroupResource, Transformer: transformer, Keys: keys, Decoder: decoder, NewFunc: cfg.NewFunc, GetAttrs: cfg.GetAttrs, Blocks: c.blocks,
-		Abridge: c.opts.Abridge,
+		Abridge: c.opts.Abridge, Finder: finderOf(c.opts.Finder, cfg.NewFunc),
 	}, unsafeDelete)
 	unchecked := c.checker.Add(resource, cfg.GroupResource)
 	unfollowed := c.reloads.Add(s.view)
@@ -266,10 +266,19 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg storeC
 		Start:     s.goroutines.Start,
 		Unindexed: s.watchMetrics.Unindexed,
 		Filtered:  s.watchMetrics.Filtered,
+		Read:      s.listMetrics.Read,
 		Refused:   s.listMetrics.IndexRefused,
 		Measured:  s.listMetrics.Indexes,
 	})
 	return s
+}
+
+// finderOf returns the finders of a resource's values.
+func finderOf(finder func(obj runtime.Object, label bool, name string) objects.Find, newFunc func() runtime.Object) func(bool, string) objects.Find {
+	if finder == nil {
+		return nil
+	}
+	return func(label bool, name string) objects.Find { return finder(newFunc(), label, name) }
 }
 
 // eagerFields returns the fields whose first use in a list makes an index: those that a custom resource declares selectable, and

@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/value"
@@ -30,6 +31,10 @@ type Options struct {
 	// labels, and the fields of GetAttrs remain. Not ok: it cannot, and the whole value is decoded, as all are if Abridge is nil. It is called
 	// concurrently, and keeps neither slice; see transcode.Abridger.
 	Abridge func(dst, value []byte) (_ []byte, ok bool)
+	// Finder returns a function that finds the value of a label, or of a field of GetAttrs, in the stored values of objects like obj, after decryption;
+	// nil if it has none. Then, and if the function is not ok, objects are decoded. The value that it finds shares memory with the stored one. Functions
+	// are called concurrently; see transcode.Finders.
+	Finder func(obj runtime.Object, label bool, name string) func(stored []byte) (value []byte, present, ok bool)
 	// Window bounds the history kept in memory, per etcd cluster. A zero field means that of
 	// mirror.DefaultWindow.
 	Window mirror.Window

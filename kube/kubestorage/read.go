@@ -207,8 +207,10 @@ func (r *ListRead) count() {
 // planName returns the plan of the list in the metrics.
 func (r *ListRead) planName() string {
 	switch {
-	case r.plan != nil:
+	case r.plan != nil && r.plan.Indexed():
 		return metrics.PlanIndex
+	case r.plan != nil:
+		return metrics.PlanStored
 	case r.shard != nil:
 		return metrics.PlanShard
 	}

@@ -47,37 +47,42 @@ func (a *Abridger) Add(gvk schema.GroupVersionKind, t reflect.Type, paths []stri
 
 // keep adds the path of a field in a message of the type.
 func (c *cut) keep(t reflect.Type, path []string) error {
+	number, next, err := fieldOf(t, path[0])
+	if err != nil {
+		return err
+	}
+	for len(c.fields) <= number {
+		c.fields = append(c.fields, remaining{})
+	}
+	r := &c.fields[number]
+	switch {
+	case r.kept && r.within == nil: // as a whole already
+		return nil
+	case len(path) == 1:
+		*r = remaining{kept: true}
+		return nil
+	case r.within == nil:
+		*r = remaining{kept: true, within: &cut{}}
+	}
+	return r.within.keep(next, path[1:])
+}
+
+// fieldOf returns the number and the type of the field with a JSON name, of a message or a pointer to one.
+func fieldOf(t reflect.Type, name string) (number int, of reflect.Type, err error) {
 	if t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
 	if t.Kind() != reflect.Struct {
-		return fmt.Errorf("%s is not a message", t)
+		return 0, nil, fmt.Errorf("%s is not a message", t)
 	}
 	for i := range t.NumField() {
 		f := t.Field(i)
-		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != path[0] {
-			continue
+		if is, _, _ := strings.Cut(f.Tag.Get("json"), ","); is == name {
+			number, err = fieldNumber(f)
+			return number, f.Type, err
 		}
-		number, err := fieldNumber(f)
-		if err != nil {
-			return err
-		}
-		for len(c.fields) <= number {
-			c.fields = append(c.fields, remaining{})
-		}
-		r := &c.fields[number]
-		switch {
-		case r.kept && r.within == nil: // as a whole already
-			return nil
-		case len(path) == 1:
-			*r = remaining{kept: true}
-			return nil
-		case r.within == nil:
-			*r = remaining{kept: true, within: &cut{}}
-		}
-		return r.within.keep(f.Type, path[1:])
 	}
-	return fmt.Errorf("%s has no field %s", t, path[0])
+	return 0, nil, fmt.Errorf("%s has no field %s", t, name)
 }
 
 // fieldNumber returns the number of a field in its protobuf tag.
@@ -100,13 +105,7 @@ const rawTag = 2<<3 | wireLen
 // another form, or is malformed, and dst is as before. The values of fields are not examined. Cost is a few nanoseconds for each field that is passed
 // over, and no allocation beyond dst.
 func (a *Abridger) Append(dst, stored []byte) (_ []byte, ok bool) {
-	if len(stored) <= headPrefix || stored[headPrefix] >= 0x80 {
-		return dst, false
-	}
-	n := headPrefix + 1 + int(stored[headPrefix])
-	if n > len(stored) {
-		return dst, false
-	}
+	n := headLen(stored)
 	c := a.byHead[string(stored[:n])]
 	if c == nil {
 		return dst, false

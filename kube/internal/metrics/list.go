@@ -56,7 +56,7 @@ var (
 	}, []string{"group", "resource"})
 	ListPlans = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_list_plans_total", StabilityLevel: metrics.ALPHA,
-		Help: "Lists from memory and initial events of watches with a selector, by plan: index (candidates of indexes on labels or fields), shard (objects of the shard), scan (all objects of the range).",
+		Help: "Lists from memory and initial events of watches with a selector, by plan: index (candidates of indexes on labels or fields), stored (candidates found in stored values, without an index), shard (objects of the shard), scan (all objects of the range).",
 	}, []string{"group", "resource", "plan"})
 	ListExamined = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_list_examined_objects_total", StabilityLevel: metrics.ALPHA,
@@ -66,6 +66,10 @@ var (
 		Name: "strata_list_selected_objects_total", StabilityLevel: metrics.ALPHA,
 		Help: "Objects that the lists and initial events of strata_list_plans_total returned, by plan.",
 	}, []string{"group", "resource", "plan"})
+	ListValues = metrics.NewCounterVec(&metrics.CounterOpts{
+		Name: "strata_list_read_values_total", StabilityLevel: metrics.ALPHA,
+		Help: "Objects of which plans index and stored of strata_list_plans_total read the value of a label or field, to make an index or to find candidates, by source: stored (found in the stored value), decoded (the object was decoded). Values that an index or the cached attributes of an object have are not counted.",
+	}, []string{"group", "resource", "source"})
 	Indexes = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Name: "strata_indexes", StabilityLevel: metrics.ALPHA,
 		Help: "Labels and fields that are indexed.",
@@ -80,7 +84,7 @@ var (
 	}, []string{"group", "resource"})
 
 	registerListMetrics = sync.OnceFunc(func() {
-		legacyregistry.MustRegister(ListsTotal, ListPages, ListsExpired, ListPlans, ListExamined, ListSelected, Indexes, IndexBytes, IndexRefusals)
+		legacyregistry.MustRegister(ListsTotal, ListPages, ListsExpired, ListPlans, ListExamined, ListSelected, ListValues, Indexes, IndexBytes, IndexRefusals)
 	})
 )
 
@@ -118,9 +122,10 @@ func (m Lists) Served(index string, walked, returned int) {
 
 // Plans of lists with a selector: the label plan.
 const (
-	PlanIndex = "index"
-	PlanShard = "shard"
-	PlanScan  = "scan"
+	PlanIndex  = "index"
+	PlanStored = "stored"
+	PlanShard  = "shard"
+	PlanScan   = "scan"
 )
 
 // Selected counts a list or the initial events of a watch with a selector: the objects that were compared with the selector, and those
@@ -129,6 +134,16 @@ func (m Lists) Selected(plan string, examined, returned int) {
 	ListPlans.WithLabelValues(m.group.Group, m.group.Resource, plan).Inc()
 	ListExamined.WithLabelValues(m.group.Group, m.group.Resource, plan).Add(float64(examined))
 	ListSelected.WithLabelValues(m.group.Group, m.group.Resource, plan).Add(float64(returned))
+}
+
+// Read counts objects of which a plan has read a value.
+func (m Lists) Read(stored, decoded int) {
+	if stored > 0 {
+		ListValues.WithLabelValues(m.group.Group, m.group.Resource, "stored").Add(float64(stored))
+	}
+	if decoded > 0 {
+		ListValues.WithLabelValues(m.group.Group, m.group.Resource, "decoded").Add(float64(decoded))
+	}
 }
 
 // Indexes records changes of the number of indexes and of their bytes.

@@ -31,9 +31,15 @@ type Config struct {
 	// Abridge appends a decrypted value, without fields that GetAttrs and the object's metadata do not depend on, to dst; not ok: it cannot, and
 	// the whole value is decoded. nil: values are decoded as a whole.
 	Abridge func(dst, value []byte) (_ []byte, ok bool)
+	// Finder returns a function that finds the value of a label, or of a field, in decrypted values; nil if there is none, or if Finder is nil.
+	Finder func(label bool, name string) Find
 	// Blocks holds decoded and converted objects.
 	Blocks *blockcache.Cache
 }
+
+// Find finds the value that an object's attributes have under one name, in the decrypted value of its entry, without decoding it. The result shares
+// memory with the value; present is false if the object has no such label. Not ok: the object must be decoded. Safe for concurrent use.
+type Find = func(value []byte) (found []byte, present, ok bool)
 
 // View is one served version of one resource. Methods may be called concurrently.
 type View struct {

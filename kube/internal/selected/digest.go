@@ -29,6 +29,9 @@ var hashMask = ^uint32(0)
 
 func hashOf(value string) uint32 { return uint32(maphash.String(hashSeed, value)) & hashMask }
 
+// hashOfBytes is hashOf of a value in bytes.
+func hashOfBytes(value []byte) uint32 { return uint32(maphash.Bytes(hashSeed, value)) & hashMask }
+
 // ShortenHashes makes hashes of n bits until restore is called, for tests of collisions. No list may run meanwhile.
 func ShortenHashes(n int) (restore func()) {
 	hashMask = 1<<n - 1

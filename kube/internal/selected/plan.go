@@ -21,12 +21,15 @@ import (
 type Plan struct {
 	ctx   context.Context
 	terms []term
-	known bool // see Known
+	known bool                      // see Known
+	read  func(stored, decoded int) // Config.Read
 }
 
 // term is a requirement of a selector, on one label or field.
 type term struct {
-	index  *Index
+	index *Index
+	// scans: the index is a description without digests, and leaves are scanned for the values (see scan).
+	scans  bool
 	test   test
 	values []string
 	hashes []uint32
@@ -63,12 +66,16 @@ func (s *Selections) Plan(ctx context.Context, sel *objects.Selector, n int) *Pl
 		}
 	}
 	for _, usable := range terms {
-		p := &Plan{ctx: ctx}
+		p := &Plan{ctx: ctx, read: s.cfg.Read}
 		slices.SortStableFunc(usable, func(a, b term) int { return cmp.Compare(b.declared(&sel.Predicate), a.declared(&sel.Predicate)) })
 		for _, t := range usable[:min(len(usable), maxTerms)] {
 			declared := t.index.declared(&sel.Predicate)
-			if t.index = s.indexes.get(s, sel.Generation, t.index, declared || s.eager(t.index)); t.index == nil {
+			if x := s.indexes.get(s, sel.Generation, t.index, declared || s.eager(t.index)); x != nil {
+				t.index = x
+			} else if t.index.useValues(sel.Generation); t.test > exists || t.index.finder == nil {
 				continue
+			} else {
+				t.scans = true
 			}
 			for _, v := range t.values {
 				t.hashes = append(t.hashes, hashOf(v))
@@ -76,6 +83,7 @@ func (s *Selections) Plan(ctx context.Context, sel *objects.Selector, n int) *Pl
 			p.terms = append(p.terms, t)
 		}
 		if len(p.terms) > 0 {
+			slices.SortStableFunc(p.terms, func(a, b term) int { return a.cost() - b.cost() })
 			return p
 		}
 	}
@@ -83,7 +91,7 @@ func (s *Selections) Plan(ctx context.Context, sel *objects.Selector, n int) *Pl
 }
 
 // eager reports whether the first use of a label or field makes its index, though no registry has declared it.
-func (s *Selections) eager(x *Index) bool { return !x.label && s.cfg.Eager[x.field] }
+func (s *Selections) eager(x *Index) bool { return !x.label && s.cfg.Eager[x.key] }
 
 // termsOf returns the requirements of a selector, with indexes that are only descriptions. Requirements on namespace and name are
 // among them: a list of one namespace or object is a range, but a list of everything may have such fields too.
@@ -133,6 +141,14 @@ func labelTerm(r *labels.Requirement) (t term, ok bool) {
 	return t, true
 }
 
+// cost returns 1 for a term that scans leaves, which is tested where the others have left candidates, otherwise 0.
+func (t *term) cost() int {
+	if t.scans {
+		return 1
+	}
+	return 0
+}
+
 // declared returns 1 if a registry has declared the label or field, otherwise 0.
 func (t *term) declared(pred *storage.SelectionPredicate) int {
 	if t.index.declared(pred) {
@@ -169,7 +185,7 @@ func (d *Declared) Any(ctx context.Context, p *Plan, gen *objects.Generation, sn
 	all := snap.All(start, end)
 	if p != nil {
 		if i := slices.IndexFunc(p.terms, d.is); i >= 0 {
-			all = (&Plan{ctx: ctx, terms: p.terms[i : i+1]}).Candidates(snap, start, end)
+			all = (&Plan{ctx: ctx, terms: p.terms[i : i+1], read: p.read}).Candidates(snap, start, end)
 		}
 	}
 	for e := range all {
@@ -189,14 +205,17 @@ func (d *Declared) is(t term) bool {
 	return t.index.name == d.Name && t.single() && t.values[0] == d.value
 }
 
+// Indexed reports whether the plan has an index. Without one, it finds candidates in stored values.
+func (p *Plan) Indexed() bool { return !p.terms[0].scans }
+
 // DemandsValue reports whether the plan selects by values that objects have. Others usually select most objects.
 func (p *Plan) DemandsValue() bool { return p.terms[0].test == oneOf }
 
 // Candidates yields the candidates of a snapshot with start <= key < end, in key order: at least the selected entries. Objects whose
-// labels and fields are not known are decoded leaf by leaf; those that cannot be decoded are candidates.
+// labels and fields are not known are read leaf by leaf; those that cannot be decoded are candidates.
 func (p *Plan) Candidates(snap mirror.Snapshot, start, end string) iter.Seq[*mirror.Entry] {
 	if len(p.terms) > 1 {
-		p = &Plan{ctx: p.ctx, terms: slices.Clone(p.terms)} // see advance
+		p = &Plan{ctx: p.ctx, terms: slices.Clone(p.terms), read: p.read} // see advance
 	}
 	return snap.Sift(start, end, p)
 }
@@ -204,7 +223,7 @@ func (p *Plan) Candidates(snap mirror.Snapshot, start, end string) iter.Seq[*mir
 // advance moves the term i, which has excluded a node, one place forward, so that terms with few candidates are tested first. Other
 // terms are then not tested in most leaves, and need no digests there. Each walk begins with the order of the plan.
 func (p *Plan) advance(i int) {
-	if i > 0 && !p.known {
+	if i > 0 && !p.known && p.terms[i-1].scans == p.terms[i].scans {
 		p.terms[i-1], p.terms[i] = p.terms[i], p.terms[i-1]
 	}
 }
@@ -212,7 +231,7 @@ func (p *Plan) advance(i int) {
 // Known counts the candidates without decoding, to most or a little more: entries of leaves without digests count as candidates, and so
 // may entries of the first and the last leaf that are out of the range. Cost is O(parents of leaves + leaves with candidates).
 func (p *Plan) Known(snap mirror.Snapshot, start, end string, most int) int {
-	c := counter{plan: &Plan{ctx: p.ctx, terms: p.terms, known: true}, most: most}
+	c := counter{plan: &Plan{ctx: p.ctx, terms: p.terms, known: true, read: p.read}, most: most}
 	for range snap.Sift(start, end, &c) {
 	}
 	return c.n
@@ -245,7 +264,12 @@ func (p *Plan) Leaf(items []*mirror.Entry, d *btree.Digests) uint64 {
 	chosen := ^uint64(0)
 	for i := range p.terms {
 		t := &p.terms[i]
-		if chosen &= t.leaf(p, items, d); chosen == 0 {
+		if t.scans {
+			chosen = t.scan(p, items, chosen)
+		} else {
+			chosen &= t.leaf(p, items, d)
+		}
+		if chosen == 0 {
 			p.advance(i)
 			return 0
 		}
@@ -261,7 +285,7 @@ func (t *term) leaf(p *Plan, items []*mirror.Entry, in *btree.Digests) uint64 {
 		if p.known {
 			return ^uint64(0)
 		}
-		if d, unknown = t.index.newLeaf(p.ctx, items, in); d == nil {
+		if d, unknown = t.index.newLeaf(p, items, in); d == nil {
 			return ^uint64(0)
 		}
 	}
@@ -271,33 +295,23 @@ func (t *term) leaf(p *Plan, items []*mirror.Entry, in *btree.Digests) uint64 {
 	case missing:
 		return d.absent | unknown
 	case oneOf:
-		return t.index.having(d, items, t) | unknown
+		return t.having(p, d, items) | unknown
 	default:
 		if d.shared {
 			return ^uint64(0)
 		}
-		return ^t.index.having(d, items, t) | unknown
+		return ^t.having(p, d, items) | unknown
 	}
 }
 
 // having returns the bits of the items of a leaf that have one of the term's values. For a term that demands them, they may have another
-// value with the same hash.
-func (x *Index) having(d *digest, items []*mirror.Entry, t *term) (found uint64) {
+// value with the same hash, which the caller excludes.
+func (t *term) having(p *Plan, d *digest, items []*mirror.Entry) (found uint64) {
 	for i, hash := range t.hashes {
 		b := d.bitsOf(hash)
-		if b == 0 {
+		// Otherwise all items of the bits have one value, which may be another one with the same hash.
+		if t.test == noneOf && b != 0 && !d.shared && !t.index.has(p, items[bits.TrailingZeros64(b)], t.values[i]) {
 			continue
-		}
-		if t.test == noneOf && !d.shared {
-			// All items of the bits have one value, which may be another one with the same hash. It is unknown if the generation has
-			// ended; the items are then candidates. Of a value that is demanded, the caller examines the candidates.
-			a := x.gen.KnownAttributes(items[bits.TrailingZeros64(b)])
-			if a == nil {
-				continue
-			}
-			if v, _ := x.lookup(a); v != t.values[i] {
-				continue
-			}
 		}
 		found |= b
 	}
@@ -309,7 +323,7 @@ func (p *Plan) Parent(leaves btree.DigestsOfLeaves, in *btree.Digests) uint64 {
 	chosen := ^uint64(0)
 	for i := range p.terms {
 		t := &p.terms[i]
-		if t.test == noneOf {
+		if t.test == noneOf || t.scans {
 			continue
 		}
 		d := t.index.parent(leaves, in, p.known)

@@ -32,6 +32,8 @@ type Config struct {
 	Eager map[string]bool
 	// Start runs a goroutine that the storage waits for; false if the storage has ended.
 	Start func(run func()) bool
+	// Read counts objects of which a plan read the value of a label or field, from their stored values and by decoding them.
+	Read func(stored, decoded int)
 	// Refused counts labels and fields that are not indexed because their digests are too large.
 	Refused func()
 	// Measured receives changes of the number of indexes, and of the bytes of their digests as they were last counted.

@@ -62,11 +62,16 @@ func (s *settings) engineOptions(etcd *genericoptions.EtcdOptions, transformer v
 	if err != nil {
 		return kubestorage.Options{}, err
 	}
+	find, err := finder()
+	if err != nil {
+		return kubestorage.Options{}, err
+	}
 	options := kubestorage.Options{
 		Uncached:   uncached,
 		Decorated:  decorated,
 		Deferrable: deferrable,
 		Abridge:    short.Append,
+		Finder:     find,
 		Window:     mirror.Window{MaxAge: limits.historyAge, MaxBytes: limits.historyBytes.Value()},
 		Replay:     replay,
 

@@ -7,6 +7,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/kubernetes/pkg/features"
@@ -22,6 +23,9 @@ type storedKind struct {
 	rules transcode.Rules
 	// selectable are the fields on which the selectable fields depend (GetAttrs in pkg/registry), besides those of the metadata.
 	selectable []string
+	// copied are the strings that the selectable field of the same name always has as they are stored, and filled those that it has so unless they are
+	// empty (defaulting, conversion and GetAttrs). metadata.name is copied too. The labels of all these kinds are those that are stored.
+	copied, filled []string
 }
 
 // storedKinds are the kinds with many objects in large clusters.
@@ -30,28 +34,33 @@ func storedKinds() map[schema.GroupVersionKind]storedKind {
 	return map[schema.GroupVersionKind]storedKind{
 		core.WithKind("ConfigMap"): {typ: reflect.TypeFor[corev1.ConfigMap]()},
 		core.WithKind("Event"): {typ: reflect.TypeFor[corev1.Event](),
-			selectable: []string{"involvedObject", "reason", "source", "type", "reportingComponent"}},
+			selectable: []string{"involvedObject", "reason", "source", "type", "reportingComponent"},
+			copied: []string{
+				"involvedObject.kind", "involvedObject.namespace", "involvedObject.name", "involvedObject.uid", "involvedObject.apiVersion",
+				"involvedObject.resourceVersion", "involvedObject.fieldPath", "reason", "reportingComponent", "type",
+			}},
 		core.WithKind("ServiceAccount"): {typ: reflect.TypeFor[corev1.ServiceAccount]()},
-		core.WithKind("Secret"): {reflect.TypeFor[corev1.Secret](), transcode.Rules{
+		core.WithKind("Secret"): {typ: reflect.TypeFor[corev1.Secret](), rules: transcode.Rules{
 			reflect.TypeFor[corev1.Secret](): {Set: []string{"type"}, Unset: []string{"stringData"}},
-		}, []string{"type"}},
+		}, selectable: []string{"type"}, filled: []string{"type"}},
 		//lint:ignore SA1019 controllers write Endpoints, and clients read them, although EndpointSlices replace them
-		core.WithKind("Endpoints"): {reflect.TypeFor[corev1.Endpoints](), transcode.Rules{
+		core.WithKind("Endpoints"): {typ: reflect.TypeFor[corev1.Endpoints](), rules: transcode.Rules{
 			reflect.TypeFor[corev1.EndpointPort](): {Set: []string{"protocol"}},
-		}, nil},
-		core.WithKind("Node"): {reflect.TypeFor[corev1.Node](), transcode.Rules{
+		}},
+		core.WithKind("Node"): {typ: reflect.TypeFor[corev1.Node](), rules: transcode.Rules{
 			reflect.TypeFor[corev1.NodeSpec]():   {First: [][2]string{{"podCIDR", "podCIDRs"}}},
 			reflect.TypeFor[corev1.NodeStatus](): {Covered: [][2]string{{"capacity", "allocatable"}}},
-		}, []string{"spec.unschedulable"}},
-		core.WithKind("Pod"): {reflect.TypeFor[corev1.Pod](), podRules(), []string{
+		}, selectable: []string{"spec.unschedulable"}},
+		core.WithKind("Pod"): {typ: reflect.TypeFor[corev1.Pod](), rules: podRules(), selectable: []string{
 			"spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName", "spec.serviceAccount", "spec.hostNetwork",
 			"status.phase", "status.podIP", "status.podIPs", "status.nominatedNodeName",
-		}},
+		}, copied: []string{"spec.nodeName", "status.nominatedNodeName"},
+			filled: []string{"spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName", "status.phase"}},
 		coordinationv1.SchemeGroupVersion.WithKind("Lease"): {typ: reflect.TypeFor[coordinationv1.Lease]()},
-		discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"): {reflect.TypeFor[discoveryv1.EndpointSlice](), transcode.Rules{
+		discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"): {typ: reflect.TypeFor[discoveryv1.EndpointSlice](), rules: transcode.Rules{
 			reflect.TypeFor[discoveryv1.EndpointPort](): {Set: []string{"name", "protocol"}},
-		}, nil},
-		appsv1.SchemeGroupVersion.WithKind("ReplicaSet"): {reflect.TypeFor[appsv1.ReplicaSet](), replicaSetRules(), []string{"status.replicas"}},
+		}},
+		appsv1.SchemeGroupVersion.WithKind("ReplicaSet"): {typ: reflect.TypeFor[appsv1.ReplicaSet](), rules: replicaSetRules(), selectable: []string{"status.replicas"}},
 	}
 }
 
@@ -136,4 +145,35 @@ func abridger() (*transcode.Abridger, error) {
 		}
 	}
 	return a, nil
+}
+
+// finders returns the finders of storedKinds. An error means that a type of this release has other fields.
+func finders() (*transcode.Finders, error) {
+	f := &transcode.Finders{}
+	for gvk, k := range storedKinds() {
+		if err := f.Add(gvk, k.typ, append(k.copied, "metadata.name"), k.filled); err != nil {
+			return nil, err
+		}
+	}
+	return f, nil
+}
+
+// finder returns kubestorage.Options.Finder: of built-in kinds, which are stored as protobuf, and of custom resources.
+func finder() (func(obj runtime.Object, label bool, name string) func([]byte) ([]byte, bool, bool), error) {
+	all, err := finders()
+	if err != nil {
+		return nil, err
+	}
+	return func(obj runtime.Object, label bool, name string) func([]byte) ([]byte, bool, bool) {
+		_, custom := obj.(runtime.Unstructured)
+		switch gvk := obj.GetObjectKind().GroupVersionKind(); {
+		case custom && label:
+			return transcode.FindJSONLabel(gvk, name)
+		case custom:
+			return transcode.FindJSONField(gvk, name)
+		case label:
+			return all.Label(name)
+		}
+		return all.Field(name)
+	}, nil
 }

@@ -1,0 +1,223 @@
+package apiserver
+
+import (
+	"maps"
+	"math/rand"
+	"reflect"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/apitesting/fuzzer"
+	metafuzzer "k8s.io/apimachinery/pkg/apis/meta/fuzzer"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
+
+	"github.com/stratakube/strata/kube/transcode"
+)
+
+// foundForm compares the values that are found in stored objects of one kind with the attributes of upstream's decoder.
+type foundForm struct {
+	*storedForm
+	kind   storedKind
+	all    *transcode.Finders
+	fields map[string]transcode.Find
+	found  map[string]int // values by field, "" for labels
+}
+
+func newFoundForm(t testing.TB, gvk schema.GroupVersionKind) *foundForm {
+	t.Helper()
+	all, err := finders()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &foundForm{storedForm: newStoredForm(nil, gvk, nil), kind: storedKinds()[gvk], all: all, fields: map[string]transcode.Find{}, found: map[string]int{}}
+	for _, name := range slices.Concat(f.kind.copied, f.kind.filled, []string{"metadata.name"}) {
+		f.fields[name] = all.Field(name)
+	}
+	return f
+}
+
+// compare fails if a value that is found is not the one that upstream's selectors evaluate. A value of a valid object must be found, unless it is empty
+// and may have a default.
+func (f *foundForm) compare(t *testing.T, data []byte, valid bool) {
+	t.Helper()
+	obj := f.read(data, 7)
+	if obj == nil {
+		return // upstream reports an error
+	}
+	want := f.attributes(t, obj)
+	for name, find := range f.fields {
+		value, present, ok := find(data)
+		switch {
+		case ok && (!present || string(value) != want.fields[name]):
+			t.Fatalf("%s: found %q, want %q, in %q", name, value, want.fields[name], data)
+		case !ok && valid && !slices.Contains(f.kind.filled, name):
+			t.Fatalf("%s: declined, value %q, in %q", name, want.fields[name], data)
+		case ok:
+			f.found[name]++
+		}
+	}
+	keys := append(slices.Collect(maps.Keys(want.labels)), "none", "")
+	for _, key := range keys {
+		value, present, ok := f.all.Label(key)(data)
+		is, has := want.labels[key]
+		switch {
+		case ok && (present != has || string(value) != is):
+			t.Fatalf("label %q: found %q, %t, want %q, %t, in %q", key, value, present, is, has, data)
+		case !ok && valid:
+			t.Fatalf("label %q: declined, in %q", key, data)
+		case ok && has:
+			f.found[""]++
+		}
+	}
+}
+
+// joined returns a stored object whose message has the fields of both: the later ones replace or extend the former.
+func joined(t *testing.T, a, b []byte) []byte {
+	t.Helper()
+	var first, second runtime.Unknown
+	for data, into := range map[*byte]*runtime.Unknown{&a[4]: &first, &b[4]: &second} {
+		stored := a
+		if data == &b[4] {
+			stored = b
+		}
+		if err := into.Unmarshal(stored[4:]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first.Raw = append(first.Raw, second.Raw...)
+	data, err := first.Marshal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(slices.Clone(a[:4]), data...)
+}
+
+// TestFinders_EveryKind_EqualAttributes: the values that are found in random objects, as they are, with the defaults of this release, with fields that
+// occur twice, and with changed bytes, are those that upstream's selectors evaluate.
+func TestFinders_EveryKind_EqualAttributes(t *testing.T) {
+	for gvk, kind := range storedKinds() {
+		t.Run(gvk.Kind, func(t *testing.T) {
+			f := newFoundForm(t, gvk)
+			var last []byte
+			for i := range 400 {
+				rnd := rand.New(rand.NewSource(int64(i)))
+				fill := fuzzer.FuzzerFor(metafuzzer.Funcs, rnd, legacyscheme.Codecs).NilChance(1-float64(i)/400).NumElements(1, 2)
+				obj := reflect.New(kind.typ).Interface().(runtime.Object)
+				fillObject(fill, obj)
+				data := f.raw(t, obj)
+				f.compare(t, data, true)
+				if internal := f.read(data, 0); internal != nil {
+					again, err := runtime.Encode(f.codec, internal)
+					if err != nil {
+						t.Fatal(err)
+					}
+					f.compare(t, again, true)
+				}
+				if last != nil {
+					f.compare(t, joined(t, last, data), false)
+				}
+				for range 20 {
+					changed := slices.Clone(data)
+					for range 1 + rnd.Intn(3) {
+						changed[rnd.Intn(len(changed))] = byte(rnd.Intn(256))
+					}
+					f.compare(t, changed, false)
+				}
+				last = data
+			}
+			t.Logf("found %v", f.found)
+			for _, name := range append(slices.Collect(maps.Keys(f.fields)), "") {
+				if f.found[name] < 50 {
+					t.Errorf("%d values of %q were found", f.found[name], name)
+				}
+			}
+		})
+	}
+}
+
+// FuzzFinders compares the values that are found in any bytes with the attributes of upstream's decoder.
+func FuzzFinders(f *testing.F) {
+	forms := map[schema.GroupVersionKind]*foundForm{}
+	for gvk, kind := range storedKinds() {
+		forms[gvk] = newFoundForm(f, gvk)
+		obj := reflect.New(kind.typ).Interface().(runtime.Object)
+		obj.(metav1.Object).SetLabels(map[string]string{"a": "b", "": ""})
+		obj.(metav1.Object).SetName("fuzzed")
+		obj.GetObjectKind().SetGroupVersionKind(gvk)
+		pb, _ := runtime.SerializerInfoForMediaType(legacyscheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
+		data, err := runtime.Encode(pb.Serializer, obj)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+		f.Add(data[:len(data)-1])
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		for _, form := range forms {
+			form.compare(t, data, false)
+		}
+	})
+}
+
+// TestFinder_AnyResource_FindsOwnForm: built-in kinds are stored as protobuf, custom resources as JSON.
+func TestFinder_AnyResource_FindsOwnForm(t *testing.T) {
+	find, err := finder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	custom := &unstructured.Unstructured{}
+	custom.SetAPIVersion("example.com/v1")
+	custom.SetKind("Thing")
+	pod := richPod()
+	pod.Labels, pod.Spec.NodeName = map[string]string{"a": "b"}, "node"
+	stored := newStoredForm(t, corev1.SchemeGroupVersion.WithKind("Pod"), nil).raw(t, pod)
+	thing := []byte(`{"apiVersion":"example.com/v1","kind":"Thing","metadata":{"labels":{"a":"b"}},"spec":{"color":"node"}}`)
+	for _, c := range []struct {
+		obj    runtime.Object
+		label  bool
+		name   string
+		stored []byte
+		want   string
+	}{
+		{&corev1.Pod{}, true, "a", stored, "b"}, {&corev1.Pod{}, false, "spec.nodeName", stored, "node"},
+		{custom, true, "a", thing, "b"}, {custom, false, "spec.color", thing, "node"},
+	} {
+		if value, present, ok := find(c.obj, c.label, c.name)(c.stored); !ok || !present || string(value) != c.want {
+			t.Errorf("%T, %s: %q, %t, %t", c.obj, c.name, value, present, ok)
+		}
+	}
+	if find(&corev1.Pod{}, false, "spec.none") != nil || find(custom, false, "metadata.name") != nil {
+		t.Error("a field that no kind has is found")
+	}
+}
+
+// BenchmarkFinders measures the search for a field and a label of an Event of 600 bytes.
+func BenchmarkFinders(b *testing.B) {
+	f := newFoundForm(b, corev1.SchemeGroupVersion.WithKind("Event"))
+	event := &corev1.Event{
+		ObjectMeta:     metav1.ObjectMeta{Namespace: "default", Name: "pod-1.17f3", UID: "5f0c1b3e-0000-0000-0000-000000000000", Labels: map[string]string{"app": "a", "tier": "b"}},
+		InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: "pod-1", UID: "5f0c1b3e", APIVersion: "v1"},
+		Reason:         "Scheduled", Type: "Normal", Message: "Successfully assigned default/pod-1 to node-1", Source: corev1.EventSource{Component: "default-scheduler"},
+	}
+	event.SetGroupVersionKind(f.gvk)
+	pb, _ := runtime.SerializerInfoForMediaType(legacyscheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
+	data, err := runtime.Encode(pb.Serializer, event)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for name, find := range map[string]transcode.Find{"field": f.fields["involvedObject.name"], "label": f.all.Label("tier")} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, present, ok := find(data); !present || !ok {
+					b.Fatal("not found")
+				}
+			}
+		})
+	}
+}
