@@ -105,7 +105,13 @@ const rawTag = 2<<3 | wireLen
 // another form, or is malformed, and dst is as before. The values of fields are not examined. Cost is a few nanoseconds for each field that is passed
 // over, and no allocation beyond dst.
 func (a *Abridger) Append(dst, stored []byte) (_ []byte, ok bool) {
-	n := headLen(stored)
+	if len(stored) <= headPrefix || stored[headPrefix] >= 0x80 {
+		return dst, false
+	}
+	n := headPrefix + 1 + int(stored[headPrefix])
+	if n > len(stored) {
+		return dst, false
+	}
 	c := a.byHead[string(stored[:n])]
 	if c == nil {
 		return dst, false

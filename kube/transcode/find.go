@@ -1,6 +1,7 @@
 package transcode
 
 import (
+	"bytes"
 	"fmt"
 	"reflect"
 	"slices"
@@ -16,11 +17,12 @@ type Find func(stored []byte) (value []byte, present, ok bool)
 // Finders make functions that find values in objects of some kinds, stored as protobuf. They are complete after the last Add; Label and Field may
 // then be called concurrently.
 type Finders struct {
-	byHead map[string]*places // by the head of a stored object (see headOf)
+	kinds []places
 }
 
 // places are the places of values in the objects of a kind.
 type places struct {
+	head   []byte           // see headOf
 	labels []int            // the numbers of the fields on the way to the labels
 	fields map[string]place // by name
 }
@@ -39,7 +41,7 @@ func (f *Finders) Add(gvk schema.GroupVersionKind, t reflect.Type, copied, fille
 	if err != nil {
 		return err
 	}
-	p := &places{fields: map[string]place{}}
+	p := places{head: head, fields: map[string]place{}}
 	if p.labels, _, err = numbersOf(t, "metadata.labels"); err != nil {
 		return fmt.Errorf("transcode: labels of %s: %w", t, err)
 	}
@@ -53,10 +55,7 @@ func (f *Finders) Add(gvk schema.GroupVersionKind, t reflect.Type, copied, fille
 		}
 		p.fields[path] = place{numbers, i >= len(copied)}
 	}
-	if f.byHead == nil {
-		f.byHead = map[string]*places{}
-	}
-	f.byHead[string(head)] = p
+	f.kinds = append(f.kinds, p)
 	return nil
 }
 
@@ -72,81 +71,71 @@ func numbersOf(t reflect.Type, path string) (numbers []int, of reflect.Type, err
 	return numbers, t, nil
 }
 
+// wanted is the place of one value in the objects of a kind.
+type wanted struct {
+	head []byte
+	place
+}
+
+// openOneOf returns a stored object of one of the kinds, and the place of the value in it.
+func openOneOf(kinds []wanted, stored []byte) (w *wanted, r reader, ok bool) {
+	for i := range kinds {
+		if w = &kinds[i]; bytes.HasPrefix(stored, w.head) {
+			r, ok = openRaw(stored, len(w.head))
+			return w, r, ok
+		}
+	}
+	return nil, r, false
+}
+
 // Label returns a function that finds the label with the key.
 func (f *Finders) Label(key string) Find {
+	var kinds []wanted
+	for _, p := range f.kinds {
+		kinds = append(kinds, wanted{p.head, place{numbers: p.labels}})
+	}
 	return func(stored []byte) (value []byte, present, ok bool) {
-		p, r, ok := f.open(stored)
+		w, r, ok := openOneOf(kinds, stored)
 		if !ok {
 			return nil, false, false
 		}
-		return r.label(p.labels, key)
+		return r.label(w.numbers, key)
 	}
 }
 
 // Field returns a function that finds the field; nil if no kind has it. A field is always present.
 func (f *Finders) Field(name string) Find {
-	byHead := map[string]place{}
-	for head, p := range f.byHead {
+	var kinds []wanted
+	for _, p := range f.kinds {
 		if at, ok := p.fields[name]; ok {
-			byHead[head] = at
+			kinds = append(kinds, wanted{p.head, at})
 		}
 	}
-	if len(byHead) == 0 {
+	if len(kinds) == 0 {
 		return nil
 	}
 	return func(stored []byte) (value []byte, present, ok bool) {
-		n := headLen(stored)
-		at, ok := byHead[string(stored[:n])]
+		w, r, ok := openOneOf(kinds, stored)
 		if !ok {
 			return nil, false, false
 		}
-		r, ok := openRaw(stored, n)
-		if !ok {
-			return nil, false, false
-		}
-		value, ok = r.text(at.numbers)
-		return value, true, ok && (len(value) > 0 || !at.nonEmpty)
+		value, ok = r.text(w.numbers)
+		return value, true, ok && (len(value) > 0 || !w.nonEmpty)
 	}
-}
-
-// open returns the places of values in a stored object, and the object.
-func (f *Finders) open(stored []byte) (p *places, r reader, ok bool) {
-	n := headLen(stored)
-	if p = f.byHead[string(stored[:n])]; p == nil {
-		return nil, r, false
-	}
-	r, ok = openRaw(stored, n)
-	return p, r, ok
-}
-
-// headLen returns the length of the head of a stored object, 0 if it has none.
-func headLen(stored []byte) int {
-	if len(stored) <= headPrefix || stored[headPrefix] >= 0x80 {
-		return 0
-	}
-	n := headPrefix + 1 + int(stored[headPrefix])
-	if n > len(stored) {
-		return 0
-	}
-	return n
 }
 
 // text returns the string at the end of the way, empty if a field on it is absent; not ok if one occurs twice, or if a message on it is malformed.
 func (r reader) text(numbers []int) (value []byte, ok bool) {
 	seen := false
 	for r.more() {
-		number, wire, ok := r.tag()
+		number, wire, content, ok := r.field()
 		if !ok {
 			return nil, false
 		}
 		if number != numbers[0] {
-			if !r.skip(wire) {
-				return nil, false
-			}
 			continue
 		}
-		content, ok := r.delimited()
-		if !ok || seen || wire != wireLen {
+		if seen || wire != wireLen {
 			return nil, false
 		}
 		seen = true
@@ -164,28 +153,21 @@ func (r reader) label(numbers []int, key string) (value []byte, present, ok bool
 	seen := false
 	for r.more() {
 		start := r.pos
-		number, wire, ok := r.tag()
+		number, wire, content, ok := r.field()
 		if !ok {
 			return nil, false, false
 		}
 		if number != numbers[0] {
-			if !r.skip(wire) {
-				return nil, false, false
-			}
 			continue
 		}
 		if wire != wireLen {
 			return nil, false, false
 		}
 		if len(numbers) > 1 {
-			content, ok := r.delimited()
-			if !ok || seen {
+			if value, present, ok = content.label(numbers[1:], key); !ok || seen {
 				return nil, false, false
 			}
 			seen = true
-			if value, present, ok = content.label(numbers[1:], key); !ok {
-				return nil, false, false
-			}
 			continue
 		}
 		r.pos = start

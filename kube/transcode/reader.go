@@ -29,6 +29,10 @@ func (r *reader) uvarint() (uint64, bool) {
 		r.pos++
 		return uint64(r.data[r.pos-1]), true
 	}
+	if r.end-r.pos >= 2 && r.data[r.pos+1] < 0x80 {
+		r.pos += 2
+		return uint64(r.data[r.pos-2]&0x7f) | uint64(r.data[r.pos-1])<<7, true
+	}
 	v, n := binary.Uvarint(r.data[r.pos:r.end])
 	if n <= 0 {
 		return 0, false
@@ -44,6 +48,26 @@ func (r *reader) tag() (number int, wire uint8, ok bool) {
 		return 0, 0, false
 	}
 	return int(v >> 3), uint8(v & 7), true
+}
+
+// field reads the tag of a field and, if it is length-delimited, its content; other values are skipped.
+func (r *reader) field() (number int, wire uint8, content reader, ok bool) {
+	if r.end-r.pos >= 2 { // the usual case: a tag and a length of one byte each
+		tag, n := r.data[r.pos], r.data[r.pos+1]
+		if from := r.pos + 2; tag&7 == wireLen && tag < 0x80 && tag > 7 && n < 0x80 && int(n) <= r.end-from {
+			r.pos = from + int(n)
+			return int(tag >> 3), wireLen, reader{r.data, from, r.pos}, true
+		}
+	}
+	if number, wire, ok = r.tag(); !ok {
+		return 0, 0, content, false
+	}
+	if wire == wireLen {
+		content, ok = r.delimited()
+	} else {
+		ok = r.skip(wire)
+	}
+	return number, wire, content, ok
 }
 
 // delimited reads a length and returns the range of that length.

@@ -120,13 +120,9 @@ func (t *Transcoder) AppendItem(dst, stored []byte, rev int64) (_ []byte, ok boo
 func openRaw(stored []byte, at int) (raw reader, ok bool) {
 	r := reader{stored, at, len(stored)}
 	for r.more() {
-		number, wire, ok := r.tag()
-		if !ok || wire != wireLen {
-			return raw, false
-		}
-		content, ok := r.delimited()
+		number, wire, content, ok := r.field()
 		switch {
-		case !ok:
+		case !ok || wire != wireLen:
 			return raw, false
 		case number == 2 && raw.data == nil:
 			raw = content
