@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -114,20 +115,26 @@ func selectedOf(t *testing.T, state map[string]*example.Pod, prefix string, pred
 // revisions, whole and in pages, and compares with a filter of the model's state at that revision.
 func TestSelectors_AnyRevisionLimitAndToken_EqualsModel(t *testing.T) {
 	for _, bits := range []int{32, 3} {
-		t.Run(fmt.Sprintf("hashes of %d bits", bits), func(t *testing.T) {
-			if bits < 32 {
-				defer selected.ShortenHashes(bits)()
-			}
-			testSelectors(t)
-		})
+		for _, finds := range []bool{false, true} {
+			t.Run(fmt.Sprintf("hashes of %d bits, values found in stored bytes %t", bits, finds), func(t *testing.T) {
+				if bits < 32 {
+					defer selected.ShortenHashes(bits)()
+				}
+				opts := []func(*options){onDemand}
+				if finds {
+					opts = append(opts, withFinder(new(atomic.Int64)))
+				}
+				testSelectors(t, opts...)
+			})
+		}
 	}
 }
 
-func testSelectors(t *testing.T) {
+func testSelectors(t *testing.T, opts ...func(*options)) {
 	t.Helper()
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
-	f, etcd := inMemory(t, onDemand)
+	f, etcd := inMemory(t, opts...)
 	s, ctx := f.engine(t), contextFor(t)
 	m := &selectorModel{rnd: rand.New(rand.NewPCG(seed, 1)), live: map[string]*example.Pod{}}
 	planned := 0

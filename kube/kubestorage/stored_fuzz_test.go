@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -24,6 +25,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/value"
 
+	"github.com/stratakube/strata/kube/transcode"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -82,6 +84,12 @@ func storedWidgets(f *testing.F, codec runtime.Codec) *storedIn {
 			return u
 		}
 		o.store.GetAttrs = storage.DefaultNamespaceScopedAttr
+		o.engine.Finder = func(_ runtime.Object, label bool, name string) func([]byte) ([]byte, bool, bool) {
+			if label {
+				return transcode.FindJSONLabel(kind, name)
+			}
+			return transcode.FindJSONField(kind, name)
+		}
 	})
 	store := s.engine(f)
 	s.key, s.newFunc, s.newList = "/example.com/widgets/ns/fuzzed", store.newFunc, store.newListFunc
@@ -293,7 +301,8 @@ func selectedPods(f *testing.F, fix *fixture, values []string) (revs []mirror.Re
 // FuzzSelectors sends any selectors, limit, order of pages and revision, over objects with odd labels and fields. Memory selects the same
 // objects as upstream's store, with the indexes that a registry declares and without them, page by page.
 func FuzzSelectors(f *testing.F) {
-	fix := setup(f)
+	var found atomic.Int64
+	fix := setup(f, withFinder(&found))
 	store := fix.engine(f)
 	values := []string{"", "a", "b", "A", "a/b", "node-1", "node-10", "\x00", "é", "1", "10", "-5", strings.Repeat("v", 300)}
 	revs := selectedPods(f, fix, values)

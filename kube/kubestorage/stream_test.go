@@ -44,6 +44,12 @@ func newTwin(t testing.TB, window mirror.Window) *twin {
 // newTwinWith is newTwin for another kind of objects, below the same prefix.
 func newTwinWith(t testing.TB, window mirror.Window, change func(*storeConfig)) *twin {
 	t.Helper()
+	return newTwinOf(t, window, change, nil)
+}
+
+// newTwinOf is newTwinWith with Options.Finder.
+func newTwinOf(t testing.TB, window mirror.Window, change func(*storeConfig), finder func(runtime.Object, bool, string) objects.Find) *twin {
+	t.Helper()
 	codec := &countingCodec{Codec: testCodec()}
 	cfg := storeConfig{
 		Codec:          codec,
@@ -74,6 +80,7 @@ func newTwinWith(t testing.TB, window mirror.Window, change func(*storeConfig)) 
 	decoder := etcd3.NewDefaultDecoder(cfg.Codec, storage.APIObjectVersioner{})
 	s := newStore(c, nil, r, cfg, objects.Config{
 		Resource: cfg.GroupResource, Transformer: identity.NewEncryptCheckTransformer(), Decoder: decoder, NewFunc: cfg.NewFunc, GetAttrs: cfg.GetAttrs, Blocks: c.blocks,
+		Finder: finderOf(finder, cfg.NewFunc),
 	}, false)
 	t.Cleanup(s.stop)
 	return &twin{s, etcd, codec}

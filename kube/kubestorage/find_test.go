@@ -1,0 +1,205 @@
+package kubestorage
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/apis/example"
+	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/component-base/metrics/testutil"
+
+	"github.com/stratakube/strata/kube/internal/metrics"
+	"github.com/stratakube/strata/kube/transcode"
+	"github.com/stratakube/strata/mirror"
+)
+
+// podFinder finds labels and the node in pods that are stored as JSON, and counts the values.
+func podFinder(found *atomic.Int64) func(obj runtime.Object, label bool, name string) func([]byte) ([]byte, bool, bool) {
+	stored := examplev1.SchemeGroupVersion.WithKind("Pod")
+	return func(_ runtime.Object, label bool, name string) func([]byte) ([]byte, bool, bool) {
+		var find transcode.Find
+		switch {
+		case label:
+			find = transcode.FindJSONLabel(stored, name)
+		case name == "involvedObject.name": // see involvedAttrs
+			find = transcode.FindJSONField(stored, "spec.nodeName")
+		case name == "spec.nodeName":
+			find = transcode.FindJSONField(stored, name)
+		}
+		if find == nil {
+			return nil
+		}
+		return func(stored []byte) ([]byte, bool, bool) {
+			value, present, ok := find(stored)
+			if ok {
+				found.Add(1)
+			}
+			return value, present, ok
+		}
+	}
+}
+
+func withFinder(found *atomic.Int64) func(*options) {
+	return func(o *options) { o.engine.Finder = podFinder(found) }
+}
+
+// foundTwin is eventTwin with values that are found in stored bytes.
+func foundTwin(t *testing.T, n int, found *atomic.Int64) *twin {
+	t.Helper()
+	w := newTwinOf(t, mirror.Window{}, func(cfg *storeConfig) {
+		cfg.GroupResource, cfg.GetAttrs = schema.GroupResource{Group: t.Name(), Resource: "events"}, involvedAttrs
+	}, podFinder(found))
+	for i := range n {
+		pod := newPod(fmt.Sprintf("event-%04d", i))
+		pod.Spec.NodeName, pod.Labels = fmt.Sprint("object-", i%100), map[string]string{"n": fmt.Sprint(i % 50)}
+		w.put(t, pod)
+	}
+	w.catchUp(t)
+	return w
+}
+
+// readValues returns strata_list_read_values_total.
+func readValues(t *testing.T, w *twin, source string) float64 {
+	t.Helper()
+	n, err := testutil.GetCounterMetricValue(metrics.ListValues.WithLabelValues(w.group.Group, w.group.Resource, source))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// cachedAttributes counts the objects that have cached attributes.
+func cachedAttributes(t *testing.T, w *twin) (n int) {
+	t.Helper()
+	gen := w.view.CurrentGeneration()
+	for e := range mustLatest(t, w.Store).All("", "") {
+		if gen.KnownAttributes(e) != nil {
+			n++
+		}
+	}
+	return n
+}
+
+// TestFinder_FirstLists_DecodeSelectedObjects: lists by a label or field decode the selected objects, and cache their attributes, from the first one on:
+// without an index, while its digests are made, and for a negation after that.
+func TestFinder_FirstLists_DecodeSelectedObjects(t *testing.T) {
+	const n = 1000
+	var found atomic.Int64
+	w := foundTwin(t, n, &found)
+	label := storage.SelectionPredicate{Label: parseLabels(t, "n=7"), Field: fields.Everything(), GetAttrs: involvedAttrs}
+	exists := label
+	exists.Label = parseLabels(t, "none")
+	field := involved(t, "spec.nodeName=object-8")
+	field.IndexFields = []string{"spec.nodeName"}
+	for i, c := range []struct {
+		pred     storage.SelectionPredicate
+		plan     string
+		selected int
+		decoded  int // selected objects that no list has decoded for their attributes
+		found    int64
+	}{
+		{exists, metrics.PlanStored, 0, 0, n}, // the first use of a label makes no index
+		{label, metrics.PlanStored, 20, 20, n},
+		{label, metrics.PlanIndex, 20, 0, n - 20}, // digests of cached attributes, and of stored values
+		{label, metrics.PlanIndex, 20, 0, 0},
+		{field, metrics.PlanIndex, 10, 10, n - 20},
+		{field, metrics.PlanIndex, 10, 0, 0},
+	} {
+		opts := storage.ListOptions{Recursive: true, ResourceVersion: "0", Predicate: c.pred}
+		r, err := w.Read(contextFor(t), "/pods/", opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		before, values, attributes := found.Load(), readValues(t, w, "stored"), cachedAttributes(t, w)
+		if got := r.planName(); got != c.plan {
+			t.Errorf("list %d has the plan %s, want %s", i, got, c.plan)
+		}
+		selected := 0
+		for e := range r.Candidates() {
+			ok, err := r.Matches(contextFor(t), e)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if ok {
+				selected++
+			}
+		}
+		r.Close()
+		if got := found.Load() - before; got != c.found {
+			t.Errorf("list %d found %d stored values, want %d", i, got, c.found)
+		}
+		if got := readValues(t, w, "stored") - values; got != float64(c.found) {
+			t.Errorf("list %d has counted %v stored values, want %d", i, got, c.found)
+		}
+		if got := cachedAttributes(t, w) - attributes; got != c.decoded || selected != c.selected {
+			t.Errorf("list %d selected %d objects and cached the attributes of %d, want %d and %d", i, selected, got, c.selected, c.decoded)
+		}
+	}
+	if n := readValues(t, w, "decoded"); n != 0 {
+		t.Errorf("%v objects were decoded for their values", n)
+	}
+}
+
+// TestFinder_ValuesThatAreNotFound_AreDecoded: an object without the field may have a default, so it is decoded, and lists are the same.
+func TestFinder_ValuesThatAreNotFound_AreDecoded(t *testing.T) {
+	var found atomic.Int64
+	w := foundTwin(t, 200, &found)
+	for i := range 50 {
+		pod := newPod(fmt.Sprintf("event-9%03d", i))
+		pod.Labels = map[string]string{"n": []string{"é", `"`, `\`}[i%3]}
+		w.put(t, pod)
+	}
+	w.catchUp(t)
+	names := func(selector string) []string {
+		t.Helper()
+		out := &example.PodList{}
+		pred := involved(t, selector)
+		pred.IndexFields = []string{"spec.nodeName"}
+		if err := w.GetList(contextFor(t), "/pods/", storage.ListOptions{Recursive: true, ResourceVersion: "0", Predicate: pred}, out); err != nil {
+			t.Fatal(err)
+		}
+		return podPaths(out)
+	}
+	for range 3 {
+		if got := names("spec.nodeName="); len(got) != 50 || slices.Contains(got, "ns/event-0000") {
+			t.Errorf("%d objects have no node, want 50: %v", len(got), got)
+		}
+		if got := names("spec.nodeName!=object-7"); len(got) != 248 {
+			t.Errorf("%d objects have another node, want 248", len(got))
+		}
+		if got := names("spec.nodeName!="); len(got) != 200 {
+			t.Errorf("%d objects have a node, want 200", len(got))
+		}
+	}
+	if found.Load() == 0 || readValues(t, w, "decoded") != 50 {
+		t.Errorf("%d values were found, and %v objects decoded, want 50", found.Load(), readValues(t, w, "decoded"))
+	}
+}
+
+// TestFinder_Negation_ComparesStoredValues: the digest has values by their hashes, and a negation compares one value of each hash, which no cached
+// attributes have.
+func TestFinder_Negation_ComparesStoredValues(t *testing.T) {
+	var found atomic.Int64
+	w := foundTwin(t, 1000, &found)
+	pred := involved(t, "spec.nodeName!=object-8")
+	pred.IndexFields = []string{"spec.nodeName"}
+	r, err := w.Read(contextFor(t), "/pods/", storage.ListOptions{Recursive: true, ResourceVersion: "0", Predicate: pred})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	candidates := map[string]bool{}
+	for e := range r.Candidates() {
+		candidates[e.Key()] = true
+	}
+	if len(candidates) != 990 || cachedAttributes(t, w) != 0 {
+		t.Errorf("%d candidates, want 990; %d objects have cached attributes, want none: %v", len(candidates), cachedAttributes(t, w), slices.Sorted(maps.Keys(candidates))[:3])
+	}
+}
