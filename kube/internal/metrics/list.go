@@ -80,7 +80,7 @@ var (
 	}, []string{"group", "resource"})
 	IndexRefusals = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_index_refusals_total", StabilityLevel: metrics.ALPHA,
-		Help: "Times an index that found no room was dropped, because it alone took more than half of the bound of strata_index_bytes for its resource, or the indexes of all resources took more than 7/8 of theirs. Its lists examine all objects for the next ten minutes.",
+		Help: "Times an index that found no room was dropped, because it alone took more than half of the bound of strata_index_bytes for its resource, or the indexes of all resources took more than 7/8 of theirs. Its lists do without it for the next ten minutes.",
 	}, []string{"group", "resource"})
 
 	registerListMetrics = sync.OnceFunc(func() {
