@@ -43,7 +43,8 @@ func (s *Store) EstimateList(key string, opts storage.ListOptions) (x ListEstima
 }
 
 // EstimatedBytes returns the approximate number of stored bytes that a list reads: the bytes of its
-// candidates, or for a page the share of its limit. Not for a list FromEtcd. Cost is O(log n).
+// candidates, or for a page the share of its limit. Not for a list FromEtcd. Cost is O(log n), with indexes that of finding the candidates up to the limit,
+// which are not searched again.
 func (r *ListRead) EstimatedBytes() int64 {
 	n, bytes := r.Objects().Count(r.Start, r.End)
 	if r.plan != nil {

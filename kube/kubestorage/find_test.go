@@ -151,6 +151,7 @@ func TestFinder_FirstLists_DecodeSelectedObjects(t *testing.T) {
 func TestFinder_ValuesThatAreNotFound_AreDecoded(t *testing.T) {
 	var found atomic.Int64
 	w := foundTwin(t, 200, &found)
+	before := readValues(t, w, "decoded")
 	for i := range 50 {
 		pod := newPod(fmt.Sprintf("event-9%03d", i))
 		pod.Labels = map[string]string{"n": []string{"é", `"`, `\`}[i%3]}
@@ -178,8 +179,8 @@ func TestFinder_ValuesThatAreNotFound_AreDecoded(t *testing.T) {
 			t.Errorf("%d objects have a node, want 200", len(got))
 		}
 	}
-	if found.Load() == 0 || readValues(t, w, "decoded") != 50 {
-		t.Errorf("%d values were found, and %v objects decoded, want 50", found.Load(), readValues(t, w, "decoded"))
+	if decoded := readValues(t, w, "decoded") - before; found.Load() == 0 || decoded != 50 {
+		t.Errorf("%d values were found, and %v objects decoded, want 50", found.Load(), decoded)
 	}
 }
 
@@ -201,5 +202,69 @@ func TestFinder_Negation_ComparesStoredValues(t *testing.T) {
 	}
 	if len(candidates) != 990 || cachedAttributes(t, w) != 0 {
 		t.Errorf("%d candidates, want 990; %d objects have cached attributes, want none: %v", len(candidates), cachedAttributes(t, w), slices.Sorted(maps.Keys(candidates))[:3])
+	}
+}
+
+// TestEstimate_AnyLimitAndDigests_LeavesCandidates: an estimate keeps the candidates that it finds, up to its limit, to the first leaf without a digest, or
+// to the bound of held candidates; a walk yields the same candidates as without an estimate.
+func TestEstimate_AnyLimitAndDigests_LeavesCandidates(t *testing.T) {
+	for _, finds := range []bool{false, true} {
+		finder := podFinder(new(atomic.Int64))
+		if !finds {
+			finder = nil
+		}
+		w := newTwinOf(t, mirror.Window{}, func(cfg *storeConfig) {
+			cfg.GroupResource, cfg.GetAttrs = schema.GroupResource{Resource: "events"}, involvedAttrs
+		}, finder)
+		put := func(from, to int) {
+			for i := from; i < to; i++ {
+				pod := newPod(fmt.Sprintf("event-%05d", i))
+				pod.Spec.NodeName = fmt.Sprint("object-", i%2)
+				w.put(t, pod)
+			}
+			w.catchUp(t)
+		}
+		candidates := func(estimate bool, limit int64, selector string, start int) (keys []string) {
+			pred := involved(t, selector)
+			pred.Limit = limit
+			opts := storage.ListOptions{Recursive: true, Predicate: pred}
+			r, err := w.Read(contextFor(t), "/pods/", opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer r.Close()
+			if r.plan == nil {
+				t.Fatalf("%s has no plan", selector)
+			}
+			if start > 0 {
+				r.Start = etcdKey(newPod(fmt.Sprintf("event-%05d", start)))
+			}
+			if estimate {
+				r.EstimatedBytes()
+			}
+			if estimate != (r.known != nil) {
+				t.Fatalf("candidates of an estimate are used: %t", !estimate)
+			}
+			for e := range r.Candidates() {
+				keys = append(keys, e.Key())
+			}
+			return keys
+		}
+		put(0, 10_000) // 5,000 of each object: more than an estimate holds
+		for round := range 3 {
+			for _, selector := range []string{"involvedObject.name=object-1", "involvedObject.kind=Pod,involvedObject.name=object-1", "involvedObject.name!=object-1"} {
+				for _, limit := range []int64{0, 1, 30, 31, 32, 500, 4096, 4097} {
+					for _, start := range []int{0, 1, 777, 9_990} {
+						// Before the walk without an estimate: that makes all digests.
+						got := candidates(true, limit, selector, start)
+						want := candidates(false, limit, selector, start)
+						if !slices.Equal(got, want) || len(want) == 0 {
+							t.Fatalf("%s from %d, limit %d, round %d: %d candidates, want %d", selector, start, limit, round, len(got), len(want))
+						}
+					}
+				}
+				put(3000*round, 3000*round+70) // leaves without digests
+			}
+		}
 	}
 }

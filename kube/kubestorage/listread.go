@@ -45,7 +45,7 @@ type Objects interface {
 //	err = r.Err()
 //
 // It keeps its revision alive until it is closed. A list from memory may be used concurrently,
-// one FromEtcd may not.
+// except for EstimatedBytes; one FromEtcd may not.
 type ListRead struct {
 	// Rev is the revision that is read.
 	Rev mirror.Revision
@@ -62,6 +62,7 @@ type ListRead struct {
 	selector     objects.Selector
 	shard        *selected.ShardVersion // nil: the request is not for a whole shard, or its shard has no tree
 	plan         *selected.Plan         // nil: all objects of the range are candidates
+	known        *selected.Known        // candidates of the plan that an estimate has found; nil before the first one
 	declared     *selected.Declared     // nil: upstream uses no index
 	etcdRange    *etcdread.Range        // nil: memory has the revision
 	inconsistent bool                   // memory has the revision too, and may be wrong
@@ -122,6 +123,8 @@ func (r *ListRead) Candidates() iter.Seq[*mirror.Entry] {
 				}
 			}
 		}
+	case r.known != nil:
+		return r.known.Candidates(r.plan, r.Snapshot, r.End)
 	case r.plan != nil:
 		return r.plan.Candidates(r.Snapshot, r.Start, r.End)
 	}
@@ -171,13 +174,16 @@ func (r *ListRead) MoreAfter(ctx context.Context, key string) bool {
 // CountsMore reports whether the caller has to call MoreAfter after a full page: not each entry of the range is a candidate.
 func (r *ListRead) CountsMore() bool { return r.shard != nil || r.plan != nil || r.declared != nil }
 
-// estimate returns an upper bound of the number of objects up to most; it may return more.
+// estimate returns an upper bound of the number of objects up to most; it may return more. Candidates that it finds are not searched again.
 func (r *ListRead) estimate(most int) int {
 	n := r.Count()
 	if r.plan == nil {
 		return n
 	}
-	return min(n, r.plan.Known(r.Snapshot, r.Start, r.End, most))
+	if r.known == nil {
+		r.known = r.plan.Known(r.Snapshot, r.Start, r.End, most)
+	}
+	return min(n, r.known.N)
 }
 
 // Selective reports whether the caller has to filter candidates with Matches.

@@ -44,19 +44,18 @@ const digestOverhead = 128
 // Size implements btree.Sizer: digests of old versions count as memory of these versions, which the window bounds.
 func (d *digest) Size() int64 { return digestOverhead + int64(8*len(d.words)) }
 
-// bitsOf returns the bits of the values with the hash. Cost is O(log n).
+// bitsOf returns the bits of the values with the hash. Hashes are evenly distributed, so the search begins where the hash is expected: nearly always one
+// or two cache lines are read.
 func (d *digest) bitsOf(hash uint32) uint64 {
-	lo, hi := 0, d.n
-	for lo < hi {
-		mid := int(uint(lo+hi) >> 1)
-		if d.hash(mid) < hash {
-			lo = mid + 1
-		} else {
-			hi = mid
-		}
+	i := int(uint64(hash) * uint64(d.n) >> 32)
+	for i > 0 && d.hash(i-1) >= hash {
+		i--
 	}
-	if lo < d.n && d.hash(lo) == hash {
-		return d.words[lo]
+	for i < d.n && d.hash(i) < hash {
+		i++
+	}
+	if i < d.n && d.hash(i) == hash {
+		return d.words[i]
 	}
 	return 0
 }

@@ -21,7 +21,8 @@ import (
 type Plan struct {
 	ctx   context.Context
 	terms []term
-	known bool                      // see Known
+	known bool                      // see Known: nothing is read, and no digest is made
+	lacks bool                      // with known: the last leaf lacks a digest
 	read  func(stored, decoded int) // Config.Read
 }
 
@@ -223,40 +224,9 @@ func (p *Plan) Candidates(snap mirror.Snapshot, start, end string) iter.Seq[*mir
 // advance moves the term i, which has excluded a node, one place forward, so that terms with few candidates are tested first. Other
 // terms are then not tested in most leaves, and need no digests there. Each walk begins with the order of the plan.
 func (p *Plan) advance(i int) {
-	if i > 0 && !p.known && p.terms[i-1].scans == p.terms[i].scans {
+	if i > 0 && p.terms[i-1].scans == p.terms[i].scans {
 		p.terms[i-1], p.terms[i] = p.terms[i], p.terms[i-1]
 	}
-}
-
-// Known counts the candidates without decoding, to most or a little more: entries of leaves without digests count as candidates, and so
-// may entries of the first and the last leaf that are out of the range. Cost is O(parents of leaves + leaves with candidates).
-func (p *Plan) Known(snap mirror.Snapshot, start, end string, most int) int {
-	c := counter{plan: &Plan{ctx: p.ctx, terms: p.terms, known: true, read: p.read}, most: most}
-	for range snap.Sift(start, end, &c) {
-	}
-	return c.n
-}
-
-// counter is a mirror.Sieve that counts candidates and selects none.
-type counter struct {
-	plan    *Plan
-	n, most int
-}
-
-// Leaf implements mirror.Sieve.
-func (c *counter) Leaf(items []*mirror.Entry, d *btree.Digests) uint64 {
-	if c.n < c.most {
-		c.n += bits.OnesCount64(c.plan.Leaf(items, d) & (^uint64(0) >> (64 - len(items))))
-	}
-	return 0
-}
-
-// Parent implements mirror.Sieve.
-func (c *counter) Parent(leaves btree.DigestsOfLeaves, d *btree.Digests) uint64 {
-	if c.n >= c.most {
-		return 0
-	}
-	return c.plan.Parent(leaves, d)
 }
 
 // Leaf implements mirror.Sieve.
@@ -283,6 +253,7 @@ func (t *term) leaf(p *Plan, items []*mirror.Entry, in *btree.Digests) uint64 {
 	unknown := uint64(0)
 	if d == nil {
 		if p.known {
+			p.lacks = true
 			return ^uint64(0)
 		}
 		if d, unknown = t.index.newLeaf(p, items, in); d == nil {
