@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	// window is the number of bytes of a response that wait for a client before writes block. HTTP/2 lets 4 MB wait. A guess: enough
-	// for the client to decode one part while the handler encodes the next.
-	window = 256 << 10
+	// window is the number of bytes of a response that wait for a client before writes block. HTTP/2 lets 4 MB wait. A guess: far more
+	// than an event, and little memory when all informers of a server read their first lists at once. Larger writes need no buffer.
+	window = 64 << 10
 	// keptBuffer is the size above which an empty buffer is released.
 	keptBuffer = 4 << 10
 )
