@@ -259,7 +259,7 @@ func TestTransport_CloseNotify_SignalsEnd(t *testing.T) {
 		notified := make(chan bool, 1)
 		client, transport := newTransport(t, func(w http.ResponseWriter, _ *http.Request) {
 			w.(http.Flusher).Flush()
-			notified <- <-w.(http.CloseNotifier).CloseNotify()
+			notified <- <-w.(closeNotifier).CloseNotify()
 		})
 		defer stop(t, transport)
 		resp := get(t, t.Context(), client)

@@ -53,7 +53,7 @@ func New(loopback *rest.Config) (*Transport, error) {
 	t := &Transport{host: u.Host, server: &http.Server{}, local: address(u.Host), remote: net.JoinHostPort(u.Hostname(), "0")}
 	t.tls = tls.ConnectionState{
 		Version: tls.VersionTLS13, HandshakeComplete: true, CipherSuite: tls.TLS_AES_128_GCM_SHA256,
-		NegotiatedProtocol: "h2", NegotiatedProtocolIsMutual: true, ServerName: loopback.ServerName,
+		NegotiatedProtocol: "h2", ServerName: loopback.ServerName,
 	}
 	t.stopping, t.stop = context.WithCancelCause(context.Background())
 	return t, nil
