@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/pflag"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	cliflag "k8s.io/component-base/cli/flag"
@@ -142,6 +143,8 @@ type instance struct {
 	attachment *Attachment  // nil until config is set
 	variant    Variant
 	config     *app.Config
+	own        *ownClients  // nil with upstream's engine
+	handler    http.Handler // of all requests; set with prepared
 	prepared   interface{ Run(context.Context) error }
 }
 
@@ -162,6 +165,11 @@ func (v *instance) start(ctx context.Context, s *settings, completed options.Com
 	v.attachment, v.config = attachment, config
 	if s.engine == engineStrata && o.Shared == nil {
 		gcpolicy.Start(ctx, freeMemory)
+	}
+	if s.engine == engineStrata {
+		if v.own, err = newOwnClients(config); err != nil {
+			return err
+		}
 	}
 	if err := s.variant.Config(config); err != nil {
 		return err
@@ -198,6 +206,7 @@ func (v *instance) start(ctx context.Context, s *settings, completed options.Com
 	if v.prepared, err = chain.PrepareRun(); err != nil {
 		return err
 	}
+	v.handler = chain.GenericAPIServer.Handler
 	return o.Shared.keepSchemas(o.API, chain)
 }
 
@@ -220,6 +229,9 @@ func (v *instance) serve(ctx context.Context, o Options) error {
 	defer waiting.Wait()
 	defer cancel() // runs before the wait
 	loopback := v.config.KubeAPIs.ControlPlane.Generic.LoopbackClientConfig
+	if v.own != nil {
+		loopback = v.own.connection // a ready server accepts connections
+	}
 	if overrides := v.attachment.overrides; len(overrides.clusters) > 0 {
 		waiting.Go(func() {
 			if waitListening(ctx, loopback) == nil {
@@ -242,6 +254,9 @@ func (v *instance) serve(ctx context.Context, o Options) error {
 	}
 	defer v.variant.Start(ctx)()
 	v.attachment.AwaitMemory(ctx)
+	// Own clients start with the server's hooks. Their requests do not use the listener, which opens before.
+	v.own.serve(v.handler)
+	defer v.own.stop()
 	return v.prepared.Run(ctx)
 }
 
@@ -272,6 +287,7 @@ func poll(ctx context.Context, loopback *rest.Config, path string) error {
 	if err != nil {
 		return fmt.Errorf("client for %s: %w", path, err)
 	}
+	defer utilnet.CloseIdleConnectionsFor(client.Transport)
 	const interval = 10 * time.Millisecond // a guess: small compared to a startup
 	return wait.PollUntilContextCancel(ctx, interval, true, func(ctx context.Context) (bool, error) {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, loopback.Host+path, nil)
