@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -397,4 +398,45 @@ func TestFeedServer_MirrorOfMirror_IsAsFreshAsEtcd(t *testing.T) {
 	if n := m.LoadProgress().Failed; n != 0 {
 		t.Errorf("%d relists", n)
 	}
+}
+
+// TestFeedServer_Compactions_ReachCompactorsBelow: a compactor that follows at a feed learns a compaction that was announced, and one that was not.
+func TestFeedServer_Compactions_ReachCompactorsBelow(t *testing.T) {
+	e := newEtcd(t)
+	e.run(t)
+	etcd := connect(t, e.socket())
+	const prefix = "/registry/"
+	put(t, etcd, prefix+"key", "0")
+	f := serveFeed(t, etcd, prefix, etcdfeed.Options{})
+	upper := etcdsource.NewCompactor(etcd, etcdsource.CompactorOptions{OnCompaction: f.mirror.Compact, CheckInterval: 20 * time.Millisecond, Logger: quiet(),
+		Oldest: func() mirror.Revision { return 2 }})
+	t.Cleanup(upper.Stop)
+	compacted := make(chan mirror.Revision, 1000)
+	lower := etcdsource.NewCompactor(connect(t, f.socket), etcdsource.CompactorOptions{Logger: quiet(), CheckInterval: 20 * time.Millisecond,
+		OnCompaction: func(rev mirror.Revision) { compacted <- rev }, Oldest: func() mirror.Revision { return 2 }})
+	t.Cleanup(lower.Stop)
+	until := func(rev mirror.Revision) {
+		t.Helper()
+		for {
+			select {
+			case got := <-compacted:
+				if got == rev {
+					return
+				}
+				if got > rev {
+					t.Fatalf("compacted to %d, want %d", got, rev)
+				}
+			case <-contextFor(t).Done():
+				t.Fatalf("no compaction to %d", rev)
+			}
+		}
+	}
+	unannounced := put(t, etcd, prefix+"key", "1")
+	if _, err := etcd.Compact(contextFor(t), unannounced); err != nil {
+		t.Fatal(err)
+	}
+	until(unannounced)
+	announced := put(t, etcd, prefix+"key", "2")
+	put(t, etcd, etcdsource.CompactionKey, fmt.Sprint(announced))
+	until(announced)
 }

@@ -229,3 +229,32 @@ func TestReplica_OfReplica_WithoutEtcd_RefusesConsistentReads(t *testing.T) {
 	}
 	c.upper.Restart()
 }
+
+// TestReplica_OfReplica_UpperBehind_LowerIsNotReady: the lag of a replica includes that of the one above it.
+func TestReplica_OfReplica_UpperBehind_LowerIsNotReady(t *testing.T) {
+	t.Parallel()
+	ctx := harness.Context(t, testTimeout)
+	e := harness.New(t)
+	etcd, front, feed := e.Etcd(), e.FrontProxy(), e.Feed()
+	proxy := e.Proxy(etcd)
+	primary := e.APIServer(etcd, front.TrustFlags()...)
+	e.Replica(proxy.Etcd(), front, []*harness.Server{primary}, feed.Flags()...)
+	lower := e.Replica(feed.Etcd(), front, []*harness.Server{primary})
+	proxy.Stall(true)
+	_, err := primary.API().Create(ctx, configMaps, configMap("not-seen", nil))
+	harness.Check(t, err)
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		r, err := lower.API().Do(ctx, http.MethodGet, "/readyz", "verbose", nil)
+		if err != nil {
+			return false, err
+		}
+		return r.Code == http.StatusInternalServerError && strings.Contains(string(r.Body), "[-]replica-lag"), r.Err()
+	}))
+	if log := lower.Output(); !strings.Contains(log, "memory has been behind etcd at "+feed.Etcd().URL) {
+		t.Error("the log does not name the feed")
+	}
+	proxy.Stall(false)
+	harness.Check(t, lower.Await(ctx, "/readyz"))
+	_, err = lower.API().Get(ctx, configMaps+"/not-seen", "")
+	harness.Check(t, err)
+}
