@@ -23,6 +23,8 @@ const (
 	keyWait = 250 * time.Millisecond
 	// etcdTimeout bounds a request that is passed on to etcd.
 	etcdTimeout = 10 * time.Second
+	// sendTimeout bounds the time for a part of a streamed range, whose view keeps old versions in memory.
+	sendTimeout = 30 * time.Second
 	// chunkBytes is the size of a part of a streamed range, about that of etcd.
 	chunkBytes = 1 << 20
 	// chunkKeys bounds the keys of a part that is read from etcd.
@@ -123,10 +125,24 @@ func (s *Server) RangeStream(r *pb.RangeRequest, stream grpc.ServerStreamingServ
 			part.Header, part.More = s.header(a, view.Published), resp.More
 			part.Count = sent - int64(len(resp.Kvs)) + resp.Count
 		}
-		if err := stream.Send(&pb.RangeStreamResponse{RangeResponse: part}); err != nil || done {
+		if err := sendWithin(sendTimeout, stream, &pb.RangeStreamResponse{RangeResponse: part}); err != nil || done {
 			return err
 		}
 		rest.Key = append(append([]byte(nil), resp.Kvs[len(resp.Kvs)-1].Key...), 0)
+	}
+}
+
+// sendWithin sends a part of a streamed range. Error: the client has not taken it within the timeout; the end of the call then ends the Send.
+func sendWithin(timeout time.Duration, stream grpc.ServerStreamingServer[pb.RangeStreamResponse], part *pb.RangeStreamResponse) error {
+	sent := make(chan error, 1)
+	go func() { sent <- stream.Send(part) }()
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	select {
+	case err := <-sent:
+		return err
+	case <-timer.C:
+		return status.Errorf(codes.DeadlineExceeded, "the client has not read a part of the range within %s; read the rest in pages", timeout)
 	}
 }
 

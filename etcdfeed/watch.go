@@ -47,6 +47,7 @@ type watchStream struct {
 	moved        chan struct{} // contains a value if a watch has advanced
 
 	sending sync.Mutex // held during a Send; taken before mu
+	ended   bool       // the call is about to return; guarded by sending
 
 	mu      sync.Mutex // leaf; guards the fields below
 	watches map[int64]*watch
@@ -88,6 +89,9 @@ func (s *Server) Watch(stream grpc.BidiStreamingServer[pb.WatchRequest, pb.Watch
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	}
+	w.sending.Lock()
+	w.ended = true // so that a request that is still being read starts nothing
+	w.sending.Unlock()
 	w.wg.Wait()
 	if errors.Is(err, io.EOF) {
 		return nil
@@ -130,6 +134,9 @@ func signal(ch chan struct{}) {
 func (w *watchStream) send(rev mirror.Revision, responses ...*pb.WatchResponse) error {
 	w.sending.Lock()
 	defer w.sending.Unlock()
+	if w.ended {
+		return context.Canceled
+	}
 	for _, resp := range responses {
 		resp.Header = w.s.header(w.a, rev)
 		if err := w.stream.Send(resp); err != nil {
@@ -190,10 +197,17 @@ func (w *watchStream) create(r *pb.WatchCreateRequest) error {
 		cancel()
 		return w.send(st.end, &pb.WatchResponse{WatchId: clientv3.InvalidWatchID, Created: true, Canceled: true, CancelReason: refusal})
 	}
-	w.s.stats.watches.Add(1)
 	if err := w.send(st.end, &pb.WatchResponse{WatchId: x.id, Created: true}); err != nil {
+		cancel()
 		return err
 	}
+	w.sending.Lock()
+	defer w.sending.Unlock()
+	if w.ended {
+		cancel()
+		return context.Canceled
+	}
+	w.s.stats.watches.Add(1)
 	w.wg.Go(func() {
 		defer w.s.stats.watches.Add(-1)
 		defer cancel()

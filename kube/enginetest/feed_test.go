@@ -218,63 +218,37 @@ func TestFeedServer_RandomWrites_RangesAndWatchesEqualEtcd(t *testing.T) {
 		sameRange(t, client, etcd, fmt.Sprintf("%sk%d", dir, r.IntN(12)), clientv3.WithRev(at))
 	}
 	sameRange(t, client, etcd, prefix, clientv3.WithPrefix(), clientv3.WithRev(newest+1000))
+	written, last := newest, map[string]int64{} // the revision of the last event below each directory
+	for _, dir := range dirs {
+		newest = put(t, etcd, prefix+dir+"end", "end")
+		for _, above := range dirs {
+			if strings.HasPrefix(dir, above) {
+				last[prefix+above] = newest
+			}
+		}
+	}
 	sameEvents(t, live, etcd, prefix, first+1, newest)
 	if s := f.server.Stats(); s.FromMemory < 100 || s.FromEtcd < 10 {
 		t.Errorf("%d ranges from memory and %d from etcd: both must occur", s.FromMemory, s.FromEtcd)
 	}
 	for range 20 {
-		from := first + 1 + r.Int64N(newest-first)
+		from := first + 1 + r.Int64N(written-first)
 		dir := prefix + dirs[r.IntN(len(dirs))]
-		sameEvents(t, client.Watch(contextFor(t), dir, clientv3.WithPrefix(), clientv3.WithRev(from), clientv3.WithFragment()), etcd, dir, from, newest)
+		sameEvents(t, client.Watch(contextFor(t), dir, clientv3.WithPrefix(), clientv3.WithRev(from), clientv3.WithFragment()), etcd, dir, from, last[dir])
 	}
 }
 
-// sameEvents compares the events of a watch up to a revision with those of the same watch of etcd; each revision must be in one response.
+// sameEvents compares the events of a watch up to a revision, which is that of its last event, with those of the same watch of etcd. Each revision must be in
+// one response.
 func sameEvents(t *testing.T, responses clientv3.WatchChan, etcd *clientv3.Client, key string, from, through int64) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(contextFor(t))
 	defer cancel()
-	want := eventsUntil(t, etcd.Watch(ctx, key, clientv3.WithPrefix(), clientv3.WithRev(from)), lastEvent(t, etcd, key, from, through))
-	got := eventsUntil(t, responses, lastOf(want))
+	want := eventsUntil(t, etcd.Watch(ctx, key, clientv3.WithPrefix(), clientv3.WithRev(from)), through)
+	got := eventsUntil(t, responses, through)
 	if !slices.Equal(got, want) {
 		t.Fatalf("watch of %q from %d:\n%.2000v\nat etcd:\n%.2000v", key, from, got, want)
 	}
-}
-
-// lastEvent returns the revision of the last event of a range, found with an event of our own as the end.
-func lastEvent(t *testing.T, etcd *clientv3.Client, key string, from, through int64) int64 {
-	t.Helper()
-	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(contextFor(t)))
-	defer cancel()
-	var last int64
-	all := etcd.Watch(ctx, key, clientv3.WithPrefix(), clientv3.WithRev(from), clientv3.WithProgressNotify(), clientv3.WithCreatedNotify())
-	for resp := range all {
-		if err := resp.Err(); err != nil {
-			t.Fatal(err)
-		}
-		for _, e := range resp.Events {
-			if e.Kv.ModRevision <= through {
-				last = e.Kv.ModRevision
-			}
-		}
-		if resp.Header.Revision >= through && (resp.IsProgressNotify() || last == through) {
-			return last
-		}
-		if err := etcd.RequestProgress(ctx); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Fatal("watch closed")
-	return 0
-}
-
-func lastOf(events []string) int64 {
-	if len(events) == 0 {
-		return 0
-	}
-	var rev int64
-	fmt.Sscanf(events[len(events)-1], "%d", &rev)
-	return rev
 }
 
 // eventsUntil returns the events of a watch through a revision.
