@@ -15,7 +15,6 @@ type View struct {
 	// Rev is the revision of the view. Published is the published revision when the view was made.
 	Rev, Published Revision
 	parts          []viewPart
-	root           string
 }
 
 // viewPart is the keys of one table.
