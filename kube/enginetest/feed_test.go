@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net"
 	"path/filepath"
@@ -12,8 +13,10 @@ import (
 	"testing"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -410,4 +413,60 @@ func TestFeedServer_Compactions_ReachCompactorsBelow(t *testing.T) {
 	announced := put(t, etcd, prefix+"key", "2")
 	put(t, etcd, etcdsource.CompactionKey, fmt.Sprint(announced))
 	until(announced)
+}
+
+// TestFeedServer_ClientDoesNotRead_DelaysItselfOnly: a watch whose client does not read delays neither another one nor the mirror, and is canceled with the
+// compacted revision when the log has dropped its events.
+func TestFeedServer_ClientDoesNotRead_DelaysItselfOnly(t *testing.T) {
+	etcd, prefix := open(t)
+	start := put(t, etcd, prefix+"key", "value")
+	f := serveFeed(t, etcd, prefix, etcdfeed.Options{LogBytes: 1 << 20})
+	stalled, err := pb.NewWatchClient(connect(t, f.socket).ActiveConnection()).Watch(contextFor(t), grpc.MaxCallRecvMsgSize(math.MaxInt32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stalled.Send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: &pb.WatchCreateRequest{
+		Key: []byte(prefix), RangeEnd: []byte(clientv3.GetPrefixRangeEnd(prefix)), StartRevision: start + 1, Fragment: true,
+	}}}); err != nil {
+		t.Fatal(err)
+	}
+	if created, err := stalled.Recv(); err != nil || !created.Created || created.Canceled {
+		t.Fatalf("created: %v, %v", created, err)
+	}
+	live := connect(t, f.socket).Watch(contextFor(t), prefix, clientv3.WithPrefix(), clientv3.WithRev(start+1))
+	value := strings.Repeat("v", 100<<10)
+	var newest int64
+	for i := range 400 { // 40 MB: more than the windows of a connection and the log
+		newest = put(t, etcd, fmt.Sprintf("%skey-%d", prefix, i%10), value)
+		if i%5 == 0 {
+			eventsUntil(t, live, newest)
+		}
+	}
+	if got := catchUp(t, f.mirror); got < newest {
+		t.Errorf("the mirror is at %d, want %d", got, newest)
+	}
+	if n := f.server.Stats().LogBytes; n > 1<<20 {
+		t.Errorf("the log has %d bytes", n)
+	}
+	for last := start; ; {
+		resp, err := stalled.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if resp.Canceled {
+			if resp.CompactRevision <= last || resp.CompactRevision > newest {
+				t.Errorf("canceled with compacted revision %d after %d of %d", resp.CompactRevision, last, newest)
+			}
+			return
+		}
+		for _, e := range resp.Events {
+			if e.Kv.ModRevision <= last {
+				t.Fatalf("revision %d after %d", e.Kv.ModRevision, last)
+			}
+			last = e.Kv.ModRevision
+		}
+		if last >= newest {
+			t.Fatal("all events arrived, though the client did not read")
+		}
+	}
 }
