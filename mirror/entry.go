@@ -146,6 +146,9 @@ func (e *Entry) saves() int64 {
 	return 0
 }
 
+// HasValue reports whether the stored value is in memory. It is, except for keys without a claim beyond Options.UnclaimedBytes.
+func (e *Entry) HasValue() bool { return e.hasValue() }
+
 // hasValue is false for an entry of an unclaimed resource beyond Options.UnclaimedBytes.
 func (e *Entry) hasValue() bool { return e.keyLen&noValue == 0 }
 

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
+	"github.com/stratakube/strata/etcdfeed"
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/kube/consistency"
 	"github.com/stratakube/strata/kube/internal/blockcache"
@@ -82,9 +83,13 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f detectedSou
 	if f.source == nil {
 		return c, nil
 	}
+	source, tap := f.source, feedTap(opts, f, prefix)
+	if tap != nil {
+		source = tap.Source()
+	}
 	m, err := mirror.New(mirror.Options{
 		Prefix:         prefix,
-		Source:         f.source,
+		Source:         source,
 		Window:         opts.Window,
 		Replay:         opts.replayBounds(),
 		UnclaimedBytes: opts.UnclaimedBytes,
@@ -98,6 +103,12 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f detectedSou
 		return nil, err
 	}
 	c.mirror = m
+	if tap != nil {
+		if err := tap.Attach(m, client.Client); err != nil {
+			c.close()
+			return nil, fmt.Errorf("serve the feed of etcd at %s: %w", c.endpoints(), err)
+		}
+	}
 	c.checker = consistency.New(consistency.Options{
 		Interval:         opts.ConsistencyCheckInterval,
 		Off:              !opts.enabled(DetectCacheInconsistency),
@@ -127,6 +138,19 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f detectedSou
 	}
 	metrics.Add(c.scraped)
 	return c, nil
+}
+
+// feedTap returns the tap of Options.Feed on a source, nil if there is no feed to serve. A store without reliable progress cannot be followed
+// through this server.
+func feedTap(opts Options, f detectedSource, prefix string) *etcdfeed.Tap {
+	switch {
+	case opts.Feed == nil:
+		return nil
+	case f.progressMode != etcdsource.ByProgress:
+		opts.Logger.Error("Cannot feed other replicas: etcd has no reliable progress; requests to the feed are refused", "freshness", f.progressMode.String())
+		return nil
+	}
+	return opts.Feed.Tap(f.source, prefix)
 }
 
 // panicEnv makes a check that finds a difference end the process, for tests: the variable, and its effect, are upstream's.

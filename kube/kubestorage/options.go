@@ -10,6 +10,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/component-base/featuregate"
 
+	"github.com/stratakube/strata/etcdfeed"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -69,6 +70,8 @@ type Options struct {
 	// makes no keys of continue tokens. Its client of etcd sends no other request than reads. Engine.Lags then reports how far
 	// memory is behind.
 	ReadOnly bool
+	// Feed, unless nil, serves the memory of the first etcd cluster that is opened to further engines, in place of that etcd.
+	Feed *etcdfeed.Server
 	// Gates turns behaviour off; it must include Gates(). It is read when a storage is made. nil
 	// means the defaults.
 	Gates featuregate.FeatureGate

@@ -46,6 +46,8 @@ const (
 	flagPrimaryCAFile = "primary-ca-file"
 	flagDelegateAuth  = "delegate-auth"
 	flagReadFrom      = "read-from"
+	flagFeedAddress   = "feed-bind-address"
+	flagFeedCAFile    = "feed-client-ca-file"
 )
 
 // server is the variant of a replica.
@@ -63,6 +65,7 @@ type server struct {
 	documents *documents
 	engine    *kubestorage.Engine
 	lagCheck  lagCheck
+	feed      feed
 }
 
 var _ apiserver.Variant = (*server)(nil)
@@ -96,6 +99,10 @@ func (s *server) AddFlags(own *pflag.FlagSet) {
 	own.BoolVar(&s.delegateAuth, flagDelegateAuth, false, "Let the API servers of --primary authenticate tokens (TokenReview) and authorize reads (SubjectAccessReview); "+
 		"answers are used for 10s. Client certificates are verified with --client-ca-file. Flags of authorization and of service accounts must not be set.")
 	own.StringVar(&s.readFrom, flagReadFrom, "", "URL of the one member of etcd to read from, in place of --etcd-servers. It must vote: a learner refuses watches.")
+	own.StringVar(&s.feed.address, flagFeedAddress, "", "host:port at which other replicas can read in place of etcd, with this URL as their --etcd-servers. "+
+		"The certificate is that of the server. Requires --feed-client-ca-file; without both nothing listens.")
+	own.StringVar(&s.feed.clientCAFile, flagFeedCAFile, "", "File with the certificate authorities of the clients of --feed-bind-address; changes take effect within a minute. "+
+		"A client with a certificate of them can read all stored values, Secrets included.")
 }
 
 // Options implements apiserver.Variant.
@@ -144,7 +151,7 @@ func (s *server) Options(ctx context.Context, flags *pflag.FlagSet, o *options.S
 		klog.Warningf("Flags %s are not set, so that of the headers of clients only X-Remote-* are removed; set them as on the API servers of --primary, which trust those headers", strings.Join(unset, ", "))
 	}
 	readOnlyOptions(o)
-	return nil
+	return s.feed.options(o)
 }
 
 // readOnlyOptions turns off what servers that write do for a cluster.
@@ -181,12 +188,17 @@ func (s *server) Completed(o *options.CompletedOptions) error {
 }
 
 // Engine implements apiserver.Variant.
-func (s *server) Engine(o *kubestorage.Options) { o.ReadOnly = true }
+func (s *server) Engine(o *kubestorage.Options) { o.ReadOnly, o.Feed = true, s.feed.server }
 
 // Config implements apiserver.Variant.
 func (s *server) Config(config *app.Config) error {
 	if err := checkMember(s.options.Etcd.StorageConfig.Transport); err != nil {
 		return err
+	}
+	if serving := config.Aggregator.GenericConfig.SecureServing; serving != nil {
+		if err := s.feed.listen(serving.Cert); err != nil {
+			return err
+		}
 	}
 	disableHooks(config)
 	removePeerLeases(config)
@@ -264,6 +276,7 @@ func (s *server) Start(ctx context.Context) (stop func()) {
 	var work sync.WaitGroup
 	work.Go(func() { s.primaries.Run(ctx) })
 	work.Go(func() { s.identity.Run(ctx, 1) })
+	work.Go(func() { s.feed.run(ctx) })
 	if runner, ok := s.roots.(dynamiccertificates.ControllerRunner); ok {
 		work.Go(func() { runner.Run(ctx, 1) })
 	}

@@ -9,6 +9,7 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 
+	"github.com/stratakube/strata/etcdfeed"
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
@@ -50,7 +51,54 @@ var lags = &lagCollector{}
 
 func init() {
 	legacyregistry.MustRegister(proxyRequests, proxySeconds, primaryHealthy, documentRequests, refusedWrites)
-	legacyregistry.CustomMustRegister(lags)
+	legacyregistry.CustomMustRegister(lags, fed)
+}
+
+// feedCollector computes the metrics of the feed for other replicas at each scrape.
+type feedCollector struct {
+	metrics.BaseStableCollector
+	server atomic.Pointer[etcdfeed.Server] // nil: there is no feed
+}
+
+var (
+	// fed computes the metrics of the feed. Servers without one have no series of them.
+	fed = &feedCollector{}
+
+	feedWatches = metrics.NewDesc("strata_replica_feed_watches", "Open watches of other replicas that follow this one in place of etcd.", nil, nil, metrics.ALPHA, "")
+	feedEvents  = metrics.NewDesc("strata_replica_feed_events_total", "Events sent to other replicas, over all their watches.", nil, nil, metrics.ALPHA, "")
+	feedBytes   = metrics.NewDesc("strata_replica_feed_event_bytes_total", "Keys and values of the events sent to other replicas.", nil, nil, metrics.ALPHA, "")
+	feedRanges  = metrics.NewDesc("strata_replica_feed_requests_total",
+		"Requests of other replicas for keys, by result: memory, etcd (passed on), refused (a write, or keys outside the prefix).", []string{"result"}, nil, metrics.ALPHA, "")
+	feedCanceled = metrics.NewDesc("strata_replica_feed_canceled_watches_total", "Watches of other replicas that were canceled because the log no longer had their revision.",
+		nil, nil, metrics.ALPHA, "")
+	feedLogBytes = metrics.NewDesc("strata_replica_feed_log_bytes", "Memory of the events from which watches of other replicas are served.", nil, nil, metrics.ALPHA, "")
+)
+
+// DescribeWithStability implements metrics.StableCollector.
+func (c *feedCollector) DescribeWithStability(ch chan<- *metrics.Desc) {
+	for _, d := range []*metrics.Desc{feedWatches, feedEvents, feedBytes, feedRanges, feedCanceled, feedLogBytes} {
+		ch <- d
+	}
+}
+
+// CollectWithStability implements metrics.StableCollector.
+func (c *feedCollector) CollectWithStability(ch chan<- metrics.Metric) {
+	server := c.server.Load()
+	if server == nil {
+		return
+	}
+	s := server.Stats()
+	counter := func(d *metrics.Desc, n int64, labels ...string) {
+		ch <- metrics.NewLazyConstMetric(d, metrics.CounterValue, float64(n), labels...)
+	}
+	ch <- metrics.NewLazyConstMetric(feedWatches, metrics.GaugeValue, float64(s.Watches))
+	ch <- metrics.NewLazyConstMetric(feedLogBytes, metrics.GaugeValue, float64(s.LogBytes))
+	counter(feedEvents, s.Events)
+	counter(feedBytes, s.EventBytes)
+	counter(feedCanceled, s.Canceled)
+	counter(feedRanges, s.FromMemory, "memory")
+	counter(feedRanges, s.FromEtcd, "etcd")
+	counter(feedRanges, s.Refused, "refused")
 }
 
 // observe records one attempt to send a request.

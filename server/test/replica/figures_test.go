@@ -31,6 +31,7 @@ const (
 //   - latency: consistent lists of a quiet resource while others are written, the time by which a watch of the replica is behind one of the
 //     primary, and writes through the replica and directly
 //   - etcd: its CPU time and its watches for one more replica
+//   - chain: a replica that reads from the replica
 //   - memory: of both with the same objects
 func TestReplica_Figures(t *testing.T) {
 	if !harness.Long() {
@@ -39,6 +40,7 @@ func TestReplica_Figures(t *testing.T) {
 	table := harness.NewFigures("replica", "primary")
 	t.Run("latency", func(t *testing.T) { latencyFigures(t, table) })
 	t.Run("etcd", func(t *testing.T) { etcdFigures(t, table) })
+	t.Run("chain", func(t *testing.T) { chainFigures(t, table) })
 	t.Run("memory", func(t *testing.T) { memoryFigures(t, table) })
 	t.Logf("percentiles of one run, and medians of phases and of starts:\n%s", table)
 }

@@ -1,0 +1,192 @@
+package etcdfeed
+
+import (
+	"slices"
+	"sort"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
+)
+
+const (
+	// eventOverhead is the estimated memory of an event in addition to its key and value: the messages of protobuf. A guess.
+	eventOverhead = 250
+	// announcedHistory bounds the wait for the start of a restore of history after a list, and historyTimeout that for its end: a
+	// mirror restores for a minute at most.
+	announcedHistory = 5 * time.Second
+	historyTimeout   = 70 * time.Second
+)
+
+// log is the events after the revision floor and up to the revision end, over all resources, in revision order. Revisions in it are
+// complete. It belongs to one run of a feed: begin drops it and starts another run. All methods may be called concurrently.
+type log struct {
+	maxBytes int64
+
+	mu       sync.Mutex // leaf; guards the fields below
+	cluster  uint64     // 0 before the first run
+	run      int64
+	floor    mirror.Revision
+	end      mirror.Revision
+	events   []*mvccpb.Event
+	bytes    int64
+	changed  chan struct{} // closed at the next change
+	awaiting time.Time     // until when history below floor may arrive; zero: none will
+	since    mirror.Revision
+}
+
+func newLog(maxBytes int64) *log { return &log{maxBytes: maxBytes, changed: make(chan struct{})} }
+
+// state is a reading of a log.
+type state struct {
+	cluster    uint64
+	run        int64
+	floor, end mirror.Revision
+	bytes      int64
+	restoring  bool          // history below floor may arrive
+	changed    chan struct{} // closed at the next change of the log
+}
+
+func (l *log) state() state {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.stateLocked()
+}
+
+// stateLocked is state for a caller that holds mu.
+func (l *log) stateLocked() state {
+	return state{cluster: l.cluster, run: l.run, floor: l.floor, end: l.end, bytes: l.bytes, changed: l.changed,
+		restoring: !l.awaiting.IsZero() && time.Now().Before(l.awaiting)}
+}
+
+// wakeLocked wakes the readers. The caller holds mu.
+func (l *log) wakeLocked() {
+	close(l.changed)
+	l.changed = make(chan struct{})
+}
+
+// begin drops the events and begins a run after the revision. With history, events below it may arrive by join.
+func (l *log) begin(after driver.Header, history bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.cluster, l.floor, l.end, l.since = after.ClusterID, after.Revision, after.Revision, after.Revision
+	l.run++
+	l.events, l.bytes, l.awaiting = nil, 0, time.Time{}
+	if history {
+		l.awaiting = time.Now().Add(announcedHistory)
+	}
+	l.wakeLocked()
+}
+
+// resume continues the run after the revision if the log has reached it, and otherwise begins another run.
+func (l *log) resume(after driver.Header) {
+	l.mu.Lock()
+	same := l.cluster == after.ClusterID && l.floor <= after.Revision && after.Revision <= l.end
+	l.mu.Unlock()
+	if !same {
+		l.begin(after, false)
+	}
+}
+
+// append adds a batch. Events up to the end of the log, which a resumed watch repeats, are left out.
+func (l *log) append(b driver.Batch) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if b.Through <= l.end {
+		return
+	}
+	for i := range b.Changes {
+		if c := &b.Changes[i]; c.ModRevision > l.end {
+			e := eventOf(c)
+			l.events = append(l.events, e)
+			l.bytes += sizeOf(e)
+		}
+	}
+	l.end = b.Through
+	l.trimLocked()
+	l.wakeLocked()
+}
+
+// trimLocked drops the oldest revisions above the bound. The newest revision remains. The caller holds mu.
+func (l *log) trimLocked() {
+	drop := 0
+	for l.bytes > l.maxBytes && drop < len(l.events) {
+		rev := l.events[drop].Kv.ModRevision
+		if rev == l.events[len(l.events)-1].Kv.ModRevision {
+			break
+		}
+		for drop < len(l.events) && l.events[drop].Kv.ModRevision == rev {
+			l.bytes -= sizeOf(l.events[drop])
+			l.events[drop] = nil // readers have copies of the references
+			drop++
+		}
+		l.floor = rev
+	}
+	l.events = l.events[drop:]
+}
+
+// expectHistory extends the wait for history that is being read.
+func (l *log) expectHistory() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.awaiting.IsZero() {
+		l.awaiting = time.Now().Add(historyTimeout)
+	}
+}
+
+// join puts the events after the revision floor and up to the start of the run in front, as far as the bound allows. No history
+// arrives after it; events may be nil and floor the start.
+func (l *log) join(floor mirror.Revision, through driver.Header, events []*mvccpb.Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.cluster == through.ClusterID && l.since == through.Revision && l.floor == through.Revision && !l.awaiting.IsZero() {
+		for _, e := range events {
+			l.bytes += sizeOf(e)
+		}
+		l.events, l.floor = slices.Concat(events, l.events), floor
+		l.trimLocked()
+	}
+	l.awaiting = time.Time{}
+	l.wakeLocked()
+}
+
+// read returns the events after a revision in whole revisions, until their size exceeds maxBytes, and the revision up to which they
+// are complete. whole is false if the revision is below the floor. Readers must not change the events.
+func (l *log) read(after mirror.Revision, maxBytes int64) (events []*mvccpb.Event, through mirror.Revision, s state, whole bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s = l.stateLocked()
+	if after < l.floor {
+		return nil, after, s, false
+	}
+	first := l.after(after)
+	last, size := first, int64(0)
+	for last < len(l.events) && size <= maxBytes {
+		for rev := l.events[last].Kv.ModRevision; last < len(l.events) && l.events[last].Kv.ModRevision == rev; last++ {
+			size += sizeOf(l.events[last])
+		}
+	}
+	through = max(after, l.end)
+	if last < len(l.events) {
+		through = l.events[last-1].Kv.ModRevision
+	}
+	return slices.Clone(l.events[first:last]), through, s, true
+}
+
+// after returns the index of the first event after the revision. The caller holds mu.
+func (l *log) after(rev mirror.Revision) int {
+	return sort.Search(len(l.events), func(i int) bool { return l.events[i].Kv.ModRevision > rev })
+}
+
+func eventOf(c *driver.Change) *mvccpb.Event {
+	if c.Deleted {
+		return &mvccpb.Event{Type: mvccpb.DELETE, Kv: &mvccpb.KeyValue{Key: c.Key, ModRevision: c.ModRevision}}
+	}
+	return &mvccpb.Event{Type: mvccpb.PUT, Kv: &mvccpb.KeyValue{Key: c.Key, Value: c.Value, CreateRevision: c.CreateRevision,
+		ModRevision: c.ModRevision, Version: c.Version}}
+}
+
+func sizeOf(e *mvccpb.Event) int64 { return int64(len(e.Kv.Key)+len(e.Kv.Value)) + eventOverhead }

@@ -1,0 +1,413 @@
+package etcdfeed
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math"
+	"sync"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+const (
+	// responseBytes is the size of events that are gathered in one response, about that at which etcd makes fragments.
+	responseBytes = 1 << 20
+	// idleProgress is the interval of progress notifications of a watch that requested them; etcd's is 10 minutes unless configured.
+	idleProgress = 5 * time.Second
+	// confirmTimeout bounds the read of etcd's revision, and the wait for it, of a progress request. An unanswered request is repeated by
+	// the client.
+	confirmTimeout = 3 * time.Second
+	// maxWatches bounds the watches of one stream. A mirror needs one.
+	maxWatches = 100
+)
+
+// errRestarted ends a stream whose log began another run. The client resumes it.
+var errRestarted = status.Error(codes.Unavailable, "the feed of the replica restarted; resume")
+
+// watchStream is one Watch call: several watches, whose responses are sent under one lock.
+type watchStream struct {
+	s      *Server
+	a      *attachment
+	stream grpc.BidiStreamingServer[pb.WatchRequest, pb.WatchResponse]
+	ctx    context.Context
+	fail   context.CancelCauseFunc
+	wg     sync.WaitGroup
+
+	wantProgress chan struct{} // contains a value if progress was requested
+	moved        chan struct{} // contains a value if a watch has advanced
+
+	sending sync.Mutex // held during a Send; taken before mu
+	ended   bool       // the call is about to return; guarded by sending
+
+	mu      sync.Mutex // leaf; guards the fields below
+	watches map[int64]*watch
+	lastID  int64
+}
+
+// watch is one watch of a stream.
+type watch struct {
+	id         int64
+	start, end string
+	all        bool // every event of the log is in the range
+	from       mirror.Revision
+	log        *log
+	run        int64
+	fragment   bool
+	notify     bool
+	cancel     context.CancelFunc
+
+	pos mirror.Revision // all events up to here were sent; guarded by watchStream.mu
+}
+
+// Watch implements pb.WatchServer. A client that does not read its responses delays only itself: there is no queue, and a watch that falls
+// behind the log is canceled with the compacted revision.
+func (s *Server) Watch(stream grpc.BidiStreamingServer[pb.WatchRequest, pb.WatchResponse]) error {
+	a, err := s.current()
+	if err != nil {
+		return err
+	}
+	ctx, fail := context.WithCancelCause(stream.Context())
+	w := &watchStream{s: s, a: a, stream: stream, ctx: ctx, fail: fail, wantProgress: make(chan struct{}, 1), moved: make(chan struct{}, 1),
+		watches: map[int64]*watch{}}
+	defer context.AfterFunc(s.life, func() { fail(status.Error(codes.Unavailable, "the replica stops; resume")) })()
+	requests := make(chan error, 1)
+	go func() { requests <- w.receive() }() // it ends with the stream, when this function has returned
+	w.wg.Go(w.answerProgress)
+	select {
+	case err = <-requests:
+		fail(err)
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	w.sending.Lock()
+	w.ended = true // so that a request that is still being read starts nothing
+	w.sending.Unlock()
+	w.wg.Wait()
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	if stream.Context().Err() != nil {
+		return status.FromContextError(stream.Context().Err()).Err()
+	}
+	return err
+}
+
+// receive reads the requests of the stream until it ends.
+func (w *watchStream) receive() error {
+	for {
+		r, err := w.stream.Recv()
+		if err != nil {
+			return err
+		}
+		switch r := r.RequestUnion.(type) {
+		case *pb.WatchRequest_CreateRequest:
+			err = w.create(r.CreateRequest)
+		case *pb.WatchRequest_CancelRequest:
+			err = w.remove(r.CancelRequest.GetWatchId(), &pb.WatchResponse{})
+		case *pb.WatchRequest_ProgressRequest:
+			signal(w.wantProgress)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func signal(ch chan struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
+// send sends responses with the header of a revision, and no other response between them.
+func (w *watchStream) send(rev mirror.Revision, responses ...*pb.WatchResponse) error {
+	w.sending.Lock()
+	defer w.sending.Unlock()
+	if w.ended {
+		return context.Canceled
+	}
+	for _, resp := range responses {
+		resp.Header = w.s.header(w.a, rev)
+		if err := w.stream.Send(resp); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// create adds a watch. A request that is not served is answered by a canceled watch, as in etcd.
+func (w *watchStream) create(r *pb.WatchCreateRequest) error {
+	x := &watch{start: string(r.Key), end: string(r.RangeEnd), log: w.a.events, fragment: r.Fragment, notify: r.ProgressNotify}
+	if x.end == x.start+"\x00" {
+		x.end = ""
+	}
+	marker := isMarker(x.start, x.end)
+	if marker {
+		x.log = w.a.markers
+	}
+	x.all = marker || x.start == w.a.prefix && x.end == w.a.end
+	st := x.log.state()
+	x.run = st.run
+	if x.from = r.StartRevision; x.from <= 0 {
+		x.from = st.end + 1
+	}
+	x.pos = x.from - 1
+	refusal := ""
+	switch {
+	case !marker && !w.a.serves(x.start, x.end):
+		refusal = status.Convert(w.s.refuse("a watch outside " + w.a.prefix)).Message()
+	case r.PrevKv || len(r.Filters) > 0:
+		refusal = "the feed of a replica serves no watches with previous values or filters; send the request to etcd"
+	case st.run == 0:
+		return errRestarted // the client retries
+	}
+	ctx, cancel := context.WithCancel(w.ctx)
+	x.cancel = cancel
+	w.mu.Lock()
+	_, taken := w.watches[r.WatchId]
+	switch {
+	case refusal != "":
+	case r.WatchId != 0 && taken:
+		refusal = "etcdserver: mvcc: watcher with this ID already exists"
+	case len(w.watches) >= maxWatches:
+		refusal = "too many watches on one stream of the feed of a replica"
+	default:
+		if x.id = r.WatchId; x.id == 0 {
+			for _, taken = w.watches[w.lastID]; taken; _, taken = w.watches[w.lastID] {
+				w.lastID++
+			}
+			x.id = w.lastID
+			w.lastID++
+		}
+		w.watches[x.id] = x
+	}
+	w.mu.Unlock()
+	if refusal != "" {
+		cancel()
+		return w.send(st.end, &pb.WatchResponse{WatchId: clientv3.InvalidWatchID, Created: true, Canceled: true, CancelReason: refusal})
+	}
+	if err := w.send(st.end, &pb.WatchResponse{WatchId: x.id, Created: true}); err != nil {
+		cancel()
+		return err
+	}
+	w.sending.Lock()
+	defer w.sending.Unlock()
+	if w.ended {
+		cancel()
+		return context.Canceled
+	}
+	w.s.stats.watches.Add(1)
+	w.wg.Go(func() {
+		defer w.s.stats.watches.Add(-1)
+		defer cancel()
+		if err := w.run(ctx, x); err != nil {
+			w.fail(err)
+		}
+	})
+	return nil
+}
+
+// remove ends a watch with a response. It has no effect if there is no such watch.
+func (w *watchStream) remove(id int64, resp *pb.WatchResponse) error {
+	w.mu.Lock()
+	x := w.watches[id]
+	delete(w.watches, id)
+	w.mu.Unlock()
+	if x == nil {
+		return nil
+	}
+	x.cancel()
+	resp.WatchId, resp.Canceled = id, true
+	return w.send(x.log.state().end, resp)
+}
+
+// run sends the events of a watch until it is canceled. Error: the stream must end.
+func (w *watchStream) run(ctx context.Context, x *watch) error {
+	ticker := time.NewTicker(idleProgress)
+	defer ticker.Stop()
+	if err := w.first(ctx, x); err != nil {
+		return err
+	}
+	reported := x.from - 1 // revision that the client knows
+	for ctx.Err() == nil {
+		events, through, st, whole := x.log.read(x.pos, responseBytes)
+		switch {
+		case st.run != x.run:
+			return errRestarted
+		case !whole && st.restoring:
+			// Wait for the restored history.
+		case !whole:
+			return w.compacted(x, st)
+		default:
+			if selected := selected(events, x.start, x.end, x.all); len(selected) > 0 {
+				if err := w.sendEvents(x, selected, st.end); err != nil {
+					return err
+				}
+				reported = selected[len(selected)-1].Kv.ModRevision
+			}
+			w.advance(x, through)
+			if through < st.end {
+				continue
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-st.changed:
+		case <-ticker.C:
+			if x.notify && whole && x.pos > reported {
+				reported = x.pos
+				if err := w.send(reported, &pb.WatchResponse{WatchId: x.id}); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// first lets a watch of one key that begins at the floor of the log begin there: the write at the floor, if there was one, is the state of the
+// key at that revision, as in an etcd that is compacted to it.
+func (w *watchStream) first(ctx context.Context, x *watch) error {
+	st := x.log.state()
+	if x.pos != st.floor-1 || x.end != "" || x.all || st.restoring {
+		return nil
+	}
+	v, err := w.a.mirror.View(ctx, st.floor)
+	if err != nil || !v.Covers(x.start, x.start+"\x00") {
+		return nil // it is canceled as compacted
+	}
+	for e := range v.All(x.start, x.start+"\x00") {
+		if e.ModRevision() != st.floor {
+			continue
+		}
+		if !e.HasValue() {
+			return nil
+		}
+		kv := &mvccpb.KeyValue{Key: []byte(e.Key()), Value: e.Value(), CreateRevision: e.CreateRevision(), ModRevision: e.ModRevision(), Version: int64(e.WriteCount())}
+		if err := w.sendEvents(x, []*mvccpb.Event{{Type: mvccpb.PUT, Kv: kv}}, st.end); err != nil {
+			return err
+		}
+	}
+	w.advance(x, st.floor)
+	return nil
+}
+
+// compacted cancels a watch whose start the log does not have. For the compaction key, only a compaction of etcd is reported: the log of that key
+// begins with this process.
+func (w *watchStream) compacted(x *watch, st state) error {
+	w.s.stats.canceled.Add(1)
+	oldest := w.a.oldest(st)
+	if x.log == w.a.markers {
+		oldest = w.a.mirror.CompactRevision()
+	} else if oldest < x.from { // it began at the floor, whose events the log lacks
+		oldest = x.from + 1
+	}
+	if x.pos+1 >= oldest {
+		return w.remove(x.id, &pb.WatchResponse{CancelReason: "the feed of the replica does not have this revision; begin at a newer one"})
+	}
+	return w.remove(x.id, &pb.WatchResponse{CompactRevision: oldest, CancelReason: rpctypes.ErrorDesc(rpctypes.ErrGRPCCompacted)})
+}
+
+// advance records that all events of a watch up to the revision were sent.
+func (w *watchStream) advance(x *watch, rev mirror.Revision) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if rev > x.pos {
+		x.pos = rev
+		signal(w.moved)
+	}
+}
+
+// sendEvents sends events of whole revisions, in fragments if they are large and the client accepts them.
+func (w *watchStream) sendEvents(x *watch, events []*mvccpb.Event, rev mirror.Revision) error {
+	var responses []*pb.WatchResponse
+	bytes := int64(0)
+	for rest := events; len(rest) > 0; {
+		n, size := 0, int64(0)
+		for n < len(rest) && (n == 0 || !x.fragment || size+sizeOf(rest[n]) <= responseBytes) {
+			size += sizeOf(rest[n])
+			bytes += int64(len(rest[n].Kv.Key) + len(rest[n].Kv.Value))
+			n++
+		}
+		responses = append(responses, &pb.WatchResponse{WatchId: x.id, Events: rest[:n], Fragment: n < len(rest)})
+		rest = rest[n:]
+	}
+	if err := w.send(rev, responses...); err != nil {
+		return err
+	}
+	w.s.stats.events.Add(int64(len(events)))
+	w.s.stats.eventBytes.Add(bytes)
+	return nil
+}
+
+// answerProgress answers progress requests until the stream ends: after the replica has read etcd's revision, linearizably, its memory has
+// reached it, and all watches of the stream have sent their events up to it. Requests that arrive meanwhile share the next answer.
+func (w *watchStream) answerProgress() {
+	for {
+		select {
+		case <-w.ctx.Done():
+			return
+		case <-w.wantProgress:
+		}
+		rev, err := w.confirmed()
+		if err != nil {
+			continue // the client asks again
+		}
+		if rev, ok := w.synced(rev); ok {
+			if err := w.send(rev, &pb.WatchResponse{WatchId: clientv3.InvalidWatchID}); err != nil {
+				w.fail(err)
+				return
+			}
+		}
+	}
+}
+
+// confirmed returns a revision that etcd has had since the call, and that the log has reached.
+func (w *watchStream) confirmed() (mirror.Revision, error) {
+	ctx, cancel := context.WithTimeout(w.ctx, confirmTimeout)
+	defer cancel()
+	rev, err := w.a.mirror.ReadRevision(ctx)
+	if err == nil {
+		err = w.a.mirror.Wait(ctx, rev)
+	}
+	return rev, err
+}
+
+// synced returns when all watches of the stream have sent their events up to the revision, or up to the end of their log if that is lower, with
+// the lowest of these. false: the stream ended, has no watch, or one that begins later or waits for history.
+func (w *watchStream) synced(rev mirror.Revision) (mirror.Revision, bool) {
+	timer := time.NewTimer(confirmTimeout)
+	defer timer.Stop()
+	for {
+		w.mu.Lock()
+		lowest, behind, none := mirror.Revision(math.MaxInt64), false, len(w.watches) == 0
+		for _, x := range w.watches {
+			target := min(rev, x.log.state().end)
+			lowest = min(lowest, target)
+			behind = behind || x.pos < target
+			none = none || x.from > target
+		}
+		w.mu.Unlock()
+		if none || !behind {
+			return lowest, !none
+		}
+		select {
+		case <-w.moved:
+		case <-timer.C:
+			return 0, false
+		case <-w.ctx.Done():
+			return 0, false
+		}
+	}
+}

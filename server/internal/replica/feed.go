@@ -1,0 +1,107 @@
+package replica
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/klog/v2"
+	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
+
+	"github.com/stratakube/strata/etcdfeed"
+	"github.com/stratakube/strata/server/internal/cli"
+)
+
+// feed is the endpoint at which other replicas follow this one in place of etcd.
+type feed struct {
+	address, clientCAFile string // flags
+
+	server   *etcdfeed.Server // nil: there is no feed
+	clients  dynamiccertificates.CAContentProvider
+	listener net.Listener
+	grpc     *grpc.Server
+}
+
+// options checks the flags. The feed serves stored values, which include Secrets, so it is never without client certificates.
+func (f *feed) options(o *options.ServerRunOptions) (err error) {
+	switch {
+	case f.address == "" && f.clientCAFile == "":
+		return nil
+	case f.address == "" || f.clientCAFile == "":
+		return cli.Misusef("--%s and --%s need each other: the feed has the stored values of all resources, Secrets included, and serves only clients with a certificate of these authorities",
+			flagFeedAddress, flagFeedCAFile)
+	case len(o.Etcd.EtcdServersOverrides) > 0:
+		return cli.Misusef("--%s and --etcd-servers-overrides exclude each other: a feed serves one etcd cluster", flagFeedAddress)
+	}
+	if _, _, err := net.SplitHostPort(f.address); err != nil {
+		return cli.Misusef("--%s=%s: must be host:port, such as 0.0.0.0:2379", flagFeedAddress, f.address)
+	}
+	if f.clients, err = dynamiccertificates.NewDynamicCAContentFromFile("replica-feed-client-ca", f.clientCAFile); err != nil {
+		return fmt.Errorf("read the authorities of clients of the feed: %w; check --%s", err, flagFeedCAFile)
+	}
+	f.server = etcdfeed.New(etcdfeed.Options{})
+	fed.server.Store(f.server)
+	return nil
+}
+
+// listen binds the address. The certificate is that of the replica.
+func (f *feed) listen(cert dynamiccertificates.CertKeyContentProvider) (err error) {
+	if f.server == nil {
+		return nil
+	}
+	if cert == nil {
+		return fmt.Errorf("--%s needs a serving certificate; set --tls-cert-file and --tls-private-key-file", flagFeedAddress)
+	}
+	if f.listener, err = net.Listen("tcp", f.address); err != nil {
+		return fmt.Errorf("listen for other replicas: %w; choose another --%s", err, flagFeedAddress)
+	}
+	f.grpc = f.server.GRPC(grpc.Creds(credentials.NewTLS(f.tls(cert))))
+	return nil
+}
+
+// tls returns a configuration with the current certificate and authorities for each connection.
+func (f *feed) tls(cert dynamiccertificates.CertKeyContentProvider) *tls.Config {
+	return &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		NextProtos: []string{"h2"},
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+			pair, err := tls.X509KeyPair(cert.CurrentCertKeyContent())
+			if err != nil {
+				return nil, fmt.Errorf("serving certificate of the feed: %w", err)
+			}
+			verify, ok := f.clients.VerifyOptions()
+			if !ok {
+				return nil, errors.New("no authorities of clients of the feed")
+			}
+			return &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2"}, Certificates: []tls.Certificate{pair},
+				ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: verify.Roots}, nil
+		},
+	}
+}
+
+// run serves until ctx ends, and returns when it has stopped.
+func (f *feed) run(ctx context.Context) {
+	if f.server == nil {
+		return
+	}
+	var work sync.WaitGroup
+	defer work.Wait()
+	if runner, ok := f.clients.(dynamiccertificates.ControllerRunner); ok {
+		work.Go(func() { runner.Run(ctx, 1) })
+	}
+	work.Go(func() {
+		<-ctx.Done()
+		f.server.Close()
+		f.grpc.Stop()
+	})
+	klog.InfoS("Feeding other replicas in place of etcd", "address", f.listener.Addr().String())
+	if err := f.grpc.Serve(f.listener); err != nil && ctx.Err() == nil {
+		klog.ErrorS(err, "The feed of other replicas ended; they continue at another feed, or when this replica is restarted")
+	}
+}
