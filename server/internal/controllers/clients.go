@@ -1,7 +1,14 @@
 package controllers
 
 import (
+	"context"
+	"errors"
+	"net/url"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -18,6 +25,13 @@ const program = "kube-controller-manager"
 const (
 	discoveryQPS   = 20
 	discoveryBurst = 200
+)
+
+// A server that ends breaks the requests for a controller's service account. They are repeated after configPause, for configPatience at
+// most: longer than a balancer needs to find another server, or a server to restart.
+const (
+	configPause    = 100 * time.Millisecond
+	configPatience = 15 * time.Second
 )
 
 // clients makes the clients of controllers as upstream's builders do, with the user agent of upstream's program: they have that of the
@@ -39,14 +53,26 @@ func newClients(config *rest.Config) (root, each clientbuilder.ControllerClientB
 	return root, each, nil
 }
 
-// Config implements clientbuilder.ControllerClientBuilder.
-func (c clients) Config(name string) (*rest.Config, error) {
-	config, err := c.builder.Config(name)
+// Config implements clientbuilder.ControllerClientBuilder. It repeats requests that a server has not answered: an error would end all
+// controllers.
+func (c clients) Config(name string) (config *rest.Config, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), configPatience)
+	defer cancel()
+	_ = wait.PollUntilContextCancel(ctx, configPause, true, func(context.Context) (bool, error) { // err has the last error
+		config, err = c.builder.Config(name)
+		return !unanswered(err), nil
+	})
 	if err != nil {
 		return nil, err
 	}
 	config.UserAgent = useragent.As(program, config.UserAgent)
 	return config, nil
+}
+
+// unanswered reports whether err is that of a connection, or of a server that cannot answer now.
+func unanswered(err error) bool {
+	_, connection := errors.AsType[*url.Error](err)
+	return connection || apierrors.IsServiceUnavailable(err) || apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err)
 }
 
 // Client implements clientbuilder.ControllerClientBuilder.

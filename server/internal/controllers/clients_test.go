@@ -1,0 +1,64 @@
+package controllers
+
+import (
+	"errors"
+	"io"
+	"net/url"
+	"testing"
+	"testing/synctest"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+)
+
+// failing returns its errors one after the other, then configurations.
+type failing struct {
+	errs  []error
+	calls int
+}
+
+func (f *failing) Config(string) (*rest.Config, error) {
+	f.calls++
+	if len(f.errs) == 0 {
+		return &rest.Config{}, nil
+	}
+	err := f.errs[0]
+	f.errs = f.errs[1:]
+	return nil, err
+}
+
+// TestClients_ServerEnds_RequestIsRepeated: a server that ends while the controllers start must not end them; a refusal must.
+func TestClients_ServerEnds_RequestIsRepeated(t *testing.T) {
+	broken := &url.Error{Op: "Post", URL: "https://127.0.0.1:1/api", Err: io.ErrUnexpectedEOF}
+	unavailable := apierrors.NewServiceUnavailable("starting")
+	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "serviceaccounts"}, "x", nil)
+	var always []error
+	for range int(configPatience/configPause) + 2 {
+		always = append(always, broken)
+	}
+	for name, c := range map[string]struct {
+		errs  []error
+		calls int // 0: several
+		want  error
+	}{
+		"none":           {nil, 1, nil},
+		"broken":         {[]error{broken, unavailable}, 3, nil},
+		"forbidden":      {[]error{broken, forbidden}, 2, forbidden},
+		"always":         {always, 0, broken},
+		"another reason": {[]error{io.EOF}, 1, io.EOF},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				builder := &failing{errs: c.errs}
+				config, err := clients{builder}.Config("x")
+				if !errors.Is(err, c.want) || (err == nil) != (config != nil) {
+					t.Errorf("configuration %v, error %v, want error %v", config, err, c.want)
+				}
+				if c.calls > 0 && builder.calls != c.calls {
+					t.Errorf("%d calls, want %d", builder.calls, c.calls)
+				}
+			})
+		})
+	}
+}
