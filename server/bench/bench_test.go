@@ -218,7 +218,7 @@ func TestBenchmark_Interrupted_LeavesNoProcess(t *testing.T) {
 	}
 	defer stderr.Close()
 	data := t.TempDir()
-	config, err := parse("-quick", "-objects=500", "-binary="+testbin.Strata(t), "-data="+data)
+	config, err := parse("-quick", "-objects=2500", "-binary="+testbin.Strata(t), "-data="+data)
 	if err != nil {
 		t.Fatal(err)
 	}
