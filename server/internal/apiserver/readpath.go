@@ -66,9 +66,10 @@ func kindsOf(scheme *runtime.Scheme, codecs serializer.CodecFactory) readpath.Ki
 type followedInformers struct {
 	peerproxy.Interface
 
-	definitions cache.Indexer
-	remote      *remoteVersions
-	changed     []func() // see onChange
+	definitionInformer cache.SharedIndexInformer
+	definitions        cache.Indexer // of definitionInformer
+	remote             *remoteVersions
+	changed            []func() // see onChange
 }
 
 // install replaces the peer proxy. The two Register methods of followedInformers are called before the
@@ -105,7 +106,7 @@ func (noPeers) RegisterAPIServiceInformerHandlers(cache.SharedIndexInformer, pee
 
 // RegisterCRDInformerHandlers implements peerproxy.Interface.
 func (f *followedInformers) RegisterCRDInformerHandlers(informer cache.SharedIndexInformer, extractor peerproxy.GVExtractor) error {
-	f.definitions = informer.GetIndexer()
+	f.definitionInformer, f.definitions = informer, informer.GetIndexer()
 	if err := f.notify(informer); err != nil {
 		return err
 	}

@@ -207,6 +207,9 @@ func (v *instance) start(ctx context.Context, s *settings, completed options.Com
 		return err
 	}
 	v.handler = chain.GenericAPIServer.Handler
+	if err := attachment.serveDocuments(chain); err != nil {
+		return err
+	}
 	return o.Shared.keepSchemas(o.API, chain)
 }
 
