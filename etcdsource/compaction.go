@@ -58,6 +58,10 @@ type CompactorOptions struct {
 	// itself, in case its watch hangs. Default: DefaultCheckInterval; a negative value disables
 	// them.
 	CheckInterval time.Duration
+	// WithoutWatch makes the compactor follow compactions by the check alone, which begins at once, so that etcd has no watch for
+	// it. It then notices a compaction up to CheckInterval later, and goes on serving the compacted revisions until then.
+	// CheckInterval must not be negative.
+	WithoutWatch bool
 	// Logger receives messages for the operator. Default: slog.Default().
 	Logger *slog.Logger
 }
@@ -105,10 +109,10 @@ type CompactionStats struct {
 	Revision             mirror.Revision // the revision to which etcd is or will soon be compacted; 0: unknown
 	RecordedAt           time.Time       // when Revision was recorded; zero: never
 	EtcdRevision         mirror.Revision // the highest reported; EtcdRevision-Revision is the history that etcd retains
-	Following            bool            // the key is being watched
+	Following            bool            // the key is being watched; WithoutWatch: the last check succeeded
 	Compactions          int64           // made by this compactor
 	Failures             int64           // failed turns of this compactor
-	Losses               int64           // times the watch of the key was lost
+	Losses               int64           // times the watch of the key was lost, or, WithoutWatch, a check failed after one that succeeded
 	InvalidAnnouncements int64           // invalid writes to the key
 	Unannounced          int64           // detected compactions without an announcement
 }
@@ -123,7 +127,9 @@ func NewCompactor(client *clientv3.Client, opts CompactorOptions) *Compactor {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &Compactor{client: client, opts: opts, cancel: cancel}
-	c.wg.Go(func() { c.follow(ctx) })
+	if !opts.WithoutWatch {
+		c.wg.Go(func() { c.follow(ctx) })
+	}
 	if opts.Interval > 0 {
 		c.wg.Go(func() { c.takeTurns(ctx) })
 	}
@@ -352,12 +358,29 @@ func compactionStream(ctx context.Context) context.Context {
 	return clientv3.WithRequireLeader(metadata.NewOutgoingContext(ctx, metadata.Pairs("strata-stream", "compaction")))
 }
 
-// keepChecking detects compactions that the watch of the key does not show.
+// keepChecking detects compactions that the watch of the key does not show, or all without a watch.
 func (c *Compactor) keepChecking(ctx context.Context) {
+	if c.opts.WithoutWatch {
+		c.checkNow(ctx)
+	}
 	for sleep(ctx, c.opts.CheckInterval) {
-		if err := c.check(ctx); err != nil && ctx.Err() == nil {
-			c.opts.Logger.Debug("Failed to read the compact revision of etcd", "err", err)
-		}
+		c.checkNow(ctx)
+	}
+}
+
+// checkNow checks, and without a watch records whether compactions are followed.
+func (c *Compactor) checkNow(ctx context.Context) {
+	err := c.check(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	level := slog.LevelDebug
+	if c.opts.WithoutWatch && c.following.Swap(err == nil) && err != nil {
+		c.losses.Add(1)
+		level = slog.LevelWarn
+	}
+	if err != nil {
+		c.opts.Logger.Log(ctx, level, "Failed to read the compact revision of etcd; retrying", "interval", c.opts.CheckInterval, "err", err)
 	}
 }
 

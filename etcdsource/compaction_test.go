@@ -453,6 +453,41 @@ func TestCompactor_WatchLost_IsRestarted(t *testing.T) {
 	})
 }
 
+// TestCompactor_WithoutWatch_ChecksFollow: compactions are followed by the check alone, etcd has no watch for it, and a failed check is a loss.
+func TestCompactor_WithoutWatch_ChecksFollow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, f := newOneKey(), &compactionRecorder{}
+		e.write(1000)
+		e.put("500")
+		watched := e.failing("watch", rpctypes.ErrPermissionDenied)
+		defer watched()
+		c, log := compacting(t, e, CompactorOptions{OnCompaction: f.record, WithoutWatch: true})
+		equal(t, "at the start", f.calls(), []mirror.Revision{500})
+		e.write(1000)
+		e.put("1500")
+		synctest.Wait()
+		equal(t, "before a check", f.calls(), []mirror.Revision{500})
+		time.Sleep(DefaultCheckInterval)
+		synctest.Wait()
+		equal(t, "after a check", f.calls(), []mirror.Revision{500, 1500})
+		if s := c.Stats(); !s.Following || s.Losses != 0 {
+			t.Errorf("%+v", s)
+		}
+		up := e.failing("get", rpctypes.ErrNoLeader)
+		time.Sleep(10 * DefaultCheckInterval)
+		synctest.Wait()
+		if s := c.Stats(); s.Following || s.Losses != 1 || log.count("level=WARN") != 1 {
+			t.Errorf("etcd does not answer: %+v\n%s", s, &log.b)
+		}
+		up()
+		time.Sleep(2 * DefaultCheckInterval)
+		synctest.Wait()
+		if s := c.Stats(); !s.Following || s.Losses != 1 {
+			t.Errorf("etcd answers again: %+v", s)
+		}
+	})
+}
+
 // TestCompactor_WatchHangs_CheckReadsKey: the periodic check reads the key.
 func TestCompactor_WatchHangs_CheckReadsKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -23,13 +23,15 @@ type compactor struct {
 var _ etcd3.Compactor = (*compactor)(nil)
 
 // startCompactor starts a compactor. With interval 0 it does not compact, and only follows
-// compactions by others (KEP-4988).
-func startCompactor(client *clientv3.Client, interval time.Duration, logger *slog.Logger) *compactor {
+// compactions by others (KEP-4988). With readOnly it does so without a watch, so that a replica
+// costs etcd one watch stream.
+func startCompactor(client *clientv3.Client, interval time.Duration, readOnly bool, logger *slog.Logger) *compactor {
 	c := &compactor{}
 	c.Compactor = etcdsource.NewCompactor(client, etcdsource.CompactorOptions{
 		Interval:     interval,
 		OnCompaction: c.drop,
 		Oldest:       c.oldest,
+		WithoutWatch: readOnly,
 		Logger:       logger,
 	})
 	return c

@@ -53,7 +53,7 @@ func newCluster(ctx context.Context, dial time.Duration, config *storagebackend.
 	if opts.ReadOnly {
 		interval = 0
 	}
-	return startCluster(client, startCompactor(client.Client, interval, opts.Logger), f, prefix, opts, blocks)
+	return startCluster(client, startCompactor(client.Client, interval, opts.ReadOnly, opts.Logger), f, prefix, opts, blocks)
 }
 
 // startCluster mirrors the feed; without a source its storages read from etcd. The cluster owns the

@@ -168,7 +168,7 @@ func setup(t testing.TB, opts ...func(*options)) *fixture {
 			source.source = o.source(source.source)
 		}
 	}
-	c, err := startCluster(client, startCompactor(client.Client, 0, o.engine.Logger), source, o.prefix, o.engine, newBlocks(cmp.Or(o.engine.RepresentationBytes, DefaultRepresentationBytes)))
+	c, err := startCluster(client, startCompactor(client.Client, 0, o.engine.ReadOnly, o.engine.Logger), source, o.prefix, o.engine, newBlocks(cmp.Or(o.engine.RepresentationBytes, DefaultRepresentationBytes)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -168,10 +168,10 @@ var compactionMetrics = families[etcdsource.CompactionStats]{
 			}
 			return float64(max(0, s.EtcdRevision-s.Revision))
 		}),
-	gauge(ofCompaction, "following", "1 while compactions are followed by a watch of compact_rev_key, otherwise 0.", func(s etcdsource.CompactionStats) int { return oneIf(s.Following) }),
+	gauge(ofCompaction, "following", "1 while compactions are followed, by a watch of compact_rev_key or, by a replica, by a read of it every 10 s, otherwise 0.", func(s etcdsource.CompactionStats) int { return oneIf(s.Following) }),
 	counter(ofCompaction, "compactions_total", "Compactions by this server.", func(s etcdsource.CompactionStats) int64 { return s.Compactions }),
 	counter(ofCompaction, "failures_total", "Failed turns of this server to compact etcd.", func(s etcdsource.CompactionStats) int64 { return s.Failures }),
-	counter(ofCompaction, "watch_losses_total", "Times the watch of compact_rev_key was lost.", func(s etcdsource.CompactionStats) int64 { return s.Losses }),
+	counter(ofCompaction, "watch_losses_total", "Times the watch of compact_rev_key was lost, or a replica could not read it.", func(s etcdsource.CompactionStats) int64 { return s.Losses }),
 	counter(ofCompaction, "doubted_writes_total", "Rejected writes to compact_rev_key.", func(s etcdsource.CompactionStats) int64 { return s.InvalidAnnouncements }),
 	counter(ofCompaction, "unannounced_total", "Compactions found without a write to compact_rev_key.", func(s etcdsource.CompactionStats) int64 { return s.Unannounced }),
 }
