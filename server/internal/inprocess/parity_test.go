@@ -138,6 +138,31 @@ var responses = map[string]http.HandlerFunc{
 		w.Header().Set("Content-Length", "9")
 		fmt.Fprint(w, "hello")
 	},
+	"length too short": func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "3")
+		fmt.Fprint(w, "hello")
+	},
+	"length too short in two writes": func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "10")
+		fmt.Fprint(w, "hello,")
+		fmt.Fprint(w, " world")
+	},
+	"length too short, and a write that fits": func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "10")
+		for _, part := range []string{"hello,", " world", "!"} {
+			fmt.Fprint(w, part)
+		}
+	},
+	"length too short, flushed": func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "10")
+		fmt.Fprint(w, "hello,")
+		w.(http.Flusher).Flush()
+		fmt.Fprint(w, " world")
+	},
+	"length zero": func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "0")
+		fmt.Fprint(w, "hello")
+	},
 	"header after status": func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(200)
 		w.Header().Set("X-Late", "1")

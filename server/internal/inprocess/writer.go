@@ -39,9 +39,11 @@ type writer struct {
 	status   int         // 0 before WriteHeader
 	trailers []string    // declared names
 	declared int64       // Content-Length; -1: none
-	wrote    int64
-	sent     bool // the header is delivered
+	sent     bool        // the header is delivered
 	held     *[]byte
+
+	wrote     int64 // bytes of all writes, those that were refused too
+	delivered int64 // bytes that the client may read
 
 	mu       sync.Mutex // taken before that of exchange
 	ended    bool       // the handler has returned
@@ -76,7 +78,8 @@ func bodyAllowed(status int) bool {
 	return status >= http.StatusOK && status != http.StatusNoContent && status != http.StatusNotModified
 }
 
-// Write implements http.ResponseWriter. It blocks while the client does not read.
+// Write implements http.ResponseWriter. It blocks while the client does not read. A response that is longer than its declared length breaks
+// off as over HTTP/2: Write refuses bytes beyond it once the header is delivered, and the client reads an error after that length.
 func (w *writer) Write(p []byte) (int, error) {
 	if w.status == 0 {
 		w.WriteHeader(http.StatusOK)
@@ -85,7 +88,7 @@ func (w *writer) Write(p []byte) (int, error) {
 		return 0, http.ErrBodyNotAllowed
 	}
 	w.wrote += int64(len(p))
-	if w.declared >= 0 && w.wrote > w.declared {
+	if w.sent && w.declared > 0 && w.wrote > w.declared {
 		return 0, errWroteMore
 	}
 	written := 0
@@ -156,7 +159,17 @@ func (w *writer) deliver(p []byte, last bool) (int, error) {
 	if head || len(p) == 0 {
 		return len(p), w.exchange.failure()
 	}
-	return w.exchange.write(p)
+	excess := w.declared >= 0 && w.delivered+int64(len(p)) > w.declared
+	if excess {
+		p = p[:w.declared-w.delivered]
+	}
+	n, err := w.exchange.write(p)
+	w.delivered += int64(n)
+	if excess && err == nil {
+		err = errWroteMore
+		w.exchange.abort(err)
+	}
+	return n, err
 }
 
 // response returns the client's response with the headers that net/http adds.
@@ -227,7 +240,7 @@ func (w *writer) finish() {
 	}
 	w.exchange.setTrailers(w.trailers, w.header)
 	err := io.EOF
-	if w.declared > w.wrote && bodyAllowed(w.status) && w.req.Method != http.MethodHead {
+	if w.declared > w.delivered && bodyAllowed(w.status) && w.req.Method != http.MethodHead {
 		err = io.ErrUnexpectedEOF
 	}
 	w.exchange.finish(err)
