@@ -29,6 +29,7 @@ var buffers = sync.Pool{New: func() any {
 // that a client that does not read delays its handler only.
 type exchange struct {
 	req    *http.Request // of the client
+	body   *requestBody  // as the handler reads it
 	tls    *tls.ConnectionState
 	cancel context.CancelFunc // of the handler's context
 
@@ -44,8 +45,8 @@ type exchange struct {
 	err      error   // after all bytes; io.EOF at the end of a complete response
 }
 
-func newExchange(req *http.Request, state *tls.ConnectionState, cancel context.CancelFunc) *exchange {
-	x := &exchange{req: req, tls: state, cancel: cancel, started: make(chan struct{})}
+func newExchange(req *http.Request, body *requestBody, state *tls.ConnectionState, cancel context.CancelFunc) *exchange {
+	x := &exchange{req: req, body: body, tls: state, cancel: cancel, started: make(chan struct{})}
 	x.changed.L = &x.mu
 	return x
 }
@@ -130,19 +131,29 @@ func (x *exchange) finish(err error) {
 	}
 }
 
-// abort ends a response that is not complete: the client gets err after the bytes that were delivered, and the handler's context is cancelled.
+// abort ends a response that is not complete: the client gets err after the bytes that were delivered, the handler's context is cancelled, and
+// its reads of the request's body fail. The error is set first, so a handler that returns for one of these reasons does not complete the
+// response. abort closes the client's body, so the caller must hold no lock.
 func (x *exchange) abort(err error) {
+	if x.ends(err) {
+		x.cancel()
+		x.body.fail(err)
+	}
+}
+
+// ends sets the error of a response that is not complete, and reports whether it was that.
+func (x *exchange) ends(err error) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.err != nil {
-		return
+		return false
 	}
 	x.err = err
 	if x.response == nil {
 		close(x.started)
 	}
-	x.cancel()
 	x.changed.Broadcast()
+	return true
 }
 
 // Read implements io.Reader, for the client.

@@ -67,7 +67,7 @@ var (
 )
 
 // requestBody is the body of a request as the handler reads it. It closes the client's body once, at the end of the handler at the latest.
-// One goroutine may read while others close.
+// One goroutine may read while others close, so a pending read ends if Close of the client's body ends it, as that of a pipe does.
 type requestBody struct {
 	body   io.ReadCloser // nil: none
 	length int64         // -1: unknown

@@ -170,8 +170,8 @@ func (t *Transport) send(handler http.Handler, req *http.Request) (*http.Respons
 		body.finish()
 		return nil, err
 	}
-	x := newExchange(req, &t.tls, cancel)
-	w := &writer{exchange: x, body: body, req: received, header: http.Header{}, declared: -1}
+	x := newExchange(req, body, &t.tls, cancel)
+	w := &writer{exchange: x, req: received, header: http.Header{}, declared: -1}
 	ended := context.AfterFunc(req.Context(), func() { x.abort(req.Context().Err()) })
 	stopped := context.AfterFunc(t.stopping, func() { x.abort(errStopped) })
 	go func() {

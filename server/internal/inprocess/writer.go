@@ -31,7 +31,6 @@ var (
 // called by one at a time.
 type writer struct {
 	exchange *exchange
-	body     *requestBody
 	req      *http.Request // of the handler
 
 	header   http.Header
@@ -45,7 +44,7 @@ type writer struct {
 	wrote     int64 // bytes of all writes, those that were refused too
 	delivered int64 // bytes that the client may read
 
-	mu       sync.Mutex // taken before that of exchange
+	mu       sync.Mutex // leaf
 	ended    bool       // the handler has returned
 	deadline *time.Timer
 	closed   chan bool // of CloseNotify
@@ -254,7 +253,7 @@ func (w *writer) end() {
 		w.deadline.Stop()
 	}
 	w.mu.Unlock()
-	w.body.finish()
+	w.exchange.body.finish()
 }
 
 // SetReadDeadline is for http.ResponseController: reads of the request's body fail afterwards.
@@ -264,12 +263,24 @@ func (w *writer) SetReadDeadline(at time.Time) error {
 	if w.ended {
 		return errReturned
 	}
-	w.body.expire(at)
+	w.exchange.body.expire(at)
 	return nil
 }
 
 // SetWriteDeadline is for http.ResponseController: the response is aborted at that time. The zero time removes the deadline.
 func (w *writer) SetWriteDeadline(at time.Time) error {
+	left := time.Until(at)
+	if err := w.expire(at, left); err != nil {
+		return err
+	}
+	if !at.IsZero() && left <= 0 {
+		w.exchange.abort(errAborted)
+	}
+	return nil
+}
+
+// expire replaces the timer of the deadline, which is left away.
+func (w *writer) expire(at time.Time, left time.Duration) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.ended {
@@ -279,11 +290,7 @@ func (w *writer) SetWriteDeadline(at time.Time) error {
 		w.deadline.Stop()
 		w.deadline = nil
 	}
-	switch left := time.Until(at); {
-	case at.IsZero():
-	case left <= 0:
-		w.exchange.abort(errAborted)
-	default:
+	if !at.IsZero() && left > 0 {
 		w.deadline = time.AfterFunc(left, func() { w.exchange.abort(errAborted) })
 	}
 	return nil
