@@ -217,6 +217,25 @@ func TestTransport_ClientLeaves_UnblocksRead(t *testing.T) {
 	}
 }
 
+// TestTransport_Stop_BreaksResponsesOff: a handler that returns because the server stops leaves no response that looks complete.
+func TestTransport_Stop_BreaksResponsesOff(t *testing.T) {
+	const requests = 200
+	client, transport := newTransport(t, func(w http.ResponseWriter, req *http.Request) {
+		w.(http.Flusher).Flush()
+		<-req.Context().Done()
+	})
+	var responses []*http.Response
+	for range requests {
+		responses = append(responses, get(t, t.Context(), client))
+	}
+	stop(t, transport)
+	for _, resp := range responses {
+		if _, err := io.Copy(io.Discard, resp.Body); !errors.Is(err, errStopped) {
+			t.Errorf("the read failed with %v, want %v", err, errStopped)
+		}
+	}
+}
+
 // TestTransport_CancelBeforeHeader_ReturnsAtOnce: a request that is cancelled, or exceeds the client's timeout, before the handler has answered fails.
 func TestTransport_CancelBeforeHeader_ReturnsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

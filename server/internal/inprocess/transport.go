@@ -160,7 +160,9 @@ func (t *Transport) send(handler http.Handler, req *http.Request) (*http.Respons
 		body.finish()
 		return nil, err
 	}
-	ctx := context.WithValue(t.stopping, http.ServerContextKey, t.server)
+	// abort cancels the context, and nothing else does before the handler has returned: Stop would cancel a context below t.stopping
+	// before the response has its error.
+	ctx := context.WithValue(context.Background(), http.ServerContextKey, t.server)
 	ctx = context.WithValue(ctx, http.LocalAddrContextKey, t.local)
 	ctx, cancel := context.WithCancel(ctx)
 	received, err := t.received(ctx, req, body)
