@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// hopHeaders are headers that HTTP/2 does not transmit, and those that received sets.
-var hopHeaders = []string{"Connection", "Proxy-Connection", "Keep-Alive", "Transfer-Encoding", "Upgrade", "Host", "Content-Length"}
+// hopHeaders are headers that HTTP/2 does not transmit.
+var hopHeaders = []string{"Connection", "Proxy-Connection", "Keep-Alive", "Transfer-Encoding", "Upgrade"}
 
 // defaultUserAgent is that of Go's HTTP/2 client, for requests without one.
 const defaultUserAgent = "Go-http-client/2.0"
@@ -35,6 +35,8 @@ func (t *Transport) received(ctx context.Context, req *http.Request, body *reque
 	for _, name := range hopHeaders {
 		delete(header, name)
 	}
+	delete(header, "Host")
+	delete(header, "Content-Length") // set below
 	switch agents, ok := header["User-Agent"]; {
 	case !ok:
 		header["User-Agent"] = []string{defaultUserAgent}

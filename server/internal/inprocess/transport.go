@@ -10,14 +10,16 @@ import (
 	"runtime/debug"
 	"sync"
 
+	"golang.org/x/net/http2"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/transport"
 	"k8s.io/klog/v2"
 )
 
-// errAborted is the error of a response whose handler has panicked, or whose write deadline has passed.
-var errAborted = errors.New("the server aborted the response")
+// errAborted is the error of a response whose handler has panicked, or whose write deadline has passed. A client of a connection gets the
+// same type, which client-go tests for, and code.
+var errAborted = http2.StreamError{Code: http2.ErrCodeInternal, Cause: errors.New("the server aborted the response")}
 
 // errStopped is the error of responses that Stop has ended.
 var errStopped = errors.New("the server has stopped")

@@ -192,8 +192,9 @@ func (w *writer) response(first []byte, last, head bool) *http.Response {
 			delete(h, name)
 		}
 	}
-	delete(h, "Connection")
-	delete(h, "Transfer-Encoding")
+	for _, name := range hopHeaders {
+		delete(h, name)
+	}
 	state := *w.exchange.tls
 	r := &http.Response{
 		Status: strconv.Itoa(w.status) + " " + http.StatusText(w.status), StatusCode: w.status,
