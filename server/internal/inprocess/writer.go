@@ -16,10 +16,7 @@ import (
 // Content-Length.
 const heldBytes = 4 << 10
 
-var heldBuffers = sync.Pool{New: func() any {
-	b := make([]byte, 0, heldBytes)
-	return &b
-}}
+var heldBuffers = newBuffers(heldBytes)
 
 var (
 	errWroteMore = errors.New("the handler wrote more than its declared Content-Length")
