@@ -3,11 +3,14 @@ package controllers
 import (
 	"context"
 	"errors"
+	"io"
 	"net/url"
 	"time"
 
+	"golang.org/x/net/http2"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
@@ -69,10 +72,16 @@ func (c clients) Config(name string) (config *rest.Config, err error) {
 	return config, nil
 }
 
-// unanswered reports whether err is that of a connection, or of a server that cannot answer now.
+// unanswered reports whether err is that of a connection or a response that broke off, or of a server that cannot answer now. client-go
+// returns an error in the body of a response without a *url.Error.
 func unanswered(err error) bool {
+	if err == nil {
+		return false
+	}
 	_, connection := errors.AsType[*url.Error](err)
-	return connection || apierrors.IsServiceUnavailable(err) || apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err)
+	_, stream := errors.AsType[http2.StreamError](err)
+	return connection || stream || errors.Is(err, io.ErrUnexpectedEOF) || utilnet.IsProbableEOF(err) || utilnet.IsConnectionReset(err) ||
+		apierrors.IsServiceUnavailable(err) || apierrors.IsTooManyRequests(err) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err)
 }
 
 // Client implements clientbuilder.ControllerClientBuilder.

@@ -2,11 +2,15 @@ package controllers
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net/url"
+	"slices"
+	"syscall"
 	"testing"
 	"testing/synctest"
 
+	"golang.org/x/net/http2"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
@@ -28,25 +32,33 @@ func (f *failing) Config(string) (*rest.Config, error) {
 	return nil, err
 }
 
+// forever returns err as often as Config asks.
+func forever(err error) []error {
+	return slices.Repeat([]error{err}, int(configPatience/configPause)+2)
+}
+
 // TestClients_ServerEnds_RequestIsRepeated: a server that ends while the controllers start must not end them; a refusal must.
 func TestClients_ServerEnds_RequestIsRepeated(t *testing.T) {
 	broken := &url.Error{Op: "Post", URL: "https://127.0.0.1:1/api", Err: io.ErrUnexpectedEOF}
 	unavailable := apierrors.NewServiceUnavailable("starting")
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "serviceaccounts"}, "x", nil)
-	var always []error
-	for range int(configPatience/configPause) + 2 {
-		always = append(always, broken)
-	}
+	another := errors.New("another")
+	inBody := func(err error) error { return fmt.Errorf("read the response: %w", err) } // as client-go wraps it
 	for name, c := range map[string]struct {
 		errs  []error
 		calls int // 0: several
 		want  error
 	}{
-		"none":           {nil, 1, nil},
-		"broken":         {[]error{broken, unavailable}, 3, nil},
-		"forbidden":      {[]error{broken, forbidden}, 2, forbidden},
-		"always":         {always, 0, broken},
-		"another reason": {[]error{io.EOF}, 1, io.EOF},
+		"none":             {nil, 1, nil},
+		"broken":           {[]error{broken, unavailable}, 3, nil},
+		"body broken":      {[]error{inBody(io.ErrUnexpectedEOF)}, 2, nil},
+		"stream broken":    {[]error{inBody(http2.StreamError{Code: http2.ErrCodeInternal})}, 2, nil},
+		"connection ended": {[]error{inBody(errors.New("http2: server sent GOAWAY and closed the connection"))}, 2, nil},
+		"connection reset": {[]error{inBody(syscall.ECONNRESET)}, 2, nil},
+		"timeout":          {[]error{apierrors.NewTimeoutError("slow", 1)}, 2, nil},
+		"forbidden":        {[]error{broken, forbidden}, 2, forbidden},
+		"always":           {forever(broken), 0, broken},
+		"another reason":   {[]error{another}, 1, another},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
