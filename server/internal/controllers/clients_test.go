@@ -1,6 +1,7 @@
 package controllers
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -9,9 +10,11 @@ import (
 	"syscall"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"golang.org/x/net/http2"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 )
@@ -63,7 +66,7 @@ func TestClients_ServerEnds_RequestIsRepeated(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				builder := &failing{errs: c.errs}
-				config, err := clients{builder}.Config("x")
+				config, err := clients{t.Context(), builder}.Config("x")
 				if !errors.Is(err, c.want) || (err == nil) != (config != nil) {
 					t.Errorf("configuration %v, error %v, want error %v", config, err, c.want)
 				}
@@ -73,4 +76,26 @@ func TestClients_ServerEnds_RequestIsRepeated(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestClients_Stopped_NoRequestIsRepeated: controllers that are stopped while they are built do not wait for a server, and do not end the
+// process.
+func TestClients_Stopped_NoRequestIsRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		broken := &url.Error{Op: "Post", URL: "https://127.0.0.1:1/api", Err: syscall.ECONNREFUSED}
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		c := clients{ctx, &failing{errs: forever(broken)}}
+		began := time.Now()
+		if _, err := c.Config("x"); !errors.Is(err, broken) || time.Since(began) != time.Second {
+			t.Errorf("error %v after %s, want %v after 1s", err, time.Since(began), broken)
+		}
+		_, err := c.ClientOrDie("x").CoreV1().Pods("").List(t.Context(), metav1.ListOptions{})
+		if !errors.Is(err, broken) {
+			t.Errorf("list: %v, want %v", err, broken)
+		}
+		if _, err := c.DiscoveryClientOrDie("x").ServerVersion(); !errors.Is(err, broken) {
+			t.Errorf("discovery: %v, want %v", err, broken)
+		}
+	})
 }
