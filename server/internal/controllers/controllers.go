@@ -127,7 +127,8 @@ func Enabled(list []string, name string) bool {
 	return genericcontrollermanager.IsControllerEnabled(name, sets.NewString(app.ControllersDisabledByDefault()...), list)
 }
 
-// Run runs the controllers until ctx is cancelled and all of them have ended, which takes 10 s at most; then it returns nil.
+// Run runs the controllers until ctx is cancelled and all of them have ended, which takes 10 s at most, and while they are built as long as the
+// request in progress; then it returns nil.
 // The API server must be ready. If it runs in this process, it must have been started before: feature gates are shared, and Run
 // does not set them. The controllers log errors only, unless klog's verbosity is 1 or more.
 func Run(ctx context.Context, o Options) error {

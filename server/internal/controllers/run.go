@@ -20,7 +20,7 @@ import (
 // serves no endpoints.
 func run(ctx context.Context, c *config.CompletedConfig) error {
 	defer c.EventBroadcaster.Shutdown() // its events are those of leader elections; controllers have their own broadcasters
-	root, each, err := newClients(c.Kubeconfig)
+	root, each, err := newClients(ctx, c.Kubeconfig)
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ package gcpolicy
 
 import (
 	"context"
+	"math"
 	"os"
 	"runtime/debug"
 	"runtime/metrics"
@@ -54,7 +55,8 @@ const (
 )
 
 // percent returns the value for debug.SetGCPercent for a live heap of live bytes, of which scanned bytes may contain pointers,
-// for room times the room at rest, and for free bytes of free memory, none at rest.
+// for room times the room at rest, and for free bytes of free memory, none at rest. It rounds up, to 1 at least: with 0 a collection would
+// begin after each one.
 func percent(live, scanned uint64, room int, free int64) int {
 	rest := baseHeadroom + scannedShare*float64(min(scanned, live))
 	wanted, most := float64(live), restPercent
@@ -62,8 +64,12 @@ func percent(live, scanned uint64, room int, free int64) int {
 		wanted, most = max(wanted, float64(room)*rest), busyPercent
 	}
 	headroom := max(rest, min(wanted, float64(free)/freeShare))
-	return int(min(float64(most), 100*headroom/float64(max(live, 1))))
+	return max(1, int(math.Ceil(min(float64(most), 100*headroom/float64(max(live, 1))))))
 }
+
+// differs reports whether a target deviates from the last one by more than a tenth of it: SetGCPercent stops the world, so small changes
+// are ignored. Of a large heap a single percent may be much memory.
+func differs(target, last int) bool { return max(target-last, last-target)*10 > last }
 
 // Start adjusts the target every second until ctx ends, and leaves it unchanged after that. free returns the bytes of memory
 // that the process may still take. If GOGC is set in the environment, Start does nothing: the operator's setting applies.
@@ -97,8 +103,7 @@ func Start(ctx context.Context, free func() int64) {
 			if idle.loadedWithin(idleFor, now) {
 				available = free()
 			}
-			// SetGCPercent stops the world, so ignore small changes.
-			if p := percent(sample[0].Value.Uint64(), sample[1].Value.Uint64(), room, available); p < last-3 || p > last+3 {
+			if p := percent(sample[0].Value.Uint64(), sample[1].Value.Uint64(), room, available); differs(p, last) {
 				debug.SetGCPercent(p)
 				last = p
 			}

@@ -28,13 +28,38 @@ func TestPercent_DependsOnLiveAndScannedHeap(t *testing.T) {
 	}{
 		{0, 0, 100},
 		{100 << 20, 100 << 20, 88},
-		{512 << 20, 512 << 20, 49},
-		{512 << 20, 128 << 20, 19}, // the rest has no pointers
-		{4 << 30, 4 << 30, 41},
-		{1 << 30, 2 << 30, 44}, // samples taken at different times
+		{512 << 20, 512 << 20, 50}, // rounded up
+		{512 << 20, 128 << 20, 20}, // the rest has no pointers
+		{4 << 30, 4 << 30, 42},
+		{1 << 30, 2 << 30, 45},   // samples taken at different times
+		{12 << 30, 150 << 20, 1}, // 108 MiB are 0.9 %; a target of 0 would be a collection without end
+		{1 << 40, 0, 1},
 	} {
 		if got := percent(c.live, c.scanned, 1, 0); got != c.want {
 			t.Errorf("percent(%d MiB, %d MiB) = %d, want %d", c.live>>20, c.scanned>>20, got, c.want)
+		}
+	}
+}
+
+// TestDiffers_Target_IsRelative: the room of a large heap deviates from the wanted by no larger share than that of a small one.
+func TestDiffers_Target_IsRelative(t *testing.T) {
+	for _, c := range []struct {
+		wanted, last int
+		want         bool
+	}{
+		{100, 100, false},
+		{110, 100, false},
+		{90, 100, false},
+		{111, 100, true},
+		{89, 100, true},
+		{10, 10, false},
+		{2, 1, true}, // twice the room
+		{1, 2, true},
+		{1, 4, true},
+		{1, 1, false},
+	} {
+		if got := differs(c.wanted, c.last); got != c.want {
+			t.Errorf("differs(%d, %d) = %v, want %v", c.wanted, c.last, got, c.want)
 		}
 	}
 }
@@ -98,15 +123,15 @@ func TestPercent_Busy_FollowsFreeMemory(t *testing.T) {
 		free int64
 		want int
 	}{
-		{1, 64 << 30, restPercent},                // Go's default
-		{1, 1 << 30, 25},                          // a quarter of the free memory
-		{2, 64 << 30, max(restPercent, 2*rest+1)}, // twice the room at rest; percents are rounded down
-		{busyRoom, 64 << 30, busyPercent},         // the bound in proportion to the live heap
-		{busyRoom, 4 << 30, 100},                  // a quarter of the free memory
-		{busyRoom, 100 << 20, rest},               // under a limit, never less than at rest
-		{busyRoom, -1, rest},                      // over the limit
+		{1, 64 << 30, restPercent},              // Go's default
+		{1, 1 << 30, 25},                        // a quarter of the free memory
+		{2, 64 << 30, max(restPercent, 2*rest)}, // twice the room at rest
+		{busyRoom, 64 << 30, busyPercent},       // the bound in proportion to the live heap
+		{busyRoom, 4 << 30, 100},                // a quarter of the free memory
+		{busyRoom, 100 << 20, rest},             // under a limit, never less than at rest
+		{busyRoom, -1, rest},                    // over the limit
 	} {
-		if got := percent(live, scanned, c.room, c.free); got < c.want-1 || got > c.want {
+		if got := percent(live, scanned, c.room, c.free); got != c.want {
 			t.Errorf("%d times the room, %d MiB free: %d, want %d", c.room, c.free>>20, got, c.want)
 		}
 	}

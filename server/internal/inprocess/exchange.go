@@ -14,21 +14,27 @@ const (
 	// window is the number of bytes of a response that wait for a client before writes block. HTTP/2 lets 4 MB wait. A guess: far more
 	// than an event, and little memory when all informers of a server read their first lists at once. Larger writes need no buffer.
 	window = 64 << 10
-	// keptBuffer is the size above which an empty buffer is released.
-	keptBuffer = 4 << 10
+	// eventBytes is the number of bytes up to which a response uses a small buffer. A guess: most events fit.
+	eventBytes = 4 << 10
 )
 
-var buffers = sync.Pool{New: func() any {
-	b := make([]byte, 0, window)
-	return &b
-}}
+var smallBuffers, largeBuffers = newBuffers(eventBytes), newBuffers(window)
+
+// newBuffers returns a pool of empty buffers.
+func newBuffers(size int) *sync.Pool {
+	return &sync.Pool{New: func() any {
+		b := make([]byte, 0, size)
+		return &b
+	}}
+}
 
 // exchange is the response to one request, from its handler to its client. It is the body that the client reads.
 //
-// Small writes are copied to a buffer. A write that exceeds the window waits until the client has taken all of it from the writer's slice, so
-// that a client that does not read delays its handler only.
+// Small writes are copied to a buffer, which an idle response does not have. A write that exceeds the window waits until the client has taken
+// all of it from the writer's slice, so that a client that does not read delays its handler only.
 type exchange struct {
 	req    *http.Request // of the client
+	body   *requestBody  // as the handler reads it
 	tls    *tls.ConnectionState
 	cancel context.CancelFunc // of the handler's context
 
@@ -38,14 +44,14 @@ type exchange struct {
 	changed  sync.Cond
 	response *http.Response
 	buf      []byte
-	pooled   *[]byte // buf is its array; nil if buf is small
+	pooled   *[]byte // buf has its array; nil if buf is nil
 	read     int     // bytes of buf that the client has
 	pending  []byte  // bytes of a blocked write that the client does not have
 	err      error   // after all bytes; io.EOF at the end of a complete response
 }
 
-func newExchange(req *http.Request, state *tls.ConnectionState, cancel context.CancelFunc) *exchange {
-	x := &exchange{req: req, tls: state, cancel: cancel, started: make(chan struct{})}
+func newExchange(req *http.Request, body *requestBody, state *tls.ConnectionState, cancel context.CancelFunc) *exchange {
+	x := &exchange{req: req, body: body, tls: state, cancel: cancel, started: make(chan struct{})}
 	x.changed.L = &x.mu
 	return x
 }
@@ -104,20 +110,34 @@ func (x *exchange) buffer(p []byte) {
 		x.buf = x.buf[:copy(x.buf, x.buf[x.read:])]
 		x.read = 0
 	}
-	if n := len(x.buf) + len(p); n > cap(x.buf) && n > keptBuffer {
-		x.pooled = buffers.Get().(*[]byte)
-		x.buf = append((*x.pooled)[:0], x.buf...)
+	if n := len(x.buf) + len(p); n > cap(x.buf) {
+		x.grow(n)
 	}
 	x.buf = append(x.buf, p...)
 }
 
-// release resets the buffer after the client has read all of it.
-func (x *exchange) release() {
-	x.buf, x.read = x.buf[:0], 0
-	if x.pooled != nil {
-		buffers.Put(x.pooled)
-		x.buf, x.pooled = nil, nil
+// grow moves the unread bytes to a buffer for n bytes.
+func (x *exchange) grow(n int) {
+	pool := largeBuffers
+	if n <= eventBytes {
+		pool = smallBuffers
 	}
+	larger := pool.Get().(*[]byte)
+	buf := append((*larger)[:0], x.buf...)
+	x.release()
+	x.buf, x.pooled = buf, larger
+}
+
+// release returns the buffer to its pool. Its bytes are dropped.
+func (x *exchange) release() {
+	if x.pooled != nil {
+		pool := largeBuffers
+		if cap(x.buf) == eventBytes {
+			pool = smallBuffers
+		}
+		pool.Put(x.pooled)
+	}
+	x.buf, x.pooled, x.read = nil, nil, 0
 }
 
 // finish marks the response as complete, or with another error than io.EOF as broken.
@@ -130,19 +150,29 @@ func (x *exchange) finish(err error) {
 	}
 }
 
-// abort ends a response that is not complete: the client gets err after the bytes that were delivered, and the handler's context is cancelled.
+// abort ends a response that is not complete: the client gets err after the bytes that were delivered, the handler's context is cancelled, and
+// its reads of the request's body fail. The error is set first, so a handler that returns for one of these reasons does not complete the
+// response. abort closes the client's body, so the caller must hold no lock.
 func (x *exchange) abort(err error) {
+	if x.ends(err) {
+		x.cancel()
+		x.body.fail(err)
+	}
+}
+
+// ends sets the error of a response that is not complete, and reports whether it was that.
+func (x *exchange) ends(err error) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.err != nil {
-		return
+		return false
 	}
 	x.err = err
 	if x.response == nil {
 		close(x.started)
 	}
-	x.cancel()
 	x.changed.Broadcast()
+	return true
 }
 
 // Read implements io.Reader, for the client.
@@ -178,9 +208,7 @@ func (x *exchange) Close() error {
 	x.abort(http.ErrBodyReadAfterClose)
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if len(x.buf) > 0 {
-		x.release()
-	}
+	x.release()
 	if x.err == io.EOF {
 		x.err = http.ErrBodyReadAfterClose
 	}

@@ -18,17 +18,24 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/http2"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
 )
 
-// newServer starts a server of HTTP/2 with handler, and returns a client that uses its connection and one that calls the handler.
+// newServer starts a server of HTTP/2 with handler, and returns a client that uses its connection and one that calls the handler. Server and
+// connection have the implementation of HTTP/2 that API servers and client-go use, which is not that of net/http.
 func newServer(t *testing.T, handler http.Handler) (connection, inProcess *http.Client, transport *Transport, serverURL string) {
 	t.Helper()
 	server := httptest.NewUnstartedServer(handler)
 	server.EnableHTTP2 = true
+	//lint:ignore SA1019 upstream's servers call it
+	if err := http2.ConfigureServer(server.Config, nil); err != nil {
+		t.Fatal(err)
+	}
 	server.StartTLS()
 	t.Cleanup(server.Close)
-	base := server.Client().Transport.(*http.Transport)
+	base := utilnet.SetTransportDefaults(server.Client().Transport.(*http.Transport))
 	base.DisableCompression = true
 	transport, err := New(&rest.Config{Host: server.URL})
 	if err != nil {
@@ -75,8 +82,14 @@ func observe(client *http.Client, req *http.Request) observed {
 	return o
 }
 
-// kind reduces an error to the part that clients distinguish.
+// kind reduces an error to the part that clients distinguish; client-go tests for the type of a stream's error.
 func kind(err error) string {
+	if request, ok := err.(*url.Error); ok {
+		err = request.Err
+	}
+	if stream, ok := err.(http2.StreamError); ok {
+		return "stream error: " + stream.Code.String()
+	}
 	for _, known := range []error{context.Canceled, context.DeadlineExceeded, io.ErrUnexpectedEOF} {
 		if errors.Is(err, known) {
 			return known.Error()
@@ -136,6 +149,31 @@ var responses = map[string]http.HandlerFunc{
 	},
 	"length too long": func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Length", "9")
+		fmt.Fprint(w, "hello")
+	},
+	"length too short": func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "3")
+		fmt.Fprint(w, "hello")
+	},
+	"length too short in two writes": func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "10")
+		fmt.Fprint(w, "hello,")
+		fmt.Fprint(w, " world")
+	},
+	"length too short, and a write that fits": func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "10")
+		for _, part := range []string{"hello,", " world", "!"} {
+			fmt.Fprint(w, part)
+		}
+	},
+	"length too short, flushed": func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "10")
+		fmt.Fprint(w, "hello,")
+		w.(http.Flusher).Flush()
+		fmt.Fprint(w, " world")
+	},
+	"length zero": func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "0")
 		fmt.Fprint(w, "hello")
 	},
 	"header after status": func(w http.ResponseWriter, _ *http.Request) {

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// hopHeaders are headers that HTTP/2 does not transmit, and those that received sets.
-var hopHeaders = []string{"Connection", "Proxy-Connection", "Keep-Alive", "Transfer-Encoding", "Upgrade", "Host", "Content-Length"}
+// hopHeaders are headers that HTTP/2 does not transmit.
+var hopHeaders = []string{"Connection", "Proxy-Connection", "Keep-Alive", "Transfer-Encoding", "Upgrade"}
 
 // defaultUserAgent is that of Go's HTTP/2 client, for requests without one.
 const defaultUserAgent = "Go-http-client/2.0"
@@ -35,6 +35,8 @@ func (t *Transport) received(ctx context.Context, req *http.Request, body *reque
 	for _, name := range hopHeaders {
 		delete(header, name)
 	}
+	delete(header, "Host")
+	delete(header, "Content-Length") // set below
 	switch agents, ok := header["User-Agent"]; {
 	case !ok:
 		header["User-Agent"] = []string{defaultUserAgent}
@@ -67,7 +69,7 @@ var (
 )
 
 // requestBody is the body of a request as the handler reads it. It closes the client's body once, at the end of the handler at the latest.
-// One goroutine may read while others close.
+// One goroutine may read while others close, so a pending read ends if Close of the client's body ends it, as that of a pipe does.
 type requestBody struct {
 	body   io.ReadCloser // nil: none
 	length int64         // -1: unknown

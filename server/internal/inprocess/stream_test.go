@@ -164,6 +164,78 @@ func TestTransport_ClientLeaves_UnblocksHandler(t *testing.T) {
 	}
 }
 
+// TestTransport_ClientLeaves_UnblocksRead: a handler that waits for the body of its request ends like one that waits for its client.
+func TestTransport_ClientLeaves_UnblocksRead(t *testing.T) {
+	for name, leave := range map[string]func(t *testing.T, resp *http.Response, cancel func(), transport *Transport){
+		"cancel": func(_ *testing.T, _ *http.Response, cancel func(), _ *Transport) { cancel() },
+		"stop":   func(t *testing.T, _ *http.Response, _ func(), transport *Transport) { stop(t, transport) },
+		"close": func(t *testing.T, resp *http.Response, _ func(), _ *Transport) {
+			if err := resp.Body.Close(); err != nil {
+				t.Error(err)
+			}
+		},
+		"write deadline": func(*testing.T, *http.Response, func(), *Transport) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ends := make(chan error, 1)
+				client, transport := newTransport(t, func(w http.ResponseWriter, req *http.Request) {
+					if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(time.Minute)); err != nil {
+						t.Error(err)
+					}
+					w.(http.Flusher).Flush()
+					_, err := io.ReadAll(req.Body)
+					ends <- err
+				})
+				body, feed := io.Pipe()
+				defer feed.Close() // ends the read of a handler that was not unblocked
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				req, err := http.NewRequestWithContext(ctx, http.MethodPost, testURL, body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				resp, err := client.Do(req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				synctest.Wait()
+				leave(t, resp, cancel, transport)
+				select {
+				case err := <-ends:
+					if err == nil {
+						t.Error("the handler read the body to its end")
+					}
+				case <-time.After(2 * time.Minute):
+					t.Error("the handler still waits for the body")
+				}
+				if _, err := feed.Write([]byte("x")); !errors.Is(err, io.ErrClosedPipe) {
+					t.Errorf("the client's body is open: %v", err)
+				}
+			})
+		})
+	}
+}
+
+// TestTransport_Stop_BreaksResponsesOff: a handler that returns because the server stops leaves no response that looks complete.
+func TestTransport_Stop_BreaksResponsesOff(t *testing.T) {
+	const requests = 200
+	client, transport := newTransport(t, func(w http.ResponseWriter, req *http.Request) {
+		w.(http.Flusher).Flush()
+		<-req.Context().Done()
+	})
+	var responses []*http.Response
+	for range requests {
+		responses = append(responses, get(t, t.Context(), client))
+	}
+	stop(t, transport)
+	for _, resp := range responses {
+		if _, err := io.Copy(io.Discard, resp.Body); !errors.Is(err, errStopped) {
+			t.Errorf("the read failed with %v, want %v", err, errStopped)
+		}
+	}
+}
+
 // TestTransport_CancelBeforeHeader_ReturnsAtOnce: a request that is cancelled, or exceeds the client's timeout, before the handler has answered fails.
 func TestTransport_CancelBeforeHeader_ReturnsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -10,14 +10,16 @@ import (
 	"runtime/debug"
 	"sync"
 
+	"golang.org/x/net/http2"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/transport"
 	"k8s.io/klog/v2"
 )
 
-// errAborted is the error of a response whose handler has panicked, or whose write deadline has passed.
-var errAborted = errors.New("the server aborted the response")
+// errAborted is the error of a response whose handler has panicked, or whose write deadline has passed. A client of a connection gets the
+// same type, which client-go tests for, and code.
+var errAborted = http2.StreamError{Code: http2.ErrCodeInternal, Cause: errors.New("the server aborted the response")}
 
 // errStopped is the error of responses that Stop has ended.
 var errStopped = errors.New("the server has stopped")
@@ -160,7 +162,9 @@ func (t *Transport) send(handler http.Handler, req *http.Request) (*http.Respons
 		body.finish()
 		return nil, err
 	}
-	ctx := context.WithValue(t.stopping, http.ServerContextKey, t.server)
+	// abort cancels the context, and nothing else does before the handler has returned: Stop would cancel a context below t.stopping
+	// before the response has its error.
+	ctx := context.WithValue(context.Background(), http.ServerContextKey, t.server)
 	ctx = context.WithValue(ctx, http.LocalAddrContextKey, t.local)
 	ctx, cancel := context.WithCancel(ctx)
 	received, err := t.received(ctx, req, body)
@@ -170,8 +174,8 @@ func (t *Transport) send(handler http.Handler, req *http.Request) (*http.Respons
 		body.finish()
 		return nil, err
 	}
-	x := newExchange(req, &t.tls, cancel)
-	w := &writer{exchange: x, body: body, req: received, header: http.Header{}, declared: -1}
+	x := newExchange(req, body, &t.tls, cancel)
+	w := &writer{exchange: x, req: received, header: http.Header{}, declared: -1}
 	ended := context.AfterFunc(req.Context(), func() { x.abort(req.Context().Err()) })
 	stopped := context.AfterFunc(t.stopping, func() { x.abort(errStopped) })
 	go func() {

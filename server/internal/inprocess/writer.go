@@ -16,10 +16,7 @@ import (
 // Content-Length.
 const heldBytes = 4 << 10
 
-var heldBuffers = sync.Pool{New: func() any {
-	b := make([]byte, 0, heldBytes)
-	return &b
-}}
+var heldBuffers = newBuffers(heldBytes)
 
 var (
 	errWroteMore = errors.New("the handler wrote more than its declared Content-Length")
@@ -31,7 +28,6 @@ var (
 // called by one at a time.
 type writer struct {
 	exchange *exchange
-	body     *requestBody
 	req      *http.Request // of the handler
 
 	header   http.Header
@@ -39,11 +35,13 @@ type writer struct {
 	status   int         // 0 before WriteHeader
 	trailers []string    // declared names
 	declared int64       // Content-Length; -1: none
-	wrote    int64
-	sent     bool // the header is delivered
+	sent     bool        // the header is delivered
 	held     *[]byte
 
-	mu       sync.Mutex // taken before that of exchange
+	wrote     int64 // bytes of all writes, those that were refused too
+	delivered int64 // bytes that the client may read
+
+	mu       sync.Mutex // leaf
 	ended    bool       // the handler has returned
 	deadline *time.Timer
 	closed   chan bool // of CloseNotify
@@ -76,7 +74,8 @@ func bodyAllowed(status int) bool {
 	return status >= http.StatusOK && status != http.StatusNoContent && status != http.StatusNotModified
 }
 
-// Write implements http.ResponseWriter. It blocks while the client does not read.
+// Write implements http.ResponseWriter. It blocks while the client does not read. A response that is longer than its declared length breaks
+// off as over HTTP/2: Write refuses bytes beyond it once the header is delivered, and the client reads an error after that length.
 func (w *writer) Write(p []byte) (int, error) {
 	if w.status == 0 {
 		w.WriteHeader(http.StatusOK)
@@ -85,7 +84,7 @@ func (w *writer) Write(p []byte) (int, error) {
 		return 0, http.ErrBodyNotAllowed
 	}
 	w.wrote += int64(len(p))
-	if w.declared >= 0 && w.wrote > w.declared {
+	if w.sent && w.declared > 0 && w.wrote > w.declared {
 		return 0, errWroteMore
 	}
 	written := 0
@@ -156,7 +155,17 @@ func (w *writer) deliver(p []byte, last bool) (int, error) {
 	if head || len(p) == 0 {
 		return len(p), w.exchange.failure()
 	}
-	return w.exchange.write(p)
+	excess := w.declared >= 0 && w.delivered+int64(len(p)) > w.declared
+	if excess {
+		p = p[:w.declared-w.delivered]
+	}
+	n, err := w.exchange.write(p)
+	w.delivered += int64(n)
+	if excess && err == nil {
+		err = errWroteMore
+		w.exchange.abort(err)
+	}
+	return n, err
 }
 
 // response returns the client's response with the headers that net/http adds.
@@ -180,8 +189,9 @@ func (w *writer) response(first []byte, last, head bool) *http.Response {
 			delete(h, name)
 		}
 	}
-	delete(h, "Connection")
-	delete(h, "Transfer-Encoding")
+	for _, name := range hopHeaders {
+		delete(h, name)
+	}
 	state := *w.exchange.tls
 	r := &http.Response{
 		Status: strconv.Itoa(w.status) + " " + http.StatusText(w.status), StatusCode: w.status,
@@ -227,7 +237,7 @@ func (w *writer) finish() {
 	}
 	w.exchange.setTrailers(w.trailers, w.header)
 	err := io.EOF
-	if w.declared > w.wrote && bodyAllowed(w.status) && w.req.Method != http.MethodHead {
+	if w.declared > w.delivered && bodyAllowed(w.status) && w.req.Method != http.MethodHead {
 		err = io.ErrUnexpectedEOF
 	}
 	w.exchange.finish(err)
@@ -241,7 +251,7 @@ func (w *writer) end() {
 		w.deadline.Stop()
 	}
 	w.mu.Unlock()
-	w.body.finish()
+	w.exchange.body.finish()
 }
 
 // SetReadDeadline is for http.ResponseController: reads of the request's body fail afterwards.
@@ -251,12 +261,24 @@ func (w *writer) SetReadDeadline(at time.Time) error {
 	if w.ended {
 		return errReturned
 	}
-	w.body.expire(at)
+	w.exchange.body.expire(at)
 	return nil
 }
 
 // SetWriteDeadline is for http.ResponseController: the response is aborted at that time. The zero time removes the deadline.
 func (w *writer) SetWriteDeadline(at time.Time) error {
+	left := time.Until(at)
+	if err := w.expire(at, left); err != nil {
+		return err
+	}
+	if !at.IsZero() && left <= 0 {
+		w.exchange.abort(errAborted)
+	}
+	return nil
+}
+
+// expire replaces the timer of the deadline, which is left away.
+func (w *writer) expire(at time.Time, left time.Duration) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.ended {
@@ -266,11 +288,7 @@ func (w *writer) SetWriteDeadline(at time.Time) error {
 		w.deadline.Stop()
 		w.deadline = nil
 	}
-	switch left := time.Until(at); {
-	case at.IsZero():
-	case left <= 0:
-		w.exchange.abort(errAborted)
-	default:
+	if !at.IsZero() && left > 0 {
 		w.deadline = time.AfterFunc(left, func() { w.exchange.abort(errAborted) })
 	}
 	return nil
