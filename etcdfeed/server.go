@@ -215,7 +215,8 @@ func isMarker(key, end string) bool {
 	return key == etcdsource.CompactionKey && (end == "" || end == key+"\x00")
 }
 
-// oldest returns the revision to which the offered store is compacted: the start of the log, or the compaction of etcd if that is newer.
+// oldest returns the oldest revision that is served: the start of the log, or the compaction of etcd if that is newer. See log.offered for the one
+// that is reported.
 func (a *attachment) oldest(st state) mirror.Revision {
 	return max(st.floor, min(a.mirror.CompactRevision(), st.end))
 }

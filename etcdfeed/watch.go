@@ -303,11 +303,12 @@ func (w *watchStream) first(ctx context.Context, x *watch) error {
 	return nil
 }
 
-// compacted cancels a watch whose start the log does not have. For the compaction key, only a compaction of etcd is reported: the log of that key
+// compacted cancels a watch whose start the log does not have. It reports a revision above the floor, which a client can still read when the floor has
+// moved. For the compaction key, only a compaction of etcd is reported: the log of that key
 // begins with this process.
 func (w *watchStream) compacted(x *watch, st state) error {
 	w.s.stats.canceled.Add(1)
-	oldest := w.a.oldest(st)
+	oldest := max(w.a.oldest(st), x.log.offered())
 	if x.log == w.a.markers {
 		oldest = w.a.mirror.CompactRevision()
 	} else if oldest < x.from { // it began at the floor, whose events the log lacks
