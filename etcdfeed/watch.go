@@ -162,7 +162,7 @@ func (w *watchStream) create(r *pb.WatchCreateRequest) error {
 	if x.from = r.StartRevision; x.from <= 0 {
 		x.from = st.end + 1
 	}
-	x.pos = x.from - 1
+	x.pos = max(x.from-1, 1) // the first revision of etcd, 1, has no event
 	refusal := ""
 	switch {
 	case !marker && !w.a.serves(x.start, x.end):
@@ -303,19 +303,17 @@ func (w *watchStream) first(ctx context.Context, x *watch) error {
 	return nil
 }
 
-// compacted cancels a watch whose start the log does not have. It reports a revision above the floor, which a client can still read when the floor has
-// moved. For the compaction key, only a compaction of etcd is reported: the log of that key
-// begins with this process.
+// compacted cancels a watch whose next revision the log does not have. It reports a revision above that one, since the client could resume at it
+// otherwise, and above the floor, so that the client can still read it when the floor has moved. For the compaction key, only a compaction of etcd is
+// reported: the log of that key begins with this process.
 func (w *watchStream) compacted(x *watch, st state) error {
 	w.s.stats.canceled.Add(1)
-	oldest := max(w.a.oldest(st), x.log.offered())
+	next := x.pos + 1
+	oldest := max(w.a.oldest(st), x.log.offered(), next+1)
 	if x.log == w.a.markers {
-		oldest = w.a.mirror.CompactRevision()
-	} else if oldest < x.from { // it began at the floor, whose events the log lacks
-		oldest = x.from + 1
-	}
-	if x.pos+1 >= oldest {
-		return w.remove(x.id, &pb.WatchResponse{CancelReason: "the feed of the replica does not have this revision; begin at a newer one"})
+		if oldest = w.a.mirror.CompactRevision(); oldest <= next {
+			return w.remove(x.id, &pb.WatchResponse{CancelReason: "the feed of the replica does not have this revision; begin at a newer one"})
+		}
 	}
 	return w.remove(x.id, &pb.WatchResponse{CompactRevision: oldest, CancelReason: rpctypes.ErrorDesc(rpctypes.ErrGRPCCompacted)})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -24,6 +25,56 @@ func compactRevision(t *testing.T, client *clientv3.Client, prefix string, from 
 		t.Fatalf("watch from %d ended (%v), want events, or that it is compacted", from, err)
 	}
 	return resp.CompactRevision
+}
+
+// TestFeedServer_WatchBelowLog_IsCompactedAboveItsStart: a watch that begins at the floor of the log, or below, is canceled with a compacted revision above its start, so that its
+// client relists; all watches from above the floor are served. The log is full, or has room because it has just dropped a large event.
+func TestFeedServer_WatchBelowLog_IsCompactedAboveItsStart(t *testing.T) {
+	etcd, prefix := open(t)
+	for name, large := range map[string]bool{"full": false, "room": true} {
+		t.Run(name, func(t *testing.T) {
+			start := put(t, etcd, prefix+"key", "value")
+			f := serveFeed(t, etcd, prefix, etcdfeed.Options{LogBytes: 10_000})
+			for i := range 100 {
+				put(t, etcd, fmt.Sprintf("%smore/%d", prefix, i%10), "value")
+			}
+			if large {
+				put(t, etcd, prefix+"key", strings.Repeat("x", 6000))
+				for i := range 18 {
+					put(t, etcd, fmt.Sprintf("%smore/%d", prefix, i%10), "value")
+				}
+			}
+			newest := catchUp(t, f.mirror)
+			client := connect(t, f.socket)
+			served := int64(0)
+			for from := newest; from >= start; from-- {
+				oldest := compactRevision(t, client, prefix, from)
+				switch {
+				case oldest == 0 && from < newest-served:
+					t.Fatalf("a watch from %d is served, and one from above is not", from)
+				case oldest == 0:
+					served++
+				case oldest <= from:
+					t.Fatalf("a watch from %d is compacted to %d, want a revision above its start", from, oldest)
+				}
+			}
+			if served < 10 || served > 40 {
+				t.Errorf("watches from %d revisions are served, want about 30, or 18 after the large event", served)
+			}
+		})
+	}
+}
+
+// TestFeedServer_WatchFromFirstRevision_IsServed: a log that begins at the first revision of etcd, which has no event, has all events from there.
+func TestFeedServer_WatchFromFirstRevision_IsServed(t *testing.T) {
+	e := newEtcd(t)
+	e.run(t)
+	etcd := connect(t, e.socket())
+	const prefix = "/registry/"
+	f := serveFeed(t, etcd, prefix, etcdfeed.Options{})
+	newest := put(t, etcd, prefix+"key", "value")
+	live := connect(t, f.socket).Watch(contextFor(t), prefix, clientv3.WithPrefix(), clientv3.WithRev(1))
+	sameEvents(t, live, etcd, prefix, 1, newest)
 }
 
 // busySource is a source whose store is written to after each part of a restore.
