@@ -175,7 +175,7 @@ func (s *Server) refuse(request string) error {
 func (s *Server) current() (*attachment, error) {
 	a := s.attached.Load()
 	if a == nil || a.mirror.PublishedRevision() == 0 {
-		return nil, status.Error(codes.Unavailable, "the replica is loading, and cannot feed others yet; retry")
+		return nil, errNotBegun
 	}
 	return a, nil
 }

@@ -31,8 +31,13 @@ const (
 	maxWatches = 100
 )
 
-// errRestarted ends a stream whose log began another run. The client resumes it.
-var errRestarted = status.Error(codes.Unavailable, "the feed of the replica restarted; resume")
+var (
+	// errRestarted ends a stream whose log began another run. The client must not resume it without a check of the revision and the cluster, which may be
+	// those of a restored etcd, so the code is one after which clientv3 returns the error to the caller of the watch.
+	errRestarted = status.Error(codes.Aborted, "the feed of the replica restarted; verify the revision of etcd, then resume")
+	// errNotBegun refuses a request while there is no state, or no run of the log, that it needs. The client retries it.
+	errNotBegun = status.Error(codes.Unavailable, "the replica is loading, and cannot feed others yet; retry")
+)
 
 // watchStream is one Watch call: several watches, whose responses are sent under one lock.
 type watchStream struct {
@@ -194,7 +199,7 @@ func (w *watchStream) create(r *pb.WatchCreateRequest) error {
 	case r.PrevKv || len(r.Filters) > 0:
 		refusal = "the feed of a replica serves no watches with previous values or filters; send the request to etcd"
 	case st.run == 0:
-		return errRestarted // the client retries
+		return errNotBegun
 	}
 	ctx, cancel := context.WithCancel(w.ctx)
 	x.cancel = cancel
