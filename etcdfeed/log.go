@@ -15,7 +15,7 @@ import (
 const (
 	// eventOverhead is the estimated memory of an event in addition to its key and value: the messages of protobuf. A guess.
 	eventOverhead = 250
-	// announcedHistory bounds the wait for the start of a restore of history after a list, and historyTimeout that for its end: a
+	// announcedHistory bounds the wait for the next step of a restore of history, after a list and after each step, and historyTimeout that for the end of a step: a
 	// mirror restores for a minute at most.
 	announcedHistory = 5 * time.Second
 	historyTimeout   = 70 * time.Second
@@ -149,12 +149,12 @@ func (l *log) trimLocked() {
 	l.events = l.events[drop:]
 }
 
-// expectHistory extends the wait for history that is being read.
-func (l *log) expectHistory() {
+// expectHistory sets the wait for history. It has no effect if none is awaited.
+func (l *log) expectHistory(within time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.awaiting.IsZero() {
-		l.awaiting = time.Now().Add(historyTimeout)
+		l.awaiting = time.Now().Add(within)
 	}
 }
 
