@@ -202,7 +202,7 @@ func (s *Server) MemberList(context.Context, *pb.MemberListRequest) (*pb.MemberL
 	if err != nil {
 		return nil, err
 	}
-	return &pb.MemberListResponse{Header: s.header(a, a.mirror.PublishedRevision()), Members: []*pb.Member{{ID: s.member, Name: "strata-feed"}}}, nil
+	return &pb.MemberListResponse{Header: s.header(a, a.mirror.PublishedRevision()), Members: []*pb.Member{{ID: s.member, Name: etcdsource.FeedMember}}}, nil
 }
 
 // serves reports whether a range is inside the prefix.
