@@ -36,8 +36,9 @@ type log struct {
 	end      mirror.Revision
 	events   []*mvccpb.Event
 	bytes    int64
-	changed  chan struct{} // closed at the next change
-	awaiting time.Time     // until when history below floor may arrive; zero: none will
+	changed  chan struct{}   // closed at the next change
+	awaiting time.Time       // until when history below floor may arrive; zero: none will
+	reach    mirror.Revision // the history that may arrive is not of events up to here
 	since    mirror.Revision
 }
 
@@ -49,9 +50,12 @@ type state struct {
 	run        int64
 	floor, end mirror.Revision
 	bytes      int64
-	restoring  bool          // history below floor may arrive
-	changed    chan struct{} // closed at the next change of the log
+	awaited    mirror.Revision // all events after it, up to floor, may arrive; floor if none will
+	changed    chan struct{}   // closed at the next change of the log
 }
+
+// restoring reports whether history below floor may arrive.
+func (s state) restoring() bool { return s.awaited < s.floor }
 
 func (l *log) state() state {
 	l.mu.Lock()
@@ -61,8 +65,11 @@ func (l *log) state() state {
 
 // stateLocked is state for a caller that holds mu.
 func (l *log) stateLocked() state {
-	return state{cluster: l.cluster, run: l.run, floor: l.floor, end: l.end, bytes: l.bytes, changed: l.changed,
-		restoring: !l.awaiting.IsZero() && time.Now().Before(l.awaiting)}
+	s := state{cluster: l.cluster, run: l.run, floor: l.floor, awaited: l.floor, end: l.end, bytes: l.bytes, changed: l.changed}
+	if !l.awaiting.IsZero() && time.Now().Before(l.awaiting) {
+		s.awaited = min(l.reach, l.floor)
+	}
+	return s
 }
 
 // wakeLocked wakes the readers. The caller holds mu.
@@ -77,7 +84,7 @@ func (l *log) begin(after driver.Header, history bool) {
 	defer l.mu.Unlock()
 	l.cluster, l.floor, l.end, l.since = after.ClusterID, after.Revision, after.Revision, after.Revision
 	l.run++
-	l.events, l.bytes, l.awaiting = nil, 0, time.Time{}
+	l.events, l.bytes, l.awaiting, l.reach = nil, 0, time.Time{}, 0
 	if history {
 		l.awaiting = time.Now().Add(announcedHistory)
 	}
@@ -149,12 +156,17 @@ func (l *log) trimLocked() {
 	l.events = l.events[drop:]
 }
 
-// expectHistory sets the wait for history. It has no effect if none is awaited.
-func (l *log) expectHistory(within time.Duration) {
+// expectHistory sets the wait for history, which has no events up to the revision reach. It has no effect if none is awaited.
+func (l *log) expectHistory(within time.Duration, reach mirror.Revision) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.awaiting.IsZero() {
-		l.awaiting = time.Now().Add(within)
+	if l.awaiting.IsZero() {
+		return
+	}
+	l.awaiting = time.Now().Add(within)
+	if reach > l.reach {
+		l.reach = reach
+		l.wakeLocked()
 	}
 }
 

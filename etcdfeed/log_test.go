@@ -61,7 +61,7 @@ func TestLog_RandomSteps_EqualsSliceWithFloor(t *testing.T) {
 					all[rev]++
 				}
 				l.join(floor, driver.Header{ClusterID: 1, Revision: start}, events)
-				if l.state().restoring {
+				if l.state().restoring() {
 					t.Fatal("history is awaited after it was joined")
 				}
 			},
@@ -122,7 +122,7 @@ func TestLog_OtherHistory_BeginsAnotherRun(t *testing.T) {
 			before := l.state()
 			l.resume(after)
 			st := l.state()
-			if st.run == before.run || st.floor != after.Revision || st.end != after.Revision || st.bytes != 0 || st.restoring {
+			if st.run == before.run || st.floor != after.Revision || st.end != after.Revision || st.bytes != 0 || st.restoring() {
 				t.Errorf("state %+v after %+v", st, after)
 			}
 			select {

@@ -48,11 +48,13 @@ func (t *tap) Oldest(ctx context.Context, prefix string, now driver.Header, boun
 	if prefix != t.prefix {
 		return t.Source.Oldest(ctx, prefix, now, bounds)
 	}
-	t.log.expectHistory(historyTimeout)
+	t.log.expectHistory(historyTimeout, now.Revision-bounds.Revisions)
 	oldest, err := t.Source.Oldest(ctx, prefix, now, bounds)
 	switch {
-	case errors.Is(err, mirror.ErrCompacted), err == nil && oldest < now.Revision:
-		t.log.expectHistory(announcedHistory) // the mirror reads it, or repeats the attempt
+	case errors.Is(err, mirror.ErrCompacted):
+		t.log.expectHistory(announcedHistory, 0) // the mirror repeats the attempt
+	case err == nil && oldest < now.Revision:
+		t.log.expectHistory(announcedHistory, oldest)
 	default:
 		t.log.join(now.Revision, now, nil)
 	}
@@ -64,7 +66,7 @@ func (t *tap) Replay(ctx context.Context, prefix string, after driver.Header, th
 	if prefix != t.prefix {
 		return t.Source.Replay(ctx, prefix, after, through, deliver)
 	}
-	t.log.expectHistory(historyTimeout)
+	t.log.expectHistory(historyTimeout, after.Revision)
 	past := newLog(t.log.maxBytes)
 	past.begin(after, false)
 	err := t.Source.Replay(ctx, prefix, after, through, func(b driver.Batch) error {
@@ -78,7 +80,7 @@ func (t *tap) Replay(ctx context.Context, prefix string, after driver.Header, th
 	case err == nil:
 		t.log.join(past.floor, now, past.events)
 	case errors.Is(err, mirror.ErrCompacted): // the mirror repeats the attempt
-		t.log.expectHistory(announcedHistory)
+		t.log.expectHistory(announcedHistory, 0)
 	default:
 		t.log.join(through, now, nil)
 	}

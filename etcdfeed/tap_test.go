@@ -74,11 +74,11 @@ func TestTap_CompactionOvertakesRestore_NextAttemptIsJoined(t *testing.T) {
 				if !errors.Is(err, mirror.ErrCompacted) {
 					break
 				}
-				if st := tap.log.state(); !st.restoring {
+				if st := tap.log.state(); !st.restoring() {
 					t.Fatal("history is not awaited though the read is repeated")
 				}
 				var oldest mirror.Revision
-				if oldest, err = tap.Oldest(ctx, "/", now, driver.ReplayBounds{}); err == nil {
+				if oldest, err = tap.Oldest(ctx, "/", now, driver.ReplayBounds{Revisions: 100}); err == nil {
 					err = tap.Replay(ctx, "/", driver.Header{ClusterID: 1, Revision: oldest}, now.Revision, func(driver.Batch) error { return nil })
 				}
 			}
@@ -86,8 +86,8 @@ func TestTap_CompactionOvertakesRestore_NextAttemptIsJoined(t *testing.T) {
 			if tt.restored {
 				floor = 1
 			}
-			if st := tap.log.state(); st.floor != floor || st.restoring || (err == nil) != tt.restored {
-				t.Errorf("floor %d, restoring %t (%v); want floor %d", st.floor, st.restoring, err, floor)
+			if st := tap.log.state(); st.floor != floor || st.restoring() || (err == nil) != tt.restored {
+				t.Errorf("floor %d, restoring %t (%v); want floor %d", st.floor, st.restoring(), err, floor)
 			}
 		})
 	}

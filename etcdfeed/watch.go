@@ -268,7 +268,7 @@ func (w *watchStream) run(ctx context.Context, x *watch) error {
 		switch {
 		case st.run != x.run:
 			return errRestarted
-		case !whole && st.restoring:
+		case !whole && x.pos >= st.awaited:
 			// Wait for the restored history.
 		case !whole:
 			return w.compacted(x, st)
@@ -307,7 +307,7 @@ func (w *watchStream) run(ctx context.Context, x *watch) error {
 // key at that revision, as in an etcd that is compacted to it.
 func (w *watchStream) first(ctx context.Context, x *watch) error {
 	st := x.log.state()
-	if x.pos != st.floor-1 || x.end != "" || x.all || st.restoring {
+	if x.pos != st.floor-1 || x.end != "" || x.all || st.restoring() {
 		return nil
 	}
 	v, err := w.a.mirror.View(ctx, st.floor)
@@ -331,16 +331,21 @@ func (w *watchStream) first(ctx context.Context, x *watch) error {
 }
 
 // compacted cancels a watch whose next revision the log does not have. It reports a revision above that one, since the client could resume at it
-// otherwise, and above the floor, so that the client can still read it when the floor has moved. For the compaction key, only a compaction of etcd is
-// reported: the log of that key begins with this process.
+// otherwise, and above the floor, so that the client can still read it when the floor has moved. While history is awaited, it reports the start of that. For the
+// compaction key, only a compaction of etcd is reported: the log of that key begins with this process.
 func (w *watchStream) compacted(x *watch, st state) error {
 	w.s.stats.canceled.Add(1)
 	next := x.pos + 1
-	oldest := max(w.a.oldest(st), x.log.offered(), next+1)
-	if x.log == w.a.markers {
+	oldest := max(min(w.a.mirror.CompactRevision(), st.end), next+1)
+	switch {
+	case x.log == w.a.markers:
 		if oldest = w.a.mirror.CompactRevision(); oldest <= next {
 			return w.remove(x.id, &pb.WatchResponse{CancelReason: "the feed of the replica does not have this revision; begin at a newer one"})
 		}
+	case st.restoring():
+		oldest = max(oldest, st.awaited)
+	default:
+		oldest = max(oldest, x.log.offered())
 	}
 	return w.remove(x.id, &pb.WatchResponse{CompactRevision: oldest, CancelReason: rpctypes.ErrorDesc(rpctypes.ErrGRPCCompacted)})
 }

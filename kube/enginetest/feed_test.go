@@ -24,6 +24,7 @@ import (
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/etcdsource/contracttest"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // served is a feed that serves a mirror of a prefix on a unix socket.
@@ -33,12 +34,16 @@ type served struct {
 	socket string
 }
 
-// serveFeed mirrors the prefix of an etcd and serves the mirror until the test ends.
-func serveFeed(t testing.TB, etcd *clientv3.Client, prefix string, opts etcdfeed.Options) *served {
+// serveFeed mirrors the prefix of an etcd and serves the mirror until the test ends. wrap may change the source of the mirror.
+func serveFeed(t testing.TB, etcd *clientv3.Client, prefix string, opts etcdfeed.Options, wrap ...func(driver.Source) driver.Source) *served {
 	t.Helper()
 	opts.Logger = quiet()
 	f := &served{server: etcdfeed.New(opts), socket: filepath.Join(newEtcd(t).dir, "feed.sock")}
-	tap := f.server.Tap(etcdsource.New(etcd, "feed", prefix+"probe"), prefix)
+	var source driver.Source = etcdsource.New(etcd, "feed", prefix+"probe")
+	for _, wrap := range wrap {
+		source = wrap(source)
+	}
+	tap := f.server.Tap(source, prefix)
 	f.mirror = newMirror(t, etcd, prefix, func(o *mirror.Options) {
 		o.Source = tap.Source()
 		o.UnclaimedBytes = 200 // of most keys without a claim only the revision is in memory
