@@ -180,7 +180,8 @@ func (s *Server) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, er
 func (s *Server) readAll(ctx context.Context, a *attachment, ops []*pb.RequestOp) (*pb.TxnResponse, error) {
 	first := ops[0].GetRequestRange()
 	for _, op := range ops {
-		if r := op.GetRequestRange(); r == nil || r.Revision == 0 || r.Revision != first.GetRevision() || isMarker(string(r.Key), string(r.RangeEnd)) {
+		r := op.GetRequestRange()
+		if r == nil || r.Revision == 0 || r.Revision != first.GetRevision() || isMarker(string(r.Key), string(r.RangeEnd)) || !inOrder(r) {
 			return nil, errNotInMemory
 		}
 	}
@@ -243,6 +244,12 @@ func (s *Server) admit(r *pb.RangeRequest) (*attachment, error) {
 	return a, nil
 }
 
+// inOrder reports whether the answer to a range is all of its keys in ascending order, which is that of memory.
+func inOrder(r *pb.RangeRequest) bool {
+	return r.SortTarget == pb.RangeRequest_KEY && r.SortOrder != pb.RangeRequest_DESCEND &&
+		r.MinModRevision|r.MaxModRevision|r.MinCreateRevision|r.MaxCreateRevision == 0
+}
+
 // view returns memory at the revision of a range, after a linearizable read of etcd's revision if the range demands one. Errors: those
 // of etcd; Unavailable if etcd or memory do not answer in time; errNotInMemory.
 func (s *Server) view(ctx context.Context, a *attachment, r *pb.RangeRequest) (mirror.View, error) {
@@ -250,8 +257,7 @@ func (s *Server) view(ctx context.Context, a *attachment, r *pb.RangeRequest) (m
 	if rev > 0 && rev < a.oldest(a.events.state()) {
 		return mirror.View{}, rpctypes.ErrGRPCCompacted
 	}
-	if r.SortTarget != pb.RangeRequest_KEY || r.SortOrder == pb.RangeRequest_DESCEND ||
-		r.MinModRevision|r.MaxModRevision|r.MinCreateRevision|r.MaxCreateRevision != 0 {
+	if !inOrder(r) {
 		return mirror.View{}, errNotInMemory
 	}
 	target := rev
