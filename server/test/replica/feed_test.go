@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
@@ -26,19 +25,20 @@ type chain struct {
 }
 
 // newChain starts the servers.
-func newChain(t *testing.T) *chain {
-	t.Helper()
-	e := harness.New(t)
+func newChain(t *testing.T) *chain { return newChainIn(harness.New(t)) }
+
+// newChainIn is newChain in an environment, with additional flags for all servers.
+func newChainIn(e *harness.Env, flags ...string) *chain {
 	c := &chain{env: e, etcd: e.Etcd(), front: e.FrontProxy(), feed: e.Feed()}
-	c.primary = e.APIServer(c.etcd, c.front.TrustFlags()...)
-	c.upper = e.Replica(c.etcd, c.front, []*harness.Server{c.primary}, c.feed.Flags()...)
-	c.lower = c.replica()
+	c.primary = e.APIServer(c.etcd, append(c.front.TrustFlags(), flags...)...)
+	c.upper = e.Replica(c.etcd, c.front, []*harness.Server{c.primary}, append(c.feed.Flags(), flags...)...)
+	c.lower = c.replica(flags...)
 	return c
 }
 
 // replica starts a replica that reads from the feed.
-func (c *chain) replica() *harness.Server {
-	return c.env.Replica(c.feed.Etcd(), c.front, []*harness.Server{c.primary})
+func (c *chain) replica(flags ...string) *harness.Server {
+	return c.env.Replica(c.feed.Etcd(), c.front, []*harness.Server{c.primary}, flags...)
 }
 
 // TestReplica_OfReplica_IsFresh: a read at a replica of a replica, consistent or by a watch, sees every write before it, and more such replicas add no watches of etcd.
@@ -169,11 +169,20 @@ func TestReplica_OfReplica_FeedIsGuarded(t *testing.T) {
 	if len(resp.Kvs) > 0 {
 		t.Error("the write through the feed was made")
 	}
-	stranger := c.env.Authority().Issue("replica")
-	short, cancel := context.WithTimeout(ctx, 3*time.Second)
-	defer cancel()
-	if _, err := c.feed.EtcdWith(stranger).Client().Get(short, "/registry/secrets/", clientv3.WithPrefix()); err == nil {
-		t.Error("a client with a certificate of another authority read the feed")
+	if err := c.feed.Handshake(ctx, c.feed.Client()); err != nil {
+		t.Errorf("a client with a certificate of the feed's authority: %v", err)
+	}
+	for name, refused := range map[string]struct {
+		certificates []harness.Certificate
+		alert        string
+	}{
+		"none":              {nil, "certificate required"},
+		"another authority": {[]harness.Certificate{c.env.Authority().Issue("replica")}, "unknown certificate authority"},
+	} {
+		err := c.feed.Handshake(ctx, refused.certificates...)
+		if err == nil || !strings.Contains(err.Error(), "remote error: tls: "+refused.alert) {
+			t.Errorf("a client with a certificate of %s: %v, want the alert %q", name, err, refused.alert)
+		}
 	}
 	for _, flags := range [][]string{c.feed.Flags()[:1], c.feed.Flags()[1:]} {
 		refused := c.env.StartReplica(c.etcd, c.front, []*harness.Server{c.primary}, flags...)
@@ -182,6 +191,49 @@ func TestReplica_OfReplica_FeedIsGuarded(t *testing.T) {
 		if code == 0 || !strings.Contains(refused.Output(), "need each other") {
 			t.Errorf("with %v alone: exit code %d:\n%s", flags, code, refused.Tail())
 		}
+	}
+}
+
+// TestReplica_OfReplica_EncryptionAtRest_PassesValuesAsStored: a feed sends the encrypted values of etcd, and a replica below, which has the keys, decrypts those that it lists, watches
+// and reads one by one.
+func TestReplica_OfReplica_EncryptionAtRest_PassesValuesAsStored(t *testing.T) {
+	t.Parallel()
+	ctx := harness.Context(t, testTimeout)
+	e := harness.New(t)
+	config := `{"apiVersion": "apiserver.config.k8s.io/v1", "kind": "EncryptionConfiguration", "resources": [{"resources": ["secrets"], "providers": [{"aescbc": {"keys": [
+		{"name": "key1", "secret": "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="}]}}]}]}`
+	c := newChainIn(e, "--encryption-provider-config="+e.WriteFile("encryption.json", []byte(config)))
+	const path = "/api/v1/namespaces/default/secrets"
+	lower := c.lower.API()
+	before, err := lower.List(ctx, path, "")
+	harness.Check(t, err)
+	watch, refused, err := lower.Watch(ctx, path, "resourceVersion="+before.Metadata.ResourceVersion)
+	harness.Check(t, err)
+	if refused != nil {
+		t.Fatal(refused.Err())
+	}
+	defer watch.Close()
+	created, err := c.primary.API().Create(ctx, path, map[string]any{"metadata": map[string]any{"name": "sealed"}, "data": map[string]string{"key": "cGxhaW50ZXh0"}})
+	harness.Check(t, err)
+	event, err := watch.Next(ctx)
+	harness.Check(t, err)
+	if event.Type != "ADDED" || event.Object.Metadata.ResourceVersion != created.Metadata.ResourceVersion {
+		t.Errorf("event %s of %s (%s), want ADDED of the secret", event.Type, event.Object.Metadata.Name, event.Status.Message)
+	}
+	for _, query := range []string{path + "/sealed", path} {
+		r, err := lower.Do(ctx, http.MethodGet, query, "", nil)
+		harness.Check(t, err)
+		if r.Code != http.StatusOK || !strings.Contains(string(r.Body), `"cGxhaW50ZXh0"`) {
+			t.Errorf("%s: %d %.300s, want the decrypted value", query, r.Code, r.Body)
+		}
+	}
+	const key = "/registry/secrets/default/sealed"
+	fed, err := c.feed.Etcd().Client().Get(ctx, key)
+	harness.Check(t, err)
+	stored, err := c.etcd.Client().Get(ctx, key)
+	harness.Check(t, err)
+	if len(fed.Kvs) != 1 || len(stored.Kvs) != 1 || string(fed.Kvs[0].Value) != string(stored.Kvs[0].Value) || !strings.HasPrefix(string(fed.Kvs[0].Value), "k8s:enc:aescbc:v1:key1:") {
+		t.Errorf("the feed has %.60q, etcd %.60q, want the same encrypted value", fed.Kvs, stored.Kvs)
 	}
 }
 
