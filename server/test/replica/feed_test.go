@@ -81,7 +81,7 @@ func TestReplica_OfReplica_IsFresh(t *testing.T) {
 		t.Errorf("etcd has %v watch streams and %v watches with three replicas below, %v and %v with one", s, w, beforeStreams, beforeWatches)
 	}
 	upper := c.upper.API()
-	for metric, least := range map[string]float64{"strata_replica_feed_watches": 6, "strata_replica_feed_events_total": 150, "strata_replica_feed_event_bytes_total": 150,
+	for metric, least := range map[string]float64{"strata_replica_feed_watches": 3, "strata_replica_feed_events_total": 150, "strata_replica_feed_event_bytes_total": 150,
 		"strata_replica_feed_requests_total": 1, "strata_replica_feed_log_bytes": 1} {
 		n, err := upper.Sum(ctx, metric)
 		harness.Check(t, err)
