@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
@@ -234,6 +236,49 @@ func TestReplica_OfReplica_EncryptionAtRest_PassesValuesAsStored(t *testing.T) {
 	harness.Check(t, err)
 	if len(fed.Kvs) != 1 || len(stored.Kvs) != 1 || string(fed.Kvs[0].Value) != string(stored.Kvs[0].Value) || !strings.HasPrefix(string(fed.Kvs[0].Value), "k8s:enc:aescbc:v1:key1:") {
 		t.Errorf("the feed has %.60q, etcd %.60q, want the same encrypted value", fed.Kvs, stored.Kvs)
+	}
+}
+
+// TestReplica_OfReplica_FullLogMoves_HistoryIsRestored: a replica that starts below one whose log is full has history, though writes move the floor of that log all the time.
+func TestReplica_OfReplica_FullLogMoves_HistoryIsRestored(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(harness.Context(t, testTimeout))
+	c := newChain(t)
+	etcd := c.etcd.Client()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	write := func(n, size int) error {
+		_, err := etcd.Put(ctx, fmt.Sprintf("/registry/load/%d", n%10), strings.Repeat("x", size))
+		return err
+	}
+	for n := range 700 {
+		harness.Check(t, write(n, 100<<10))
+	}
+	full := func(ctx context.Context) (bool, error) {
+		n, err := c.upper.API().Sum(ctx, "strata_replica_feed_log_bytes")
+		return n > 63<<20, fmt.Errorf("the log has %v bytes (%v)", n, err)
+	}
+	harness.Check(t, harness.Poll(ctx, full))
+	wg.Go(func() {
+		ticker := time.NewTicker(2 * time.Millisecond)
+		defer ticker.Stop()
+		for n := 0; ctx.Err() == nil; n++ {
+			<-ticker.C
+			if err := write(n, 10<<10); err != nil && ctx.Err() == nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	lower := c.replica()
+	failed := func() bool { return strings.Contains(lower.Output(), "History could not be restored") }
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		n, err := lower.API().Sum(ctx, "strata_mirror_replays_total")
+		return n > 0 || failed(), fmt.Errorf("%v restores (%v)", n, err)
+	}))
+	if failed() {
+		t.Error("a restore has failed")
 	}
 }
 
