@@ -255,8 +255,8 @@ func inOrder(r *pb.RangeRequest) bool {
 		r.MinModRevision|r.MaxModRevision|r.MinCreateRevision|r.MaxCreateRevision == 0
 }
 
-// view returns memory at the revision of a range, after a linearizable read of etcd's revision if the range demands one: all keys, or only that of the range.
-// Errors: those of etcd; Unavailable if etcd or memory do not answer in time; errNotInMemory.
+// view returns memory at the revision of a range, after a linearizable read of etcd's revision if the range demands one: all keys, or only that of
+// the range. Errors: those of etcd; Unavailable if etcd or memory do not answer in time; errNotInMemory.
 func (s *Server) view(ctx context.Context, a *attachment, r *pb.RangeRequest, oneKey bool) (mirror.View, error) {
 	m, rev := a.mirror, r.Revision
 	if rev > 0 && rev < a.oldest(a.events.state()) {

@@ -15,8 +15,8 @@ import (
 const (
 	// eventOverhead is the estimated memory of an event in addition to its key and value: the messages of protobuf. A guess.
 	eventOverhead = 250
-	// announcedHistory bounds the wait for the next step of a restore of history, after a list and after each step, and historyTimeout that for the end of a step: a
-	// mirror restores for a minute at most.
+	// announcedHistory bounds the wait for the next step of a restore of history, after a list and after each step, and historyTimeout that for the
+	// end of a step: a mirror restores for a minute at most.
 	announcedHistory = 5 * time.Second
 	historyTimeout   = 70 * time.Second
 	// offeredPart is the part of a full log, one in so many, that is served and not offered: while a client restores history from the offered

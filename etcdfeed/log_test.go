@@ -17,8 +17,8 @@ func change(rev mirror.Revision, key string) driver.Change {
 	return driver.Change{KV: driver.KV{Key: []byte(key), Value: []byte("value"), ModRevision: rev, CreateRevision: rev, Version: 1}}
 }
 
-// TestLog_RandomSteps_EqualsSliceWithFloor: after appends, repeated batches, joined history and trimming, a read from each revision returns exactly the later
-// events, in whole revisions, or reports that it is below the floor.
+// TestLog_RandomSteps_EqualsSliceWithFloor: after appends, repeated batches, joined history and trimming, a read from each revision returns exactly
+// the later events, in whole revisions, or reports that it is below the floor.
 func TestLog_RandomSteps_EqualsSliceWithFloor(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const start = 100
@@ -138,8 +138,8 @@ func TestLog_OtherHistory_BeginsAnotherRun(t *testing.T) {
 	}
 }
 
-// TestLog_NearlyFull_OffersRevisionThatRemains: the offered revision is the floor while there is room, and otherwise so far above it that it remains above the floor while a quarter of
-// the log is written.
+// TestLog_NearlyFull_OffersRevisionThatRemains: the offered revision is the floor while there is room, and otherwise so far above it that it remains
+// above the floor while a quarter of the log is written.
 func TestLog_NearlyFull_OffersRevisionThatRemains(t *testing.T) {
 	l := newLog(100_000)
 	l.begin(driver.Header{ClusterID: 1, Revision: 10}, false)

@@ -136,8 +136,8 @@ func signal(ch chan struct{}) {
 	}
 }
 
-// send sends responses with no other response between them. Their header has the revision, or that of an earlier header if it is higher, because revisions of
-// a stream do not decrease. The client uses the revision of progress only, see sendProgress.
+// send sends responses with no other response between them. Their header has the revision, or that of an earlier header if it is higher, because
+// revisions of a stream do not decrease. The client uses the revision of progress only, see sendProgress.
 func (w *watchStream) send(rev mirror.Revision, responses ...*pb.WatchResponse) error {
 	w.sending.Lock()
 	defer w.sending.Unlock()
@@ -159,7 +159,8 @@ func (w *watchStream) sendLocked(rev mirror.Revision, responses ...*pb.WatchResp
 	return nil
 }
 
-// sendProgress reports that all events up to the revision of one watch were sent. A client resumes after that revision, so nothing is sent if the stream has passed it.
+// sendProgress reports that all events up to the revision of one watch were sent. A client resumes after that revision, so nothing is sent if the
+// stream has passed it.
 func (w *watchStream) sendProgress(id int64, rev mirror.Revision) (sent bool, err error) {
 	w.sending.Lock()
 	defer w.sending.Unlock()
@@ -331,8 +332,8 @@ func (w *watchStream) first(ctx context.Context, x *watch) error {
 }
 
 // compacted cancels a watch whose next revision the log does not have. It reports a revision above that one, since the client could resume at it
-// otherwise, and above the floor, so that the client can still read it when the floor has moved. While history is awaited, it reports the start of that. For the
-// compaction key, only a compaction of etcd is reported: the log of that key begins with this process.
+// otherwise, and above the floor, so that the client can still read it when the floor has moved. While history is awaited, it reports the start of
+// that. For the compaction key, only a compaction of etcd is reported: the log of that key begins with this process.
 func (w *watchStream) compacted(x *watch, st state) error {
 	w.s.stats.canceled.Add(1)
 	next := x.pos + 1
@@ -360,8 +361,8 @@ func (w *watchStream) advance(x *watch, rev mirror.Revision) {
 	}
 }
 
-// sendEvents sends events of whole revisions, after which all events of the watch up to the revision through were sent, in fragments if they are large and the client
-// accepts them.
+// sendEvents sends events of whole revisions, after which all events of the watch up to the revision through were sent, in fragments if they are
+// large and the client accepts them.
 func (w *watchStream) sendEvents(x *watch, events []*mvccpb.Event, through mirror.Revision) error {
 	var responses []*pb.WatchResponse
 	bytes := int64(0)
@@ -436,8 +437,9 @@ func (w *watchStream) answer(rev mirror.Revision) error {
 	}
 }
 
-// tryAnswer reports progress of all watches at the lowest of their positions, which may be above the revision by now. Between the reading of the positions and the
-// answer no event is sent. The answer is for all watches, so none of them may have got an event above it. done is false while a watch is behind.
+// tryAnswer reports progress of all watches at the lowest of their positions, which may be above the revision by now. Between the reading of the
+// positions and the answer no event is sent. The answer is for all watches, so none of them may have got an event above it. done is false while a
+// watch is behind.
 func (w *watchStream) tryAnswer(rev mirror.Revision) (done bool, err error) {
 	w.sending.Lock()
 	defer w.sending.Unlock()

@@ -147,8 +147,8 @@ func (p *sampler) oldestRevision(ctx context.Context) (mirror.Revision, error) {
 	return 0, err
 }
 
-// ofFeed reports whether the member is a feed, which reads history from memory and blocks no writer. Samples of history that it is restoring itself would take
-// longer than probeWait.
+// ofFeed reports whether the member is a feed, which reads history from memory and blocks no writer. Samples of history that it is restoring itself
+// would take longer than probeWait.
 func (p *sampler) ofFeed(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, probeWait)
 	defer cancel()

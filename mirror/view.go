@@ -57,10 +57,9 @@ func (c *captured) part(rev Revision) viewPart {
 	return p
 }
 
-// View returns the state of all keys at rev, or at the published revision if rev is 0. Parts that memory does not have at that
-// revision, such as resources that are loading or are not cached, are excluded from the view: see Covers. Cost is a command of the writer, O(resources), and
-// for an older revision that of Resource.At for each resource. Errors: ErrFutureRevision, ErrNotReady before the first list, ErrClosed,
-// ctx's error.
+// View returns the state of all keys at rev, or at the published revision if rev is 0. Parts that memory does not have at that revision, such as
+// resources that are loading or are not cached, are excluded from the view: see Covers. Cost is a command of the writer, O(resources), and for an
+// older revision that of Resource.At for each resource. Errors: ErrFutureRevision, ErrNotReady before the first list, ErrClosed, ctx's error.
 func (m *Mirror) View(ctx context.Context, rev Revision) (View, error) {
 	v, parts, err := m.captureAll(ctx, rev, func(w *writer) []captured {
 		all := make([]captured, 0, len(w.tables))
@@ -79,8 +78,8 @@ func (m *Mirror) View(ctx context.Context, rev Revision) (View, error) {
 	return v, nil
 }
 
-// ViewKey returns View of one key, which is below the prefix of the mirror: Covers is false for all other ranges. Cost is a command of the writer and, for an
-// older revision, that of Resource.At for one resource. Errors: those of View.
+// ViewKey returns View of one key, which is below the prefix of the mirror: Covers is false for all other ranges. Cost is a command of the writer
+// and, for an older revision, that of Resource.At for one resource. Errors: those of View.
 func (m *Mirror) ViewKey(ctx context.Context, key string, rev Revision) (View, error) {
 	v, parts, err := m.captureAll(ctx, rev, func(w *writer) []captured { return []captured{w.route(key).capture()} })
 	if err != nil {

@@ -43,8 +43,8 @@ func viewed(v mirror.View, start, end string) (text string) {
 	return text
 }
 
-// TestMirror_ViewKey_EqualsViewOfKey: the view of a key has what the view of all keys has of it, now and in the past, for keys of resources, nested ones, ones that are not cached, and keys
-// without a claim. It covers no other range.
+// TestMirror_ViewKey_EqualsViewOfKey: the view of a key has what the view of all keys has of it, now and in the past, for keys of resources, nested
+// ones, ones that are not cached, and keys without a claim. It covers no other range.
 func TestMirror_ViewKey_EqualsViewOfKey(t *testing.T) {
 	ctx := t.Context()
 	store := memory.New()

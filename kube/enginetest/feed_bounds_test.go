@@ -27,8 +27,9 @@ func compactRevision(t *testing.T, client *clientv3.Client, prefix string, from 
 	return resp.CompactRevision
 }
 
-// TestFeedServer_WatchBelowLog_IsCompactedAboveItsStart: a watch that begins at the floor of the log, or below, is canceled with a compacted revision above its start, so that its
-// client relists; all watches from above the floor are served. The log is full, or has room because it has just dropped a large event.
+// TestFeedServer_WatchBelowLog_IsCompactedAboveItsStart: a watch that begins at the floor of the log, or below, is canceled with a compacted revision
+// above its start, so that its client relists; all watches from above the floor are served. The log is full, or has room because it has just dropped
+// a large event.
 func TestFeedServer_WatchBelowLog_IsCompactedAboveItsStart(t *testing.T) {
 	etcd, prefix := open(t)
 	for name, large := range map[string]bool{"full": false, "room": true} {
@@ -93,7 +94,8 @@ func (s busySource) Replay(ctx context.Context, prefix string, after driver.Head
 	return s.Source.Replay(ctx, prefix, after, through, deliver)
 }
 
-// TestFeedServer_WritesDuringRestoreBelow_HistoryIsRestored: a mirror of a feed whose log is full restores history, although each write moves the floor of the log.
+// TestFeedServer_WritesDuringRestoreBelow_HistoryIsRestored: a mirror of a feed whose log is full restores history, although each write moves the
+// floor of the log.
 func TestFeedServer_WritesDuringRestoreBelow_HistoryIsRestored(t *testing.T) {
 	etcd, prefix := open(t)
 	f := serveFeed(t, etcd, prefix, etcdfeed.Options{LogBytes: 10_000})

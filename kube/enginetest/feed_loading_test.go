@@ -48,8 +48,8 @@ func (s heldSource) Watch(ctx context.Context, prefix string, after driver.Heade
 	})
 }
 
-// TestFeedServer_RestoresHistory_MirrorBelowAwaitsIt: while a feed restores its history, a watch from before that is compacted at once, and a mirror below restores the
-// history when it has arrived.
+// TestFeedServer_RestoresHistory_MirrorBelowAwaitsIt: while a feed restores its history, a watch from before that is compacted at once, and a mirror
+// below restores the history when it has arrived.
 func TestFeedServer_RestoresHistory_MirrorBelowAwaitsIt(t *testing.T) {
 	_, etcd := newRunning(t)
 	const prefix = "/registry/"

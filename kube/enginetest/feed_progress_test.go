@@ -15,8 +15,8 @@ import (
 	"github.com/stratakube/strata/etcdfeed"
 )
 
-// TestFeedServer_ProgressDuringWrites_IsNotBelowEvents: on a stream whose progress is requested all the time, during writes, revisions of headers do not decrease, and progress is not
-// below events that were sent before it.
+// TestFeedServer_ProgressDuringWrites_IsNotBelowEvents: on a stream whose progress is requested all the time, during writes, revisions of headers do
+// not decrease, and progress is not below events that were sent before it.
 func TestFeedServer_ProgressDuringWrites_IsNotBelowEvents(t *testing.T) {
 	etcd, prefix := open(t)
 	f := serveFeed(t, etcd, prefix, etcdfeed.Options{})

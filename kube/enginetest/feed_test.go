@@ -246,8 +246,8 @@ func TestFeedServer_RandomWrites_RangesAndWatchesEqualEtcd(t *testing.T) {
 	}
 }
 
-// sameEvents compares the events of a watch up to a revision, which is that of its last event, with those of the same watch of etcd. Each revision must be in
-// one response.
+// sameEvents compares the events of a watch up to a revision, which is that of its last event, with those of the same watch of etcd. Each revision
+// must be in one response.
 func sameEvents(t *testing.T, responses clientv3.WatchChan, etcd *clientv3.Client, key string, from, through int64) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(contextFor(t))
@@ -321,8 +321,8 @@ func TestFeedServer_RequestsOutsideContract_AreRefused(t *testing.T) {
 	sameRange(t, client, etcd, prefix, clientv3.WithPrefix())
 }
 
-// TestFeedServer_LogShorterThanHistory_CancelsWatchAsCompacted: a watch from before the log gets the revision from which it can continue, and a mirror of the feed restores
-// history from there.
+// TestFeedServer_LogShorterThanHistory_CancelsWatchAsCompacted: a watch from before the log gets the revision from which it can continue, and a
+// mirror of the feed restores history from there.
 func TestFeedServer_LogShorterThanHistory_CancelsWatchAsCompacted(t *testing.T) {
 	etcd, prefix := open(t)
 	start := put(t, etcd, prefix+"key", "value")
@@ -420,8 +420,8 @@ func TestFeedServer_Compactions_ReachCompactorsBelow(t *testing.T) {
 	until(announced)
 }
 
-// TestFeedServer_ClientDoesNotRead_DelaysItselfOnly: a watch whose client does not read delays neither another one nor the mirror, and is canceled with the
-// compacted revision when the log has dropped its events.
+// TestFeedServer_ClientDoesNotRead_DelaysItselfOnly: a watch whose client does not read delays neither another one nor the mirror, and is canceled
+// with the compacted revision when the log has dropped its events.
 func TestFeedServer_ClientDoesNotRead_DelaysItselfOnly(t *testing.T) {
 	etcd, prefix := open(t)
 	start := put(t, etcd, prefix+"key", "value")

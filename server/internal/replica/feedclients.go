@@ -14,11 +14,12 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// recheckInterval is the time between the checks of the certificates of connected clients: one that expires, or whose authority is removed during its handshake, is found then.
+// recheckInterval is the time between the checks of the certificates of connected clients: one that expires, or whose authority is removed during its
+// handshake, is found then.
 const recheckInterval = 30 * time.Second
 
-// feedClients are credentials that also apply to connections that exist: when the authorities change, or a certificate expires, the connections that would be refused now are
-// closed. Others are not interrupted. All methods may be called concurrently.
+// feedClients are credentials that also apply to connections that exist: when the authorities change, or a certificate expires, the connections that
+// would be refused now are closed. Others are not interrupted. All methods may be called concurrently.
 type feedClients struct {
 	credentials.TransportCredentials
 	authorities dynamiccertificates.CAContentProvider

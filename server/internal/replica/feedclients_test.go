@@ -52,8 +52,8 @@ func reach(t *testing.T, ctx context.Context, conn *grpc.ClientConn, want connec
 	}
 }
 
-// TestFeed_AuthorityRemoved_ClosesItsConnections: when an authority is removed from the file, connections of its clients are closed and not made again; those of others are not
-// interrupted.
+// TestFeed_AuthorityRemoved_ClosesItsConnections: when an authority is removed from the file, connections of its clients are closed and not made
+// again; those of others are not interrupted.
 func TestFeed_AuthorityRemoved_ClosesItsConnections(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

@@ -43,7 +43,8 @@ func (c *chain) replica(flags ...string) *harness.Server {
 	return c.env.Replica(c.feed.Etcd(), c.front, []*harness.Server{c.primary}, flags...)
 }
 
-// TestReplica_OfReplica_IsFresh: a read at a replica of a replica, consistent or by a watch, sees every write before it, and more such replicas add no watches of etcd.
+// TestReplica_OfReplica_IsFresh: a read at a replica of a replica, consistent or by a watch, sees every write before it, and more such replicas add
+// no watches of etcd.
 func TestReplica_OfReplica_IsFresh(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -93,8 +94,8 @@ func TestReplica_OfReplica_IsFresh(t *testing.T) {
 	}
 }
 
-// TestReplica_OfReplica_UpperRestarts_WatchContinues: while the replica in the middle is stopped and started again, a watch below it stays open, loses no event and
-// needs no relist.
+// TestReplica_OfReplica_UpperRestarts_WatchContinues: while the replica in the middle is stopped and started again, a watch below it stays open,
+// loses no event and needs no relist.
 func TestReplica_OfReplica_UpperRestarts_WatchContinues(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -196,8 +197,8 @@ func TestReplica_OfReplica_FeedIsGuarded(t *testing.T) {
 	}
 }
 
-// TestReplica_OfReplica_EncryptionAtRest_PassesValuesAsStored: a feed sends the encrypted values of etcd, and a replica below, which has the keys, decrypts those that it lists, watches
-// and reads one by one.
+// TestReplica_OfReplica_EncryptionAtRest_PassesValuesAsStored: a feed sends the encrypted values of etcd, and a replica below, which has the keys,
+// decrypts those that it lists, watches and reads one by one.
 func TestReplica_OfReplica_EncryptionAtRest_PassesValuesAsStored(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -239,7 +240,8 @@ func TestReplica_OfReplica_EncryptionAtRest_PassesValuesAsStored(t *testing.T) {
 	}
 }
 
-// TestReplica_OfReplica_FullLogMoves_HistoryIsRestored: a replica that starts below one whose log is full has history, though writes move the floor of that log all the time.
+// TestReplica_OfReplica_FullLogMoves_HistoryIsRestored: a replica that starts below one whose log is full has history, though writes move the floor
+// of that log all the time.
 func TestReplica_OfReplica_FullLogMoves_HistoryIsRestored(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(harness.Context(t, testTimeout))
@@ -282,8 +284,8 @@ func TestReplica_OfReplica_FullLogMoves_HistoryIsRestored(t *testing.T) {
 	}
 }
 
-// TestReplica_OfReplica_WithoutEtcd_RefusesConsistentReads: while etcd does not answer, or the feed is stopped, consistent reads below are 429, and others are
-// served; a second feed takes over from a stopped one.
+// TestReplica_OfReplica_WithoutEtcd_RefusesConsistentReads: while etcd does not answer, or the feed is stopped, consistent reads below are 429, and
+// others are served; a second feed takes over from a stopped one.
 func TestReplica_OfReplica_WithoutEtcd_RefusesConsistentReads(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)

@@ -44,8 +44,8 @@ func (f *Feed) Another() *Feed {
 	return &other
 }
 
-// Handshake connects with certificates, and reads the first byte of the server, which it sends after it has verified them. Error: the server refuses the certificates by a TLS
-// alert, or cannot be reached.
+// Handshake connects with certificates, and reads the first byte of the server, which it sends after it has verified them. Error: the server refuses
+// the certificates by a TLS alert, or cannot be reached.
 func (f *Feed) Handshake(ctx context.Context, certificates ...Certificate) error {
 	serving := x509.NewCertPool()
 	serving.AppendCertsFromPEM(f.env.serving().CertPEM)
