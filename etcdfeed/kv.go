@@ -58,7 +58,7 @@ func (s *Server) Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeRespon
 	if isMarker(string(r.Key), string(r.RangeEnd)) {
 		return s.fromEtcd(ctx, a, r)
 	}
-	view, err := s.view(ctx, a, r)
+	view, err := s.view(ctx, a, r, isKey(r))
 	if errors.Is(err, errNotInMemory) {
 		return s.fromEtcd(ctx, a, r)
 	}
@@ -87,7 +87,7 @@ func (s *Server) RangeStream(r *pb.RangeRequest, stream grpc.ServerStreamingServ
 	if r.SortTarget != pb.RangeRequest_KEY || r.SortOrder == pb.RangeRequest_DESCEND {
 		return status.Error(codes.InvalidArgument, "a streamed range is in ascending order of keys")
 	}
-	view, err := s.view(ctx, a, r)
+	view, err := s.view(ctx, a, r, isKey(r))
 	switch {
 	case errors.Is(err, errNotInMemory):
 		return status.Error(codes.Unimplemented, "this range is not in memory: read it in pages")
@@ -180,11 +180,12 @@ func (s *Server) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, er
 func (s *Server) readAll(ctx context.Context, a *attachment, ops []*pb.RequestOp) (*pb.TxnResponse, error) {
 	first := ops[0].GetRequestRange()
 	for _, op := range ops {
-		if r := op.GetRequestRange(); r == nil || r.Revision == 0 || r.Revision != first.GetRevision() || isMarker(string(r.Key), string(r.RangeEnd)) {
+		r := op.GetRequestRange()
+		if r == nil || r.Revision == 0 || r.Revision != first.GetRevision() || isMarker(string(r.Key), string(r.RangeEnd)) || !inOrder(r) {
 			return nil, errNotInMemory
 		}
 	}
-	view, err := s.view(ctx, a, first)
+	view, err := s.view(ctx, a, first, len(ops) == 1 && isKey(first))
 	if err != nil {
 		return nil, err
 	}
@@ -243,15 +244,25 @@ func (s *Server) admit(r *pb.RangeRequest) (*attachment, error) {
 	return a, nil
 }
 
-// view returns memory at the revision of a range, after a linearizable read of etcd's revision if the range demands one. Errors: those
-// of etcd; Unavailable if etcd or memory do not answer in time; errNotInMemory.
-func (s *Server) view(ctx context.Context, a *attachment, r *pb.RangeRequest) (mirror.View, error) {
+// isKey reports whether a range is one key.
+func isKey(r *pb.RangeRequest) bool {
+	return len(r.RangeEnd) == 0 || string(r.RangeEnd) == string(r.Key)+"\x00"
+}
+
+// inOrder reports whether the answer to a range is all of its keys in ascending order, which is that of memory.
+func inOrder(r *pb.RangeRequest) bool {
+	return r.SortTarget == pb.RangeRequest_KEY && r.SortOrder != pb.RangeRequest_DESCEND &&
+		r.MinModRevision|r.MaxModRevision|r.MinCreateRevision|r.MaxCreateRevision == 0
+}
+
+// view returns memory at the revision of a range, after a linearizable read of etcd's revision if the range demands one: all keys, or only that of
+// the range. Errors: those of etcd; Unavailable if etcd or memory do not answer in time; errNotInMemory.
+func (s *Server) view(ctx context.Context, a *attachment, r *pb.RangeRequest, oneKey bool) (mirror.View, error) {
 	m, rev := a.mirror, r.Revision
 	if rev > 0 && rev < a.oldest(a.events.state()) {
 		return mirror.View{}, rpctypes.ErrGRPCCompacted
 	}
-	if r.SortTarget != pb.RangeRequest_KEY || r.SortOrder == pb.RangeRequest_DESCEND ||
-		r.MinModRevision|r.MaxModRevision|r.MinCreateRevision|r.MaxCreateRevision != 0 {
+	if !inOrder(r) {
 		return mirror.View{}, errNotInMemory
 	}
 	target := rev
@@ -268,10 +279,16 @@ func (s *Server) view(ctx context.Context, a *attachment, r *pb.RangeRequest) (m
 			target = rev
 		}
 	}
-	if err := s.await(ctx, m, target, len(r.RangeEnd) == 0); err != nil {
+	if err := s.await(ctx, m, target, oneKey); err != nil {
 		return mirror.View{}, err
 	}
-	v, err := m.View(ctx, rev)
+	var v mirror.View
+	var err error
+	if oneKey {
+		v, err = m.ViewKey(ctx, string(r.Key), rev)
+	} else {
+		v, err = m.View(ctx, rev)
+	}
 	switch {
 	case errors.Is(err, mirror.ErrNotReady), errors.Is(err, mirror.ErrFutureRevision), errors.Is(err, mirror.ErrClosed):
 		return v, status.Errorf(codes.Unavailable, "the replica is loading: %v; retry", err)

@@ -15,10 +15,13 @@ import (
 const (
 	// eventOverhead is the estimated memory of an event in addition to its key and value: the messages of protobuf. A guess.
 	eventOverhead = 250
-	// announcedHistory bounds the wait for the start of a restore of history after a list, and historyTimeout that for its end: a
-	// mirror restores for a minute at most.
+	// announcedHistory bounds the wait for the next step of a restore of history, after a list and after each step, and historyTimeout that for the
+	// end of a step: a mirror restores for a minute at most.
 	announcedHistory = 5 * time.Second
 	historyTimeout   = 70 * time.Second
+	// offeredPart is the part of a full log, one in so many, that is served and not offered: while a client restores history from the offered
+	// revision on, so many bytes may be written. A guess: 16 MiB of 64, 13 s of 1,000 writes/s of 1 KB.
+	offeredPart = 4
 )
 
 // log is the events after the revision floor and up to the revision end, over all resources, in revision order. Revisions in it are
@@ -33,8 +36,9 @@ type log struct {
 	end      mirror.Revision
 	events   []*mvccpb.Event
 	bytes    int64
-	changed  chan struct{} // closed at the next change
-	awaiting time.Time     // until when history below floor may arrive; zero: none will
+	changed  chan struct{}   // closed at the next change
+	awaiting time.Time       // until when history below floor may arrive; zero: none will
+	reach    mirror.Revision // the history that may arrive is not of events up to here
 	since    mirror.Revision
 }
 
@@ -46,9 +50,12 @@ type state struct {
 	run        int64
 	floor, end mirror.Revision
 	bytes      int64
-	restoring  bool          // history below floor may arrive
-	changed    chan struct{} // closed at the next change of the log
+	awaited    mirror.Revision // all events after it, up to floor, may arrive; floor if none will
+	changed    chan struct{}   // closed at the next change of the log
 }
+
+// restoring reports whether history below floor may arrive.
+func (s state) restoring() bool { return s.awaited < s.floor }
 
 func (l *log) state() state {
 	l.mu.Lock()
@@ -58,8 +65,11 @@ func (l *log) state() state {
 
 // stateLocked is state for a caller that holds mu.
 func (l *log) stateLocked() state {
-	return state{cluster: l.cluster, run: l.run, floor: l.floor, end: l.end, bytes: l.bytes, changed: l.changed,
-		restoring: !l.awaiting.IsZero() && time.Now().Before(l.awaiting)}
+	s := state{cluster: l.cluster, run: l.run, floor: l.floor, awaited: l.floor, end: l.end, bytes: l.bytes, changed: l.changed}
+	if !l.awaiting.IsZero() && time.Now().Before(l.awaiting) {
+		s.awaited = min(l.reach, l.floor)
+	}
+	return s
 }
 
 // wakeLocked wakes the readers. The caller holds mu.
@@ -74,7 +84,7 @@ func (l *log) begin(after driver.Header, history bool) {
 	defer l.mu.Unlock()
 	l.cluster, l.floor, l.end, l.since = after.ClusterID, after.Revision, after.Revision, after.Revision
 	l.run++
-	l.events, l.bytes, l.awaiting = nil, 0, time.Time{}
+	l.events, l.bytes, l.awaiting, l.reach = nil, 0, time.Time{}, 0
 	if history {
 		l.awaiting = time.Now().Add(announcedHistory)
 	}
@@ -110,6 +120,24 @@ func (l *log) append(b driver.Batch) {
 	l.wakeLocked()
 }
 
+// offered returns the oldest revision from which a client should begin to read history: the floor, unless the log is nearly full, whose floor is
+// about to move. Cost is O(events/offeredPart).
+func (l *log) offered() mirror.Revision {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	rev, bytes := l.floor, l.bytes
+	for i := 0; bytes > l.maxBytes-l.maxBytes/offeredPart; {
+		next := l.events[i].Kv.ModRevision
+		if next == l.events[len(l.events)-1].Kv.ModRevision {
+			break
+		}
+		for rev = next; l.events[i].Kv.ModRevision == rev; i++ {
+			bytes -= sizeOf(l.events[i])
+		}
+	}
+	return rev
+}
+
 // trimLocked drops the oldest revisions above the bound. The newest revision remains. The caller holds mu.
 func (l *log) trimLocked() {
 	drop := 0
@@ -128,12 +156,17 @@ func (l *log) trimLocked() {
 	l.events = l.events[drop:]
 }
 
-// expectHistory extends the wait for history that is being read.
-func (l *log) expectHistory() {
+// expectHistory sets the wait for history, which has no events up to the revision reach. It has no effect if none is awaited.
+func (l *log) expectHistory(within time.Duration, reach mirror.Revision) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.awaiting.IsZero() {
-		l.awaiting = time.Now().Add(historyTimeout)
+	if l.awaiting.IsZero() {
+		return
+	}
+	l.awaiting = time.Now().Add(within)
+	if reach > l.reach {
+		l.reach = reach
+		l.wakeLocked()
 	}
 }
 

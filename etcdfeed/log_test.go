@@ -17,8 +17,8 @@ func change(rev mirror.Revision, key string) driver.Change {
 	return driver.Change{KV: driver.KV{Key: []byte(key), Value: []byte("value"), ModRevision: rev, CreateRevision: rev, Version: 1}}
 }
 
-// TestLog_RandomSteps_EqualsSliceWithFloor: after appends, repeated batches, joined history and trimming, a read from each revision returns exactly the later
-// events, in whole revisions, or reports that it is below the floor.
+// TestLog_RandomSteps_EqualsSliceWithFloor: after appends, repeated batches, joined history and trimming, a read from each revision returns exactly
+// the later events, in whole revisions, or reports that it is below the floor.
 func TestLog_RandomSteps_EqualsSliceWithFloor(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const start = 100
@@ -61,7 +61,7 @@ func TestLog_RandomSteps_EqualsSliceWithFloor(t *testing.T) {
 					all[rev]++
 				}
 				l.join(floor, driver.Header{ClusterID: 1, Revision: start}, events)
-				if l.state().restoring {
+				if l.state().restoring() {
 					t.Fatal("history is awaited after it was joined")
 				}
 			},
@@ -122,7 +122,7 @@ func TestLog_OtherHistory_BeginsAnotherRun(t *testing.T) {
 			before := l.state()
 			l.resume(after)
 			st := l.state()
-			if st.run == before.run || st.floor != after.Revision || st.end != after.Revision || st.bytes != 0 || st.restoring {
+			if st.run == before.run || st.floor != after.Revision || st.end != after.Revision || st.bytes != 0 || st.restoring() {
 				t.Errorf("state %+v after %+v", st, after)
 			}
 			select {
@@ -135,5 +135,51 @@ func TestLog_OtherHistory_BeginsAnotherRun(t *testing.T) {
 				t.Errorf("floor %d, want %d", st.floor, after.Revision)
 			}
 		})
+	}
+}
+
+// TestLog_NearlyFull_OffersRevisionThatRemains: the offered revision is the floor while there is room, and otherwise so far above it that it remains
+// above the floor while a quarter of the log is written.
+func TestLog_NearlyFull_OffersRevisionThatRemains(t *testing.T) {
+	l := newLog(100_000)
+	l.begin(driver.Header{ClusterID: 1, Revision: 10}, false)
+	size := int64(0)
+	add := func() {
+		c := change(l.state().end+1, "key")
+		size = sizeOf(eventOf(&c))
+		l.append(driver.Batch{Through: c.ModRevision, Changes: []driver.Change{c}})
+	}
+	for l.state().bytes+size <= l.maxBytes*3/4 {
+		add()
+		if got := l.offered(); got != 10 {
+			t.Fatalf("with %d bytes %d is offered, want the floor", l.state().bytes, got)
+		}
+	}
+	for range 1000 {
+		add()
+		offered := l.offered()
+		st := l.state()
+		if below := (offered - st.floor) * size; below > l.maxBytes/4+size || st.bytes-below > l.maxBytes*3/4 {
+			t.Fatalf("offered %d, floor %d, %d bytes", offered, st.floor, st.bytes)
+		}
+	}
+	for offered, room := l.offered(), l.maxBytes/4-size; room > 0; room -= size {
+		add()
+		if floor := l.state().floor; floor > offered {
+			t.Fatalf("floor %d with %d bytes left, offered was %d", floor, room, offered)
+		}
+	}
+}
+
+// TestLog_OneLargeRevision_OffersFloor: a single revision above the bound is offered.
+func TestLog_OneLargeRevision_OffersFloor(t *testing.T) {
+	l := newLog(100)
+	l.begin(driver.Header{ClusterID: 1, Revision: 10}, false)
+	if got := l.offered(); got != 10 {
+		t.Errorf("an empty log offers %d, want 10", got)
+	}
+	l.append(driver.Batch{Through: 11, Changes: []driver.Change{change(11, "a"), change(11, "b")}})
+	if got := l.offered(); got != 10 {
+		t.Errorf("offers %d, want 10", got)
 	}
 }

@@ -4,7 +4,8 @@
 //	etcd ─▶ Source ─▶ tap ─▶ mirror ─▶ View ─▶ ranges
 //	                   └───▶ log ─────────────▶ watches of any number of clients
 //
-// The store that it offers is etcd compacted to the start of the log: what docs/etcd-contract.md requires holds, except E13, which writes.
+// The store that it offers is etcd compacted to the start of the log: what docs/etcd-contract.md requires holds, except E9, a watch of all keys,
+// and E13, which writes.
 // A client that is too slow for the log is canceled with the compacted revision, as by etcd.
 package etcdfeed
 
@@ -62,7 +63,7 @@ type Stats struct {
 	LogBytes   int64 // in memory for watches
 }
 
-// Server answers etcd's read requests. The zero value is not usable. Until Attach it answers Unavailable. All methods may be called
+// Server answers etcd's read requests. The zero value is not usable. Until Attach it answers Unavailable, or what Refuse says. All methods may be called
 // concurrently.
 type Server struct {
 	pb.UnimplementedKVServer
@@ -73,7 +74,8 @@ type Server struct {
 	opts     Options
 	member   uint64 // a random ID, so that a client recognizes another process
 	attached atomic.Pointer[attachment]
-	places   chan struct{} // for reads of etcd
+	refusal  atomic.Pointer[string] // why there will be no mirror
+	places   chan struct{}          // for reads of etcd
 	stats    counters
 
 	life context.Context
@@ -135,6 +137,9 @@ func (t *Tap) Attach(m *mirror.Mirror, client *clientv3.Client) error {
 	return nil
 }
 
+// Refuse makes the server answer FailedPrecondition with the reason to all requests, because it will get no mirror. It has no effect after Attach.
+func (s *Server) Refuse(reason string) { s.refusal.Store(&reason) }
+
 // Stats returns the counters.
 func (s *Server) Stats() Stats {
 	st := Stats{Watches: s.stats.watches.Load(), Events: s.stats.events.Load(), EventBytes: s.stats.eventBytes.Load(), FromMemory: s.stats.fromMemory.Load(),
@@ -171,11 +176,14 @@ func (s *Server) refuse(request string) error {
 	return status.Errorf(codes.PermissionDenied, "%s is refused: this endpoint is the feed of a replica, which only reads; send it to etcd", request)
 }
 
-// current returns the mirror. Error: there is none yet, or it has not listed etcd.
+// current returns the mirror. Errors: there is none yet, or it has not listed etcd; there will be none.
 func (s *Server) current() (*attachment, error) {
 	a := s.attached.Load()
+	if reason := s.refusal.Load(); a == nil && reason != nil {
+		return nil, status.Error(codes.FailedPrecondition, *reason)
+	}
 	if a == nil || a.mirror.PublishedRevision() == 0 {
-		return nil, status.Error(codes.Unavailable, "the replica is loading, and cannot feed others yet; retry")
+		return nil, errNotBegun
 	}
 	return a, nil
 }
@@ -202,7 +210,7 @@ func (s *Server) MemberList(context.Context, *pb.MemberListRequest) (*pb.MemberL
 	if err != nil {
 		return nil, err
 	}
-	return &pb.MemberListResponse{Header: s.header(a, a.mirror.PublishedRevision()), Members: []*pb.Member{{ID: s.member, Name: "strata-feed"}}}, nil
+	return &pb.MemberListResponse{Header: s.header(a, a.mirror.PublishedRevision()), Members: []*pb.Member{{ID: s.member, Name: etcdsource.FeedMember}}}, nil
 }
 
 // serves reports whether a range is inside the prefix.
@@ -215,7 +223,8 @@ func isMarker(key, end string) bool {
 	return key == etcdsource.CompactionKey && (end == "" || end == key+"\x00")
 }
 
-// oldest returns the revision to which the offered store is compacted: the start of the log, or the compaction of etcd if that is newer.
+// oldest returns the oldest revision that is served: the start of the log, or the compaction of etcd if that is newer. See log.offered for the one
+// that is reported.
 func (a *attachment) oldest(st state) mirror.Revision {
 	return max(st.floor, min(a.mirror.CompactRevision(), st.end))
 }

@@ -2,6 +2,7 @@ package etcdfeed
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -47,19 +48,25 @@ func (t *tap) Oldest(ctx context.Context, prefix string, now driver.Header, boun
 	if prefix != t.prefix {
 		return t.Source.Oldest(ctx, prefix, now, bounds)
 	}
-	t.log.expectHistory()
+	t.log.expectHistory(historyTimeout, now.Revision-bounds.Revisions)
 	oldest, err := t.Source.Oldest(ctx, prefix, now, bounds)
-	if err != nil || oldest >= now.Revision {
+	switch {
+	case errors.Is(err, mirror.ErrCompacted):
+		t.log.expectHistory(announcedHistory, 0) // the mirror repeats the attempt
+	case err == nil && oldest < now.Revision:
+		t.log.expectHistory(announcedHistory, oldest)
+	default:
 		t.log.join(now.Revision, now, nil)
 	}
 	return oldest, err
 }
 
-// Replay implements driver.Source.
+// Replay implements driver.Source. After ErrCompacted the mirror calls Oldest again.
 func (t *tap) Replay(ctx context.Context, prefix string, after driver.Header, through mirror.Revision, deliver func(driver.Batch) error) error {
 	if prefix != t.prefix {
 		return t.Source.Replay(ctx, prefix, after, through, deliver)
 	}
+	t.log.expectHistory(historyTimeout, after.Revision)
 	past := newLog(t.log.maxBytes)
 	past.begin(after, false)
 	err := t.Source.Replay(ctx, prefix, after, through, func(b driver.Batch) error {
@@ -69,12 +76,15 @@ func (t *tap) Replay(ctx context.Context, prefix string, after driver.Header, th
 		return deliver(b)
 	})
 	now := driver.Header{ClusterID: after.ClusterID, Revision: through}
-	if err != nil {
+	switch {
+	case err == nil:
+		t.log.join(past.floor, now, past.events)
+	case errors.Is(err, mirror.ErrCompacted): // the mirror repeats the attempt
+		t.log.expectHistory(announcedHistory, 0)
+	default:
 		t.log.join(through, now, nil)
-		return err
 	}
-	t.log.join(past.floor, now, past.events)
-	return nil
+	return err
 }
 
 // inRange reports whether a key is the key of a request, or in [key, end) if it has an end.

@@ -31,8 +31,13 @@ const (
 	maxWatches = 100
 )
 
-// errRestarted ends a stream whose log began another run. The client resumes it.
-var errRestarted = status.Error(codes.Unavailable, "the feed of the replica restarted; resume")
+var (
+	// errRestarted ends a stream whose log began another run. The client must not resume it without a check of the revision and the cluster, which may be
+	// those of a restored etcd, so the code is one after which clientv3 returns the error to the caller of the watch.
+	errRestarted = status.Error(codes.Aborted, "the feed of the replica restarted; verify the revision of etcd, then resume")
+	// errNotBegun refuses a request while there is no state, or no run of the log, that it needs. The client retries it.
+	errNotBegun = status.Error(codes.Unavailable, "the replica is loading, and cannot feed others yet; retry")
+)
 
 // watchStream is one Watch call: several watches, whose responses are sent under one lock.
 type watchStream struct {
@@ -46,8 +51,9 @@ type watchStream struct {
 	wantProgress chan struct{} // contains a value if progress was requested
 	moved        chan struct{} // contains a value if a watch has advanced
 
-	sending sync.Mutex // held during a Send; taken before mu
-	ended   bool       // the call is about to return; guarded by sending
+	sending sync.Mutex      // held during a Send; taken before mu
+	ended   bool            // the call is about to return; guarded by sending
+	sent    mirror.Revision // the highest revision of a header or an event; guarded by sending
 
 	mu      sync.Mutex // leaf; guards the fields below
 	watches map[int64]*watch
@@ -130,20 +136,38 @@ func signal(ch chan struct{}) {
 	}
 }
 
-// send sends responses with the header of a revision, and no other response between them.
+// send sends responses with no other response between them. Their header has the revision, or that of an earlier header if it is higher, because
+// revisions of a stream do not decrease. The client uses the revision of progress only, see sendProgress.
 func (w *watchStream) send(rev mirror.Revision, responses ...*pb.WatchResponse) error {
 	w.sending.Lock()
 	defer w.sending.Unlock()
+	return w.sendLocked(rev, responses...)
+}
+
+// sendLocked is send for a caller that holds sending.
+func (w *watchStream) sendLocked(rev mirror.Revision, responses ...*pb.WatchResponse) error {
 	if w.ended {
 		return context.Canceled
 	}
+	w.sent = max(w.sent, rev)
 	for _, resp := range responses {
-		resp.Header = w.s.header(w.a, rev)
+		resp.Header = w.s.header(w.a, w.sent)
 		if err := w.stream.Send(resp); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// sendProgress reports that all events up to the revision of one watch were sent. A client resumes after that revision, so nothing is sent if the
+// stream has passed it.
+func (w *watchStream) sendProgress(id int64, rev mirror.Revision) (sent bool, err error) {
+	w.sending.Lock()
+	defer w.sending.Unlock()
+	if rev < w.sent {
+		return false, nil
+	}
+	return true, w.sendLocked(rev, &pb.WatchResponse{WatchId: id})
 }
 
 // create adds a watch. A request that is not served is answered by a canceled watch, as in etcd.
@@ -157,12 +181,18 @@ func (w *watchStream) create(r *pb.WatchCreateRequest) error {
 		x.log = w.a.markers
 	}
 	x.all = marker || x.start == w.a.prefix && x.end == w.a.end
+	w.sending.Lock() // until the response is sent, whose revision precedes that of a watch from now on
+	defer w.sending.Unlock()
+	if w.ended {
+		return context.Canceled
+	}
 	st := x.log.state()
 	x.run = st.run
+	now := max(st.end, w.sent)
 	if x.from = r.StartRevision; x.from <= 0 {
-		x.from = st.end + 1
+		x.from = now + 1
 	}
-	x.pos = x.from - 1
+	x.pos = max(x.from-1, 1) // the first revision of etcd, 1, has no event
 	refusal := ""
 	switch {
 	case !marker && !w.a.serves(x.start, x.end):
@@ -170,7 +200,7 @@ func (w *watchStream) create(r *pb.WatchCreateRequest) error {
 	case r.PrevKv || len(r.Filters) > 0:
 		refusal = "the feed of a replica serves no watches with previous values or filters; send the request to etcd"
 	case st.run == 0:
-		return errRestarted // the client retries
+		return errNotBegun
 	}
 	ctx, cancel := context.WithCancel(w.ctx)
 	x.cancel = cancel
@@ -195,17 +225,11 @@ func (w *watchStream) create(r *pb.WatchCreateRequest) error {
 	w.mu.Unlock()
 	if refusal != "" {
 		cancel()
-		return w.send(st.end, &pb.WatchResponse{WatchId: clientv3.InvalidWatchID, Created: true, Canceled: true, CancelReason: refusal})
+		return w.sendLocked(now, &pb.WatchResponse{WatchId: clientv3.InvalidWatchID, Created: true, Canceled: true, CancelReason: refusal})
 	}
-	if err := w.send(st.end, &pb.WatchResponse{WatchId: x.id, Created: true}); err != nil {
+	if err := w.sendLocked(now, &pb.WatchResponse{WatchId: x.id, Created: true}); err != nil {
 		cancel()
 		return err
-	}
-	w.sending.Lock()
-	defer w.sending.Unlock()
-	if w.ended {
-		cancel()
-		return context.Canceled
 	}
 	w.s.stats.watches.Add(1)
 	w.wg.Go(func() {
@@ -245,18 +269,19 @@ func (w *watchStream) run(ctx context.Context, x *watch) error {
 		switch {
 		case st.run != x.run:
 			return errRestarted
-		case !whole && st.restoring:
+		case !whole && x.pos >= st.awaited:
 			// Wait for the restored history.
 		case !whole:
 			return w.compacted(x, st)
 		default:
 			if selected := selected(events, x.start, x.end, x.all); len(selected) > 0 {
-				if err := w.sendEvents(x, selected, st.end); err != nil {
+				if err := w.sendEvents(x, selected, through); err != nil {
 					return err
 				}
 				reported = selected[len(selected)-1].Kv.ModRevision
+			} else {
+				w.advance(x, through)
 			}
-			w.advance(x, through)
 			if through < st.end {
 				continue
 			}
@@ -266,9 +291,12 @@ func (w *watchStream) run(ctx context.Context, x *watch) error {
 		case <-st.changed:
 		case <-ticker.C:
 			if x.notify && whole && x.pos > reported {
-				reported = x.pos
-				if err := w.send(reported, &pb.WatchResponse{WatchId: x.id}); err != nil {
+				sent, err := w.sendProgress(x.id, x.pos)
+				if err != nil {
 					return err
+				}
+				if sent {
+					reported = x.pos
 				}
 			}
 		}
@@ -280,10 +308,10 @@ func (w *watchStream) run(ctx context.Context, x *watch) error {
 // key at that revision, as in an etcd that is compacted to it.
 func (w *watchStream) first(ctx context.Context, x *watch) error {
 	st := x.log.state()
-	if x.pos != st.floor-1 || x.end != "" || x.all || st.restoring {
+	if x.pos != st.floor-1 || x.end != "" || x.all || st.restoring() {
 		return nil
 	}
-	v, err := w.a.mirror.View(ctx, st.floor)
+	v, err := w.a.mirror.ViewKey(ctx, x.start, st.floor)
 	if err != nil || !v.Covers(x.start, x.start+"\x00") {
 		return nil // it is canceled as compacted
 	}
@@ -295,7 +323,7 @@ func (w *watchStream) first(ctx context.Context, x *watch) error {
 			return nil
 		}
 		kv := &mvccpb.KeyValue{Key: []byte(e.Key()), Value: e.Value(), CreateRevision: e.CreateRevision(), ModRevision: e.ModRevision(), Version: int64(e.WriteCount())}
-		if err := w.sendEvents(x, []*mvccpb.Event{{Type: mvccpb.PUT, Kv: kv}}, st.end); err != nil {
+		if err := w.sendEvents(x, []*mvccpb.Event{{Type: mvccpb.PUT, Kv: kv}}, st.floor); err != nil {
 			return err
 		}
 	}
@@ -303,18 +331,22 @@ func (w *watchStream) first(ctx context.Context, x *watch) error {
 	return nil
 }
 
-// compacted cancels a watch whose start the log does not have. For the compaction key, only a compaction of etcd is reported: the log of that key
-// begins with this process.
+// compacted cancels a watch whose next revision the log does not have. It reports a revision above that one, since the client could resume at it
+// otherwise, and above the floor, so that the client can still read it when the floor has moved. While history is awaited, it reports the start of
+// that. For the compaction key, only a compaction of etcd is reported: the log of that key begins with this process.
 func (w *watchStream) compacted(x *watch, st state) error {
 	w.s.stats.canceled.Add(1)
-	oldest := w.a.oldest(st)
-	if x.log == w.a.markers {
-		oldest = w.a.mirror.CompactRevision()
-	} else if oldest < x.from { // it began at the floor, whose events the log lacks
-		oldest = x.from + 1
-	}
-	if x.pos+1 >= oldest {
-		return w.remove(x.id, &pb.WatchResponse{CancelReason: "the feed of the replica does not have this revision; begin at a newer one"})
+	next := x.pos + 1
+	oldest := max(min(w.a.mirror.CompactRevision(), st.end), next+1)
+	switch {
+	case x.log == w.a.markers:
+		if oldest = w.a.mirror.CompactRevision(); oldest <= next {
+			return w.remove(x.id, &pb.WatchResponse{CancelReason: "the feed of the replica does not have this revision; begin at a newer one"})
+		}
+	case st.restoring():
+		oldest = max(oldest, st.awaited)
+	default:
+		oldest = max(oldest, x.log.offered())
 	}
 	return w.remove(x.id, &pb.WatchResponse{CompactRevision: oldest, CancelReason: rpctypes.ErrorDesc(rpctypes.ErrGRPCCompacted)})
 }
@@ -329,8 +361,9 @@ func (w *watchStream) advance(x *watch, rev mirror.Revision) {
 	}
 }
 
-// sendEvents sends events of whole revisions, in fragments if they are large and the client accepts them.
-func (w *watchStream) sendEvents(x *watch, events []*mvccpb.Event, rev mirror.Revision) error {
+// sendEvents sends events of whole revisions, after which all events of the watch up to the revision through were sent, in fragments if they are
+// large and the client accepts them.
+func (w *watchStream) sendEvents(x *watch, events []*mvccpb.Event, through mirror.Revision) error {
 	var responses []*pb.WatchResponse
 	bytes := int64(0)
 	for rest := events; len(rest) > 0; {
@@ -343,9 +376,12 @@ func (w *watchStream) sendEvents(x *watch, events []*mvccpb.Event, rev mirror.Re
 		responses = append(responses, &pb.WatchResponse{WatchId: x.id, Events: rest[:n], Fragment: n < len(rest)})
 		rest = rest[n:]
 	}
-	if err := w.send(rev, responses...); err != nil {
+	w.sending.Lock()
+	defer w.sending.Unlock()
+	if err := w.sendLocked(through, responses...); err != nil {
 		return err
 	}
+	w.advance(x, through) // before other responses are sent, such as progress
 	w.s.stats.events.Add(int64(len(events)))
 	w.s.stats.eventBytes.Add(bytes)
 	return nil
@@ -364,11 +400,9 @@ func (w *watchStream) answerProgress() {
 		if err != nil {
 			continue // the client asks again
 		}
-		if rev, ok := w.synced(rev); ok {
-			if err := w.send(rev, &pb.WatchResponse{WatchId: clientv3.InvalidWatchID}); err != nil {
-				w.fail(err)
-				return
-			}
+		if err := w.answer(rev); err != nil {
+			w.fail(err)
+			return
 		}
 	}
 }
@@ -384,30 +418,59 @@ func (w *watchStream) confirmed() (mirror.Revision, error) {
 	return rev, err
 }
 
-// synced returns when all watches of the stream have sent their events up to the revision, or up to the end of their log if that is lower, with
-// the lowest of these. false: the stream ended, has no watch, or one that begins later or waits for history.
-func (w *watchStream) synced(rev mirror.Revision) (mirror.Revision, bool) {
+// answer reports progress when all watches of the stream have sent their events up to the revision, or up to the end of their log if that is lower. It
+// reports nothing if the stream ends, if that takes too long, or if a watch begins later. Error: the stream must end.
+func (w *watchStream) answer(rev mirror.Revision) error {
 	timer := time.NewTimer(confirmTimeout)
 	defer timer.Stop()
 	for {
-		w.mu.Lock()
-		lowest, behind, none := mirror.Revision(math.MaxInt64), false, len(w.watches) == 0
-		for _, x := range w.watches {
-			target := min(rev, x.log.state().end)
-			lowest = min(lowest, target)
-			behind = behind || x.pos < target
-			none = none || x.from > target
-		}
-		w.mu.Unlock()
-		if none || !behind {
-			return lowest, !none
+		if done, err := w.tryAnswer(rev); done || err != nil {
+			return err
 		}
 		select {
 		case <-w.moved:
 		case <-timer.C:
-			return 0, false
+			return nil
 		case <-w.ctx.Done():
-			return 0, false
+			return nil
 		}
 	}
+}
+
+// tryAnswer reports progress of all watches at the lowest of their positions, which may be above the revision by now. Between the reading of the
+// positions and the answer no event is sent. The answer is for all watches, so none of them may have got an event above it. done is false while a
+// watch is behind.
+func (w *watchStream) tryAnswer(rev mirror.Revision) (done bool, err error) {
+	w.sending.Lock()
+	defer w.sending.Unlock()
+	lowest, behind, err := w.lowest(rev)
+	switch {
+	case err != nil:
+		return true, nil
+	case behind || lowest < w.sent:
+		return false, nil
+	}
+	return true, w.sendLocked(lowest, &pb.WatchResponse{WatchId: clientv3.InvalidWatchID})
+}
+
+// errNoProgress: the stream has no watch, or one that begins at a later revision.
+var errNoProgress = errors.New("a watch has not begun")
+
+// lowest returns the lowest position of the watches, and whether one of them is behind the revision and the end of its log.
+func (w *watchStream) lowest(rev mirror.Revision) (lowest mirror.Revision, behind bool, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	lowest = math.MaxInt64
+	for _, x := range w.watches {
+		end := x.log.state().end
+		if x.from > end {
+			return 0, false, errNoProgress
+		}
+		lowest = min(lowest, x.pos)
+		behind = behind || x.pos < min(rev, end)
+	}
+	if len(w.watches) == 0 {
+		return 0, false, errNoProgress
+	}
+	return lowest, behind, nil
 }

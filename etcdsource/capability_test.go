@@ -137,15 +137,17 @@ type fake struct {
 	pb.UnimplementedKVServer
 	pb.UnimplementedWatchServer
 	pb.UnimplementedMaintenanceServer
+	pb.UnimplementedClusterServer
 
 	version    string
-	noStatus   bool // Status is not implemented
-	noRange    bool // Range is not implemented
-	anonymous  bool // no cluster ID
-	noProgress bool // progress requests are not answered
-	noWatch    bool // watches are not even created
-	denies     bool // watches on all keys are refused
-	slow       int  // progress requests before the first answered one
+	member     string // name of the only member
+	noStatus   bool   // Status is not implemented
+	noRange    bool   // Range is not implemented
+	anonymous  bool   // no cluster ID
+	noProgress bool   // progress requests are not answered
+	noWatch    bool   // watches are not even created
+	denies     bool   // watches on all keys are refused
+	slow       int    // progress requests before the first answered one
 	asked      atomic.Int64
 	onAsked    func() // may be nil
 
@@ -169,6 +171,10 @@ func (f *fake) Range(_ context.Context, r *pb.RangeRequest) (*pb.RangeResponse, 
 		return nil, status.Error(codes.Unimplemented, "no range")
 	}
 	return &pb.RangeResponse{Header: f.header()}, nil
+}
+
+func (f *fake) MemberList(context.Context, *pb.MemberListRequest) (*pb.MemberListResponse, error) {
+	return &pb.MemberListResponse{Header: f.header(), Members: []*pb.Member{{ID: 1, Name: f.member}}}, nil
 }
 
 func (f *fake) header() *pb.ResponseHeader {
@@ -223,6 +229,7 @@ func (f *fake) serve(t *testing.T) *clientv3.Client {
 	pb.RegisterKVServer(server, f)
 	pb.RegisterWatchServer(server, f)
 	pb.RegisterMaintenanceServer(server, f)
+	pb.RegisterClusterServer(server, f)
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
 	client, err := clientv3.New(clientv3.Config{
@@ -314,6 +321,8 @@ func TestProbe_Server_ReturnsFreshness(t *testing.T) {
 		{name: "kine", server: &fake{version: "3.6.8", anonymous: true}, wait: long, want: ByEvents},
 		{name: "kine without progress", server: &fake{version: "3.6.8", anonymous: true, noProgress: true}, wait: long, want: ByEvents},
 		{name: "no progress and no watch of all keys", server: &fake{version: "3.6.8", noProgress: true, denies: true}, wait: short, want: NoProgress},
+		{name: "feed that is behind etcd", server: &fake{version: "3.7.3", member: FeedMember, noProgress: true, denies: true}, wait: short, fails: true},
+		{name: "feed", server: &fake{version: "3.7.3", member: FeedMember, denies: true}, wait: long, want: ByProgress},
 		{name: "no cluster and no watch of all keys", server: &fake{version: "3.6.8", anonymous: true, denies: true}, wait: long, want: NoProgress},
 		{name: "no range", server: &fake{version: "3.6.8", noRange: true}, wait: long, fails: true},
 		{name: "no watch", server: &fake{version: "3.6.8", noWatch: true}, wait: short, fails: true},

@@ -62,7 +62,7 @@ func (s *Source) Oldest(ctx context.Context, prefix string, now driver.Header, b
 			}
 			bytes := bounds.Bytes
 			if p.everythingFits(ctx, bytes) {
-				if bounds.Pause <= 0 || now.Revision-oldest <= fewRevisions {
+				if bounds.Pause <= 0 || now.Revision-oldest <= fewRevisions || p.ofFeed(ctx) {
 					return false, nil
 				}
 				bytes = math.MaxInt64
@@ -145,6 +145,15 @@ func (p *sampler) oldestRevision(ctx context.Context) (mirror.Revision, error) {
 		err = errors.New("etcd accepted a watch from a revision that it reported as compacted")
 	}
 	return 0, err
+}
+
+// ofFeed reports whether the member is a feed, which reads history from memory and blocks no writer. Samples of history that it is restoring itself
+// would take longer than probeWait.
+func (p *sampler) ofFeed(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, probeWait)
+	defer cancel()
+	resp, err := pb.NewClusterClient(p.conn).MemberList(ctx, &pb.MemberListRequest{})
+	return err == nil && isFeed(resp.Members)
 }
 
 // everythingFits reports whether the member's whole database, including the history of all keys, is

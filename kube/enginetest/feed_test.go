@@ -24,6 +24,7 @@ import (
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/etcdsource/contracttest"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // served is a feed that serves a mirror of a prefix on a unix socket.
@@ -33,12 +34,16 @@ type served struct {
 	socket string
 }
 
-// serveFeed mirrors the prefix of an etcd and serves the mirror until the test ends.
-func serveFeed(t testing.TB, etcd *clientv3.Client, prefix string, opts etcdfeed.Options) *served {
+// serveFeed mirrors the prefix of an etcd and serves the mirror until the test ends. wrap may change the source of the mirror.
+func serveFeed(t testing.TB, etcd *clientv3.Client, prefix string, opts etcdfeed.Options, wrap ...func(driver.Source) driver.Source) *served {
 	t.Helper()
 	opts.Logger = quiet()
 	f := &served{server: etcdfeed.New(opts), socket: filepath.Join(newEtcd(t).dir, "feed.sock")}
-	tap := f.server.Tap(etcdsource.New(etcd, "feed", prefix+"probe"), prefix)
+	var source driver.Source = etcdsource.New(etcd, "feed", prefix+"probe")
+	for _, wrap := range wrap {
+		source = wrap(source)
+	}
+	tap := f.server.Tap(source, prefix)
 	f.mirror = newMirror(t, etcd, prefix, func(o *mirror.Options) {
 		o.Source = tap.Source()
 		o.UnclaimedBytes = 200 // of most keys without a claim only the revision is in memory
@@ -241,8 +246,8 @@ func TestFeedServer_RandomWrites_RangesAndWatchesEqualEtcd(t *testing.T) {
 	}
 }
 
-// sameEvents compares the events of a watch up to a revision, which is that of its last event, with those of the same watch of etcd. Each revision must be in
-// one response.
+// sameEvents compares the events of a watch up to a revision, which is that of its last event, with those of the same watch of etcd. Each revision
+// must be in one response.
 func sameEvents(t *testing.T, responses clientv3.WatchChan, etcd *clientv3.Client, key string, from, through int64) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(contextFor(t))
@@ -316,8 +321,8 @@ func TestFeedServer_RequestsOutsideContract_AreRefused(t *testing.T) {
 	sameRange(t, client, etcd, prefix, clientv3.WithPrefix())
 }
 
-// TestFeedServer_LogShorterThanHistory_CancelsWatchAsCompacted: a watch from before the log gets the revision from which it can continue, and a mirror of the feed restores
-// history from there.
+// TestFeedServer_LogShorterThanHistory_CancelsWatchAsCompacted: a watch from before the log gets the revision from which it can continue, and a
+// mirror of the feed restores history from there.
 func TestFeedServer_LogShorterThanHistory_CancelsWatchAsCompacted(t *testing.T) {
 	etcd, prefix := open(t)
 	start := put(t, etcd, prefix+"key", "value")
@@ -415,8 +420,8 @@ func TestFeedServer_Compactions_ReachCompactorsBelow(t *testing.T) {
 	until(announced)
 }
 
-// TestFeedServer_ClientDoesNotRead_DelaysItselfOnly: a watch whose client does not read delays neither another one nor the mirror, and is canceled with the
-// compacted revision when the log has dropped its events.
+// TestFeedServer_ClientDoesNotRead_DelaysItselfOnly: a watch whose client does not read delays neither another one nor the mirror, and is canceled
+// with the compacted revision when the log has dropped its events.
 func TestFeedServer_ClientDoesNotRead_DelaysItselfOnly(t *testing.T) {
 	etcd, prefix := open(t)
 	start := put(t, etcd, prefix+"key", "value")

@@ -148,6 +148,8 @@ func feedTap(opts Options, f detectedSource, prefix string) *etcdfeed.Tap {
 		return nil
 	case f.progressMode != etcdsource.ByProgress:
 		opts.Logger.Error("Cannot feed other replicas: etcd has no reliable progress; requests to the feed are refused", "freshness", f.progressMode.String())
+		opts.Feed.Refuse("this replica cannot feed others, because its etcd has no reliable progress (" + f.progressMode.String() +
+			"); connect to etcd instead, or upgrade it and restart the replica")
 		return nil
 	}
 	return opts.Feed.Tap(f.source, prefix)

@@ -4,10 +4,14 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"strings"
 	"testing"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/watch"
@@ -15,6 +19,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/component-base/featuregate"
 
+	"github.com/stratakube/strata/etcdfeed"
 	"github.com/stratakube/strata/etcdsource"
 )
 
@@ -209,5 +214,27 @@ func TestEventsOnly_RevisionNotReached_IsReadFromEtcd(t *testing.T) {
 	})
 	if got.Gets+got.Ranges != 0 {
 		t.Errorf("requests to etcd: %+v, want no gets and no ranges", got)
+	}
+}
+
+// TestFeed_EtcdWithoutProgress_IsRefused: a server that cannot feed others says so to their requests, in place of that it is loading.
+func TestFeed_EtcdWithoutProgress_IsRefused(t *testing.T) {
+	for _, mode := range []etcdsource.ProgressMode{etcdsource.ByEvents, etcdsource.NoProgress} {
+		t.Run(mode.String(), func(t *testing.T) {
+			client := startEtcd(t, nil)
+			feed := etcdfeed.New(etcdfeed.Options{})
+			defer feed.Close()
+			opts := Options{ReadOnly: true, Feed: feed, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
+			source := etcdsource.New(client.Client, "feed", testPrefix+"probe").OfAllKeys()
+			c, err := startCluster(client, nil, detectedSource{source: source, progressMode: mode}, testPrefix, opts, newBlocks(DefaultRepresentationBytes))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.close()
+			_, err = feed.Range(t.Context(), &pb.RangeRequest{Key: []byte(testPrefix)})
+			if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "has no reliable progress ("+mode.String()+")") {
+				t.Errorf("%v, want FailedPrecondition with the reason", err)
+			}
+		})
 	}
 }

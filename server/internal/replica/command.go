@@ -101,7 +101,7 @@ func (s *server) AddFlags(own *pflag.FlagSet) {
 	own.StringVar(&s.readFrom, flagReadFrom, "", "URL of the one member of etcd to read from, in place of --etcd-servers. It must vote: a learner refuses watches.")
 	own.StringVar(&s.feed.address, flagFeedAddress, "", "host:port at which other replicas can read in place of etcd, with this URL as their --etcd-servers. "+
 		"The certificate is that of the server. Requires --feed-client-ca-file; without both nothing listens.")
-	own.StringVar(&s.feed.clientCAFile, flagFeedCAFile, "", "File with the certificate authorities of the clients of --feed-bind-address; changes take effect within a minute. "+
+	own.StringVar(&s.feed.clientCAFile, flagFeedCAFile, "", "File with the certificate authorities of the clients of --feed-bind-address; changes take effect within a minute, also on open connections. "+
 		"A client with a certificate of them can read all stored values, Secrets included.")
 }
 

@@ -24,6 +24,7 @@ type feed struct {
 
 	server   *etcdfeed.Server // nil: there is no feed
 	clients  dynamiccertificates.CAContentProvider
+	conns    *feedClients
 	listener net.Listener
 	grpc     *grpc.Server
 }
@@ -61,7 +62,8 @@ func (f *feed) listen(cert dynamiccertificates.CertKeyContentProvider) (err erro
 	if f.listener, err = net.Listen("tcp", f.address); err != nil {
 		return fmt.Errorf("listen for other replicas: %w; choose another --%s", err, flagFeedAddress)
 	}
-	f.grpc = f.server.GRPC(grpc.Creds(credentials.NewTLS(f.tls(cert))))
+	f.conns = newFeedClients(credentials.NewTLS(f.tls(cert)), f.clients)
+	f.grpc = f.server.GRPC(grpc.Creds(f.conns))
 	return nil
 }
 
@@ -95,6 +97,7 @@ func (f *feed) run(ctx context.Context) {
 	if runner, ok := f.clients.(dynamiccertificates.ControllerRunner); ok {
 		work.Go(func() { runner.Run(ctx, 1) })
 	}
+	work.Go(func() { f.conns.run(ctx) })
 	work.Go(func() {
 		<-ctx.Done()
 		f.server.Close()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -26,22 +27,24 @@ type chain struct {
 }
 
 // newChain starts the servers.
-func newChain(t *testing.T) *chain {
-	t.Helper()
-	e := harness.New(t)
+func newChain(t *testing.T) *chain { return newChainIn(harness.New(t)) }
+
+// newChainIn is newChain in an environment, with additional flags for all servers.
+func newChainIn(e *harness.Env, flags ...string) *chain {
 	c := &chain{env: e, etcd: e.Etcd(), front: e.FrontProxy(), feed: e.Feed()}
-	c.primary = e.APIServer(c.etcd, c.front.TrustFlags()...)
-	c.upper = e.Replica(c.etcd, c.front, []*harness.Server{c.primary}, c.feed.Flags()...)
-	c.lower = c.replica()
+	c.primary = e.APIServer(c.etcd, append(c.front.TrustFlags(), flags...)...)
+	c.upper = e.Replica(c.etcd, c.front, []*harness.Server{c.primary}, append(c.feed.Flags(), flags...)...)
+	c.lower = c.replica(flags...)
 	return c
 }
 
 // replica starts a replica that reads from the feed.
-func (c *chain) replica() *harness.Server {
-	return c.env.Replica(c.feed.Etcd(), c.front, []*harness.Server{c.primary})
+func (c *chain) replica(flags ...string) *harness.Server {
+	return c.env.Replica(c.feed.Etcd(), c.front, []*harness.Server{c.primary}, flags...)
 }
 
-// TestReplica_OfReplica_IsFresh: a read at a replica of a replica, consistent or by a watch, sees every write before it, and more such replicas add no watches of etcd.
+// TestReplica_OfReplica_IsFresh: a read at a replica of a replica, consistent or by a watch, sees every write before it, and more such replicas add
+// no watches of etcd.
 func TestReplica_OfReplica_IsFresh(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -81,7 +84,7 @@ func TestReplica_OfReplica_IsFresh(t *testing.T) {
 		t.Errorf("etcd has %v watch streams and %v watches with three replicas below, %v and %v with one", s, w, beforeStreams, beforeWatches)
 	}
 	upper := c.upper.API()
-	for metric, least := range map[string]float64{"strata_replica_feed_watches": 6, "strata_replica_feed_events_total": 150, "strata_replica_feed_event_bytes_total": 150,
+	for metric, least := range map[string]float64{"strata_replica_feed_watches": 3, "strata_replica_feed_events_total": 150, "strata_replica_feed_event_bytes_total": 150,
 		"strata_replica_feed_requests_total": 1, "strata_replica_feed_log_bytes": 1} {
 		n, err := upper.Sum(ctx, metric)
 		harness.Check(t, err)
@@ -91,8 +94,8 @@ func TestReplica_OfReplica_IsFresh(t *testing.T) {
 	}
 }
 
-// TestReplica_OfReplica_UpperRestarts_WatchContinues: while the replica in the middle is stopped and started again, a watch below it stays open, loses no event and
-// needs no relist.
+// TestReplica_OfReplica_UpperRestarts_WatchContinues: while the replica in the middle is stopped and started again, a watch below it stays open,
+// loses no event and needs no relist.
 func TestReplica_OfReplica_UpperRestarts_WatchContinues(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -169,11 +172,20 @@ func TestReplica_OfReplica_FeedIsGuarded(t *testing.T) {
 	if len(resp.Kvs) > 0 {
 		t.Error("the write through the feed was made")
 	}
-	stranger := c.env.Authority().Issue("replica")
-	short, cancel := context.WithTimeout(ctx, 3*time.Second)
-	defer cancel()
-	if _, err := c.feed.EtcdWith(stranger).Client().Get(short, "/registry/secrets/", clientv3.WithPrefix()); err == nil {
-		t.Error("a client with a certificate of another authority read the feed")
+	if err := c.feed.Handshake(ctx, c.feed.Client()); err != nil {
+		t.Errorf("a client with a certificate of the feed's authority: %v", err)
+	}
+	for name, refused := range map[string]struct {
+		certificates []harness.Certificate
+		alert        string
+	}{
+		"none":              {nil, "certificate required"},
+		"another authority": {[]harness.Certificate{c.env.Authority().Issue("replica")}, "unknown certificate authority"},
+	} {
+		err := c.feed.Handshake(ctx, refused.certificates...)
+		if err == nil || !strings.Contains(err.Error(), "remote error: tls: "+refused.alert) {
+			t.Errorf("a client with a certificate of %s: %v, want the alert %q", name, err, refused.alert)
+		}
 	}
 	for _, flags := range [][]string{c.feed.Flags()[:1], c.feed.Flags()[1:]} {
 		refused := c.env.StartReplica(c.etcd, c.front, []*harness.Server{c.primary}, flags...)
@@ -185,8 +197,95 @@ func TestReplica_OfReplica_FeedIsGuarded(t *testing.T) {
 	}
 }
 
-// TestReplica_OfReplica_WithoutEtcd_RefusesConsistentReads: while etcd does not answer, or the feed is stopped, consistent reads below are 429, and others are
-// served; a second feed takes over from a stopped one.
+// TestReplica_OfReplica_EncryptionAtRest_PassesValuesAsStored: a feed sends the encrypted values of etcd, and a replica below, which has the keys,
+// decrypts those that it lists, watches and reads one by one.
+func TestReplica_OfReplica_EncryptionAtRest_PassesValuesAsStored(t *testing.T) {
+	t.Parallel()
+	ctx := harness.Context(t, testTimeout)
+	e := harness.New(t)
+	config := `{"apiVersion": "apiserver.config.k8s.io/v1", "kind": "EncryptionConfiguration", "resources": [{"resources": ["secrets"], "providers": [{"aescbc": {"keys": [
+		{"name": "key1", "secret": "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="}]}}]}]}`
+	c := newChainIn(e, "--encryption-provider-config="+e.WriteFile("encryption.json", []byte(config)))
+	const path = "/api/v1/namespaces/default/secrets"
+	lower := c.lower.API()
+	before, err := lower.List(ctx, path, "")
+	harness.Check(t, err)
+	watch, refused, err := lower.Watch(ctx, path, "resourceVersion="+before.Metadata.ResourceVersion)
+	harness.Check(t, err)
+	if refused != nil {
+		t.Fatal(refused.Err())
+	}
+	defer watch.Close()
+	created, err := c.primary.API().Create(ctx, path, map[string]any{"metadata": map[string]any{"name": "sealed"}, "data": map[string]string{"key": "cGxhaW50ZXh0"}})
+	harness.Check(t, err)
+	event, err := watch.Next(ctx)
+	harness.Check(t, err)
+	if event.Type != "ADDED" || event.Object.Metadata.ResourceVersion != created.Metadata.ResourceVersion {
+		t.Errorf("event %s of %s (%s), want ADDED of the secret", event.Type, event.Object.Metadata.Name, event.Status.Message)
+	}
+	for _, query := range []string{path + "/sealed", path} {
+		r, err := lower.Do(ctx, http.MethodGet, query, "", nil)
+		harness.Check(t, err)
+		if r.Code != http.StatusOK || !strings.Contains(string(r.Body), `"cGxhaW50ZXh0"`) {
+			t.Errorf("%s: %d %.300s, want the decrypted value", query, r.Code, r.Body)
+		}
+	}
+	const key = "/registry/secrets/default/sealed"
+	fed, err := c.feed.Etcd().Client().Get(ctx, key)
+	harness.Check(t, err)
+	stored, err := c.etcd.Client().Get(ctx, key)
+	harness.Check(t, err)
+	if len(fed.Kvs) != 1 || len(stored.Kvs) != 1 || string(fed.Kvs[0].Value) != string(stored.Kvs[0].Value) || !strings.HasPrefix(string(fed.Kvs[0].Value), "k8s:enc:aescbc:v1:key1:") {
+		t.Errorf("the feed has %.60q, etcd %.60q, want the same encrypted value", fed.Kvs, stored.Kvs)
+	}
+}
+
+// TestReplica_OfReplica_FullLogMoves_HistoryIsRestored: a replica that starts below one whose log is full has history, though writes move the floor
+// of that log all the time.
+func TestReplica_OfReplica_FullLogMoves_HistoryIsRestored(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(harness.Context(t, testTimeout))
+	c := newChain(t)
+	etcd := c.etcd.Client()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	write := func(n, size int) error {
+		_, err := etcd.Put(ctx, fmt.Sprintf("/registry/load/%d", n%10), strings.Repeat("x", size))
+		return err
+	}
+	for n := range 700 {
+		harness.Check(t, write(n, 100<<10))
+	}
+	full := func(ctx context.Context) (bool, error) {
+		n, err := c.upper.API().Sum(ctx, "strata_replica_feed_log_bytes")
+		return n > 63<<20, fmt.Errorf("the log has %v bytes (%v)", n, err)
+	}
+	harness.Check(t, harness.Poll(ctx, full))
+	wg.Go(func() {
+		ticker := time.NewTicker(2 * time.Millisecond)
+		defer ticker.Stop()
+		for n := 0; ctx.Err() == nil; n++ {
+			<-ticker.C
+			if err := write(n, 10<<10); err != nil && ctx.Err() == nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	lower := c.replica()
+	failed := func() bool { return strings.Contains(lower.Output(), "History could not be restored") }
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		n, err := lower.API().Sum(ctx, "strata_mirror_replays_total")
+		return n > 0 || failed(), fmt.Errorf("%v restores (%v)", n, err)
+	}))
+	if failed() {
+		t.Error("a restore has failed")
+	}
+}
+
+// TestReplica_OfReplica_WithoutEtcd_RefusesConsistentReads: while etcd does not answer, or the feed is stopped, consistent reads below are 429, and
+// others are served; a second feed takes over from a stopped one.
 func TestReplica_OfReplica_WithoutEtcd_RefusesConsistentReads(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)

@@ -1,6 +1,9 @@
 package harness
 
 import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
@@ -40,3 +43,34 @@ func (f *Feed) Another() *Feed {
 	other.port = f.env.port()
 	return &other
 }
+
+// Handshake connects with certificates, and reads the first byte of the server, which it sends after it has verified them. Error: the server refuses
+// the certificates by a TLS alert, or cannot be reached.
+func (f *Feed) Handshake(ctx context.Context, certificates ...Certificate) error {
+	serving := x509.NewCertPool()
+	serving.AppendCertsFromPEM(f.env.serving().CertPEM)
+	config := &tls.Config{RootCAs: serving, NextProtos: []string{"h2"}}
+	for _, c := range certificates {
+		pair, err := tls.X509KeyPair(c.CertPEM, c.KeyPEM)
+		if err != nil {
+			return err
+		}
+		config.Certificates = append(config.Certificates, pair)
+	}
+	dialer := &tls.Dialer{Config: config}
+	conn, err := dialer.DialContext(ctx, "tcp", fmt.Sprintf("127.0.0.1:%d", f.port))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	if deadline, ok := ctx.Deadline(); ok {
+		if err := conn.SetDeadline(deadline); err != nil {
+			return err
+		}
+	}
+	_, err = conn.Read(make([]byte, 1))
+	return err
+}
+
+// Client returns the certificate of the clients of the feed.
+func (f *Feed) Client() Certificate { return f.client }
