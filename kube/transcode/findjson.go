@@ -31,7 +31,7 @@ func FindJSONField(gvk schema.GroupVersionKind, path string) Find {
 	return newJSONFinder(gvk, strings.Split(path, ".")...).find
 }
 
-// jsonFinder finds a value in stored JSON. It accepts valid JSON only, so an object that cannot be decoded for its syntax has no value.
+// jsonFinder finds a value in stored JSON. It accepts valid JSON with numbers in range only, so an object that cannot be decoded for either has no value.
 type jsonFinder struct {
 	apiVersion, kind string
 	path             []string
@@ -301,23 +301,21 @@ func (t *jsonText) word(word string) bool {
 	return true
 }
 
-// number reads a number.
+// maxInteger bounds the digits before the point: a float64, as which a decoder reads numbers that are no int64, has up to 309 of them.
+const maxInteger = 300
+
+// number reads a number that every decoder accepts. One with an exponent or with more digits may be out of range, which fails the decoding of the object.
 func (t *jsonText) number() bool {
 	t.byte('-')
-	if !t.byte('0') && !t.digits() {
+	from := t.pos
+	if !t.byte('0') && !t.digits() || t.pos-from > maxInteger {
 		return false
 	}
 	if t.byte('.') && !t.digits() {
 		return false
 	}
-	if b := t.peek(); b == 'e' || b == 'E' {
-		t.pos++
-		if !t.byte('+') {
-			t.byte('-')
-		}
-		return t.digits()
-	}
-	return true
+	b := t.peek()
+	return b != 'e' && b != 'E'
 }
 
 // digits reads at least one digit.
