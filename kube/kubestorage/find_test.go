@@ -205,6 +205,32 @@ func TestFinder_Negation_ComparesStoredValues(t *testing.T) {
 	}
 }
 
+// TestEstimate_Negation_ReadsNoStoredValue: the walk compares a value of each hash; an estimate before it leaves that to the walk.
+func TestEstimate_Negation_ReadsNoStoredValue(t *testing.T) {
+	var found atomic.Int64
+	w := foundTwin(t, 1000, &found)
+	pred := involved(t, "spec.nodeName!=object-8")
+	pred.IndexFields = []string{"spec.nodeName"}
+	for round, want := range []bool{true, false} { // without digests, and with them
+		r, err := w.Read(contextFor(t), "/pods/", storage.ListOptions{Recursive: true, ResourceVersion: "0", Predicate: pred})
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := found.Load()
+		if r.EstimatedBytes() == 0 || found.Load() != before {
+			t.Errorf("round %d: the estimate has read %d stored values", round, found.Load()-before)
+		}
+		n := 0
+		for range r.Candidates() {
+			n++
+		}
+		r.Close()
+		if read := found.Load() - before; n != 990 || (read >= 1000) != want || read == 0 {
+			t.Errorf("round %d: %d candidates, want 990; %d stored values were read", round, n, read)
+		}
+	}
+}
+
 // TestEstimate_AnyLimitAndDigests_LeavesCandidates: an estimate keeps the candidates that it finds, up to its limit, to the first leaf without a digest, or
 // to the bound of held candidates; a walk yields the same candidates as without an estimate.
 func TestEstimate_AnyLimitAndDigests_LeavesCandidates(t *testing.T) {

@@ -22,7 +22,7 @@ type Plan struct {
 	ctx   context.Context
 	terms []term
 	known bool                      // see Known: nothing is read, and no digest is made
-	lacks bool                      // with known: the last leaf lacks a digest
+	lacks bool                      // with known: the last leaf lacks a digest, or a value to compare
 	read  func(stored, decoded int) // Config.Read
 }
 

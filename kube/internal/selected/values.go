@@ -136,19 +136,20 @@ func (r *reading) value(p *Plan, e *mirror.Entry, dst []byte) (_ []byte, has, ok
 	return append(dst, value...), has, true
 }
 
-// has reports whether an item has the value; not if it cannot be decoded, or if the plan must not decode it.
+// has reports whether an item has the value; not if it cannot be decoded, or if the plan must not read it (then it lacks the value).
 func (x *Index) has(p *Plan, e *mirror.Entry, want string) bool {
 	a := x.gen.KnownAttributes(e)
 	if a == nil {
+		if p.known {
+			p.lacks = true
+			return false
+		}
 		read := reading{index: x}
 		defer read.end(p)
 		if value, has, ok := read.find(p, e); ok {
 			return has && string(value) == want
 		}
 		var err error
-		if p.known {
-			return false
-		}
 		if a, err = x.gen.Attributes(p.ctx, e); err != nil {
 			return false
 		}
