@@ -1,9 +1,11 @@
 package kubestorage
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -203,6 +205,31 @@ func TestFinder_Negation_ComparesStoredValues(t *testing.T) {
 	if len(candidates) != 990 || cachedAttributes(t, w) != 0 {
 		t.Errorf("%d candidates, want 990; %d objects have cached attributes, want none: %v", len(candidates), cachedAttributes(t, w), slices.Sorted(maps.Keys(candidates))[:3])
 	}
+}
+
+// TestFinder_ConcurrentWalksOfEndedList_DoNotWrite: the walks of a list share its plan, also after its context has ended. The race detector checks it.
+func TestFinder_ConcurrentWalksOfEndedList_DoNotWrite(t *testing.T) {
+	var found atomic.Int64
+	w := foundTwin(t, 200, &found)
+	ctx, cancel := context.WithCancel(contextFor(t))
+	pred := storage.SelectionPredicate{Label: parseLabels(t, "n=7"), Field: fields.Everything(), GetAttrs: involvedAttrs}
+	r, err := w.Read(ctx, "/pods/", storage.ListOptions{Recursive: true, ResourceVersion: "0", Predicate: pred})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if got := r.planName(); got != metrics.PlanStored {
+		t.Fatalf("plan %s", got)
+	}
+	cancel()
+	var walks sync.WaitGroup
+	for range 4 {
+		walks.Go(func() {
+			for range r.Candidates() {
+			}
+		})
+	}
+	walks.Wait()
 }
 
 // TestEstimate_Negation_ReadsNoStoredValue: the walk compares a value of each hash; an estimate before it leaves that to the walk.

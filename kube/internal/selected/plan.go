@@ -16,8 +16,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Plan selects the candidates of a selector with indexes: the intersection of requirements. Its methods may be called concurrently,
-// except those of mirror.Sieve, which Candidates calls on a copy.
+// Plan selects the candidates of a selector with indexes: the intersection of requirements. Its methods may be called concurrently. Those of mirror.Sieve
+// are for Candidates: they write to a plan with more terms than one, and to one with known, which is therefore a copy.
 type Plan struct {
 	ctx   context.Context
 	terms []term

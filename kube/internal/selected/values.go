@@ -161,8 +161,11 @@ func (x *Index) has(p *Plan, e *mirror.Entry, want string) bool {
 
 // scan returns the chosen items that meet a term without digests, or may: those whose value is only known to a decoder.
 func (t *term) scan(p *Plan, items []*mirror.Entry, chosen uint64) (found uint64) {
-	if p.known || p.ctx.Err() != nil {
+	if p.known {
 		p.lacks = true
+		return chosen
+	}
+	if p.ctx.Err() != nil {
 		return chosen
 	}
 	read := reading{index: t.index}
