@@ -186,6 +186,28 @@ func TestFinder_ValuesThatAreNotFound_AreDecoded(t *testing.T) {
 	}
 }
 
+// TestFinder_StoredPlan_CountsDecodedObjects: a list without an index finds the values of most objects, and decodes the others to compare them.
+func TestFinder_StoredPlan_CountsDecodedObjects(t *testing.T) {
+	var found atomic.Int64
+	w := foundTwin(t, 200, &found)
+	for i := range 50 {
+		pod := newPod(fmt.Sprintf("event-9%03d", i))
+		pod.Labels = map[string]string{"n": `\`}
+		w.put(t, pod)
+	}
+	w.catchUp(t)
+	stored, decoded := readValues(t, w, "stored"), readValues(t, w, "decoded")
+	pred := storage.SelectionPredicate{Label: parseLabels(t, "n=7"), Field: fields.Everything(), GetAttrs: involvedAttrs}
+	out := &example.PodList{}
+	if err := w.GetList(contextFor(t), "/pods/", storage.ListOptions{Recursive: true, ResourceVersion: "0", Predicate: pred}, out); err != nil {
+		t.Fatal(err)
+	}
+	stored, decoded = readValues(t, w, "stored")-stored, readValues(t, w, "decoded")-decoded
+	if len(out.Items) != 4 || stored != 200 || decoded != 50 || cachedAttributes(t, w) != 54 {
+		t.Errorf("%d objects, want 4; %v values were found, want 200; %v objects decoded, want 50; %d have attributes, want 54", len(out.Items), stored, decoded, cachedAttributes(t, w))
+	}
+}
+
 // TestFinder_Negation_ComparesStoredValues: the digest has values by their hashes, and a negation compares one value of each hash, which no cached
 // attributes have.
 func TestFinder_Negation_ComparesStoredValues(t *testing.T) {

@@ -178,6 +178,9 @@ func (t *term) scan(p *Plan, items []*mirror.Entry, chosen uint64) (found uint64
 			meets = demands(t, value, has)
 		} else {
 			value, has, ok := read.find(p, items[i])
+			if !ok {
+				read.decoded++ // by the caller
+			}
 			meets = !ok || demands(t, value, has)
 		}
 		if meets {
