@@ -54,8 +54,8 @@ const (
 	maxTerms  = 8
 )
 
-// Plan returns a plan for the selector on n objects, nil if examining all of them costs less, or if no requirement has an index.
-// Requirements that demand a value are used together. Only without any are others used, which usually select most objects.
+// Plan returns a plan for the selector on n objects; nil if examining all of them costs less, or if no requirement has an index or demands a value that
+// can be found in stored values. Requirements that demand a value are used together. Only without any are others used, which usually select most objects.
 func (s *Selections) Plan(ctx context.Context, sel *objects.Selector, n int) *Plan {
 	if n <= smallRange {
 		return nil

@@ -51,7 +51,7 @@ func (x *Index) newLeaf(p *Plan, items []*mirror.Entry, in *btree.Digests) (d *d
 	found := v.found[:v.n]
 	d = newDigest(found, present, all&^present&^unknown)
 	for i := 1; i < len(found); i++ { // sorted now
-		if p, q := found[i-1], found[i]; p.hash() == q.hash() && !bytes.Equal(v.of(p.bit()), v.of(q.bit())) {
+		if a, b := found[i-1], found[i]; a.hash() == b.hash() && !bytes.Equal(v.of(a.bit()), v.of(b.bit())) {
 			d.shared = true
 		}
 	}
