@@ -1,6 +1,7 @@
 package kubestorage
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"maps"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 
 	"github.com/stratakube/strata/kube/internal/metrics"
+	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/transcode"
 	"github.com/stratakube/strata/mirror"
 )
@@ -183,6 +185,72 @@ func TestFinder_ValuesThatAreNotFound_AreDecoded(t *testing.T) {
 	}
 	if decoded := readValues(t, w, "decoded") - before; found.Load() == 0 || decoded != 50 {
 		t.Errorf("%d values were found, and %v objects decoded, want 50", found.Load(), decoded)
+	}
+}
+
+// TestFinder_MostValuesAreNotFound_EndsSearches: values stored in another form are searched up to a bound, then lists decode all objects as without a
+// finder. A resource of which most values are found continues.
+func TestFinder_MostValuesAreNotFound_EndsSearches(t *testing.T) {
+	const pods, bound = 2000, 1000
+	for _, known := range []int{0, pods / 4, pods * 3 / 4} { // pods whose value is found
+		var searched atomic.Int64
+		w := newTwinOf(t, mirror.Window{}, func(*storeConfig) {}, func(runtime.Object, bool, string) objects.Find {
+			return func(stored []byte) ([]byte, bool, bool) {
+				searched.Add(1)
+				return []byte("b"), true, bytes.Contains(stored, []byte(`"known":"yes"`))
+			}
+		})
+		for i := range pods {
+			pod := newPod(fmt.Sprintf("pod-%04d", i))
+			pod.Labels = map[string]string{"a": "b", "known": "no"}
+			if i%4 < known*4/pods {
+				pod.Labels["known"] = "yes"
+			}
+			w.put(t, pod)
+		}
+		w.catchUp(t)
+		list := func() (plan string, candidates int) {
+			t.Helper()
+			pred := storage.SelectionPredicate{Label: parseLabels(t, "a=c"), Field: fields.Everything(), GetAttrs: podAttrs}
+			r, err := w.Read(contextFor(t), "/pods/", storage.ListOptions{Recursive: true, ResourceVersion: "0", Predicate: pred})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer r.Close()
+			for e := range r.Candidates() {
+				if ok, err := r.Matches(contextFor(t), e); err != nil || ok {
+					t.Fatalf("%s: %t, %v", e.Key(), ok, err)
+				}
+				candidates++
+			}
+			return r.planName(), candidates
+		}
+		if plan, n := list(); plan != metrics.PlanStored || n < pods-known {
+			t.Errorf("of %d known values, the first list has the plan %s and %d candidates", known, plan, n)
+		}
+		first := searched.Load()
+		gen := w.view.CurrentGeneration()
+		finder := gen.Finder(true, "other")
+		if ends := known < pods/2; ends != (finder == nil) {
+			t.Errorf("of %d known values, %d were searched, and there is a finder: %t", known, first, finder != nil)
+		} else if missed := first * int64(pods-known) / pods; ends && missed > bound+64 || !ends && first != pods {
+			t.Errorf("of %d known values, %d were searched", known, first)
+		}
+		if known == 0 {
+			other := storage.SelectionPredicate{Label: parseLabels(t, "other=c"), Field: fields.Everything(), GetAttrs: podAttrs}
+			r, err := w.Read(contextFor(t), "/pods/", storage.ListOptions{Recursive: true, ResourceVersion: "0", Predicate: other})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := r.planName(); got != metrics.PlanScan {
+				t.Errorf("a later list has the plan %s", got)
+			}
+			r.Close()
+		}
+		list() // by the index, which has the finder
+		if n := searched.Load() - first; finder == nil && n != 0 {
+			t.Errorf("of %d known values, %d were searched later", known, n)
+		}
 	}
 }
 

@@ -105,15 +105,15 @@ func (r *reading) end(p *Plan) {
 	}
 }
 
-// find finds the value in the stored one. See objects.Finder.
+// find finds the value in the stored one. See objects.Finding.
 func (r *reading) find(p *Plan, e *mirror.Entry) (value []byte, has, ok bool) {
 	if r.index.finder == nil {
 		return nil, false, false
 	}
 	if r.pass == nil {
-		r.pass = objects.NewFinding(p.ctx)
+		r.pass = r.index.finder.Begin(p.ctx)
 	}
-	if value, has, ok = r.index.finder.Find(r.pass, e); ok {
+	if value, has, ok = r.pass.Find(e); ok {
 		r.stored++
 	}
 	return value, has, ok
