@@ -6,9 +6,12 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -251,6 +254,48 @@ func TestFinder_MostValuesAreNotFound_EndsSearches(t *testing.T) {
 		if n := searched.Load() - first; finder == nil && n != 0 {
 			t.Errorf("of %d known values, %d were searched later", known, n)
 		}
+	}
+}
+
+// TestFinder_Uses_MakeIndex: the second use of a label within ten minutes makes its index, and the first one where values are large. A list in the next minutes
+// then reads no stored value.
+func TestFinder_Uses_MakeIndex(t *testing.T) {
+	const pods = 100
+	for _, c := range []struct {
+		size, found int64 // bytes of an annotation; values that are found in all lists
+		pause       time.Duration
+		plans       []string
+	}{
+		{100, 2 * pods, 2 * time.Minute, []string{metrics.PlanStored, metrics.PlanIndex, metrics.PlanIndex}},
+		{100, 3 * pods, 11 * time.Minute, []string{metrics.PlanStored, metrics.PlanStored, metrics.PlanStored}},
+		{5000, pods, 2 * time.Minute, []string{metrics.PlanIndex, metrics.PlanIndex, metrics.PlanIndex}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var found atomic.Int64
+			w := newTwinOf(t, mirror.Window{}, func(*storeConfig) {}, podFinder(&found))
+			for i := range pods {
+				pod := newPod(fmt.Sprintf("pod-%04d", i))
+				pod.Labels, pod.Annotations = map[string]string{"n": "1"}, map[string]string{"text": strings.Repeat("t", int(c.size))}
+				w.put(t, pod)
+			}
+			w.catchUp(t)
+			var plans []string
+			for range c.plans {
+				r, err := w.Read(contextFor(t), "/pods/", storage.ListOptions{Recursive: true, ResourceVersion: "0", Predicate: labelled("n", "2")})
+				if err != nil {
+					t.Fatal(err)
+				}
+				plans = append(plans, r.planName())
+				for e := range r.Candidates() {
+					t.Fatalf("%s is a candidate", e.Key())
+				}
+				r.Close()
+				time.Sleep(c.pause)
+			}
+			if !slices.Equal(plans, c.plans) || found.Load() != c.found {
+				t.Errorf("with %d bytes and a list each %s: plans %s, want %s; %d values were found, want %d", c.size, c.pause, plans, c.plans, found.Load(), c.found)
+			}
+		})
 	}
 }
 

@@ -54,9 +54,9 @@ const (
 	maxTerms  = 8
 )
 
-// Plan returns a plan for the selector on n objects; nil if examining all of them costs less, or if no requirement has an index or demands a value that
+// Plan returns a plan for the selector on n objects with values of so many stored bytes; nil if examining all of them costs less, or if no requirement has an index or demands a value that
 // can be found in stored values. Requirements that demand a value are used together. Only without any are others used, which usually select most objects.
-func (s *Selections) Plan(ctx context.Context, sel *objects.Selector, n int) *Plan {
+func (s *Selections) Plan(ctx context.Context, sel *objects.Selector, n int, bytes int64) *Plan {
 	if n <= smallRange {
 		return nil
 	}
@@ -66,12 +66,13 @@ func (s *Selections) Plan(ctx context.Context, sel *objects.Selector, n int) *Pl
 			terms[t.test] = append(terms[t.test], t)
 		}
 	}
+	large := bytes/int64(n) >= largeValue
 	for _, usable := range terms {
 		p := &Plan{ctx: ctx, read: s.cfg.Read}
 		slices.SortStableFunc(usable, func(a, b term) int { return cmp.Compare(b.declared(&sel.Predicate), a.declared(&sel.Predicate)) })
 		for _, t := range usable[:min(len(usable), maxTerms)] {
 			declared := t.index.declared(&sel.Predicate)
-			if x := s.indexes.get(s, sel.Generation, t.index, declared || s.eager(t.index)); x != nil {
+			if x := s.indexes.get(s, sel.Generation, t.index, declared || s.eager(t.index), large); x != nil {
 				t.index = x
 			} else if t.index.useValues(sel.Generation); t.test > exists || t.index.finder == nil {
 				continue
