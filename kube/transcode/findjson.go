@@ -2,6 +2,7 @@ package transcode
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -23,15 +24,18 @@ func FindJSONLabel(gvk schema.GroupVersionKind, key string) Find {
 }
 
 // FindJSONField returns a function that finds the string at a path such as "spec.color" in custom resources, stored as JSON in the version of gvk;
-// nil if the path is another one, or is in the metadata. Not ok for objects without the field, because their definition may have a default.
+// nil if the path is another one, or is in metadata, of the object or of an object embedded in it: decoding changes some of it. Not ok for objects without
+// the field, because their definition may have a default.
 func FindJSONField(gvk schema.GroupVersionKind, path string) Find {
-	if !plainPath.MatchString(path) || path == "metadata" || strings.HasPrefix(path, "metadata.") {
+	names := strings.Split(path, ".")
+	if !plainPath.MatchString(path) || slices.Contains(names, "metadata") {
 		return nil
 	}
-	return newJSONFinder(gvk, strings.Split(path, ".")...).find
+	return newJSONFinder(gvk, names...).find
 }
 
-// jsonFinder finds a value in stored JSON. It accepts valid JSON with numbers in range only, so an object that cannot be decoded for either has no value.
+// jsonFinder finds a value in stored JSON. It accepts valid JSON only, with numbers in range and metadata that is an object: an object that cannot be decoded
+// for one of these has no value. Metadata of embedded objects is not examined.
 type jsonFinder struct {
 	apiVersion, kind string
 	path             []string
@@ -77,6 +81,8 @@ func (s *jsonSearch) object(depth int) bool {
 			return !s.apiVersion && s.is(f.apiVersion, &s.apiVersion)
 		case depth == 0 && string(name) == "kind":
 			return !s.kind && s.is(f.kind, &s.kind)
+		case depth == 0 && string(name) == "metadata" && t.peek() != '{' && t.peek() != 'n': // cannot be decoded, unless it is null
+			return false
 		case string(name) != f.path[depth]:
 			return t.value(0)
 		case seen: // a decoder takes one of them

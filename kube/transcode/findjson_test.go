@@ -92,16 +92,18 @@ func TestFindJSON_Forms_AreFoundOrDeclined(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]bool{
-		`{"apiVersion":"example.com/v1","kind":"Thing"}`:             false, // may have a default
-		`{"apiVersion":"example.com/v1","kind":"Thing","spec":{}}`:   false,
-		`{"apiVersion":"example.com/v1","kind":"Thing","spec":"no"}`: false,
+		`{"apiVersion":"example.com/v1","kind":"Thing"}`:                                        false, // may have a default
+		`{"apiVersion":"example.com/v1","kind":"Thing","spec":{}}`:                              false,
+		`{"apiVersion":"example.com/v1","kind":"Thing","spec":"no"}`:                            false,
+		`{"apiVersion":"example.com/v1","kind":"Thing","spec":{"color":"red"},"metadata":null}`: true,
+		`{"apiVersion":"example.com/v1","kind":"Thing","spec":{"color":"red"},"metadata":"no"}`: false,
 		storedThings[7]: false, storedThings[8]: false, storedThings[10]: false, storedThings[11]: false,
 	} {
 		if _, _, ok := FindJSONField(thing, "spec.color")([]byte(text)); ok != want {
 			t.Errorf("%s: found %t", text, ok)
 		}
 	}
-	for _, path := range []string{"metadata.name", "metadata", "spec['a.b']", `spec.a\.b`, "spec.a[0]", "", "spec..a", "spec.*"} {
+	for _, path := range []string{"metadata.name", "metadata", "spec.template.metadata.name", "spec['a.b']", `spec.a\.b`, "spec.a[0]", "", "spec..a", "spec.*"} {
 		if FindJSONField(thing, path) != nil {
 			t.Errorf("the path %q is accepted", path)
 		}
