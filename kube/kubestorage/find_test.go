@@ -3,6 +3,7 @@ package kubestorage
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -296,6 +298,51 @@ func TestFinder_Uses_MakeIndex(t *testing.T) {
 				t.Errorf("with %d bytes and a list each %s: plans %s, want %s; %d values were found, want %d", c.size, c.pause, plans, c.plans, found.Load(), c.found)
 			}
 		})
+	}
+}
+
+// TestFinder_UndecodableObjects_FailListsThatMaySelectThem: an object whose bytes are intact where the finder reads is not decoded by a list that excludes its
+// value, and is not among the objects that the list reports. One whose bytes are malformed, or hidden by a missing key, fails every list.
+func TestFinder_UndecodableObjects_FailListsThatMaySelectThem(t *testing.T) {
+	for _, unsafe := range []bool{false, true} {
+		var found atomic.Int64
+		w := foundTwin(t, 200, &found)
+		w.unsafeDelete = unsafe
+		// reports are the objects that a list reports: the first one, or all with AllowUnsafeMalformedObjectDeletion.
+		reports := func(selector string) (n int) {
+			t.Helper()
+			pred := storage.SelectionPredicate{Label: parseLabels(t, selector), Field: fields.Everything(), GetAttrs: involvedAttrs}
+			err := w.GetList(contextFor(t), "/pods/", storage.ListOptions{Recursive: true, ResourceVersion: "0", Predicate: pred}, &example.PodList{})
+			var status *apierrors.StatusError
+			switch {
+			case errors.As(err, &status) && unsafe:
+				return len(status.ErrStatus.Details.Causes)
+			case err != nil:
+				return 1
+			}
+			return 0
+		}
+		put := func(name, spec, end string) {
+			w.etcd.Put(etcdKey(newPod(name)), fmt.Sprintf(`{"kind":"Pod","apiVersion":"example.apiserver.k8s.io/v1","metadata":{"name":%q,"labels":{"n":"1"}},"spec":{"nodeName":%s}%s`, name, spec, end))
+			w.catchUp(t)
+		}
+		put("event-0000-x", "5", "}") // a string in upstream's type
+		for round := range 3 {        // by stored values, and by the index
+			for selector, want := range map[string]int{"n=7": 0, "n=1": 1, "n!=7": 1, "n in (7,8)": 0, "": 1} {
+				if got := reports(selector); got != want {
+					t.Errorf("round %d: a list of %q reports %d objects, want %d", round, selector, got, want)
+				}
+			}
+		}
+		put("event-0000-y", "5", "")
+		for selector, want := range map[string]int{"n=7": 1, "n=1": 2, "n!=7": 2, "": 2} {
+			if !unsafe {
+				want = 1
+			}
+			if got := reports(selector); got != want {
+				t.Errorf("with malformed bytes, a list of %q reports %d objects, want %d", selector, got, want)
+			}
+		}
 	}
 }
 

@@ -214,7 +214,8 @@ func (p *Plan) Indexed() bool { return !p.terms[0].scans }
 func (p *Plan) DemandsValue() bool { return p.terms[0].test == oneOf }
 
 // Candidates yields the candidates of a snapshot with start <= key < end, in key order: at least the selected entries. Objects whose
-// labels and fields are not known are read leaf by leaf; those that cannot be decoded are candidates.
+// labels and fields are not known are read leaf by leaf. Those whose value is not found and that cannot be decoded are candidates; an object whose value is
+// found may be one that cannot be decoded.
 func (p *Plan) Candidates(snap mirror.Snapshot, start, end string) iter.Seq[*mirror.Entry] {
 	if len(p.terms) > 1 {
 		p = &Plan{ctx: p.ctx, terms: slices.Clone(p.terms), read: p.read} // see advance
