@@ -54,8 +54,9 @@ const (
 	maxTerms  = 8
 )
 
-// Plan returns a plan for the selector on n objects with values of so many stored bytes; nil if examining all of them costs less, or if no requirement has an index or demands a value that
-// can be found in stored values. Requirements that demand a value are used together. Only without any are others used, which usually select most objects.
+// Plan returns a plan for the selector on n objects, whose stored values have the bytes. It is nil if examining all of them costs less, or if no requirement
+// has an index or demands a value that can be found in stored values. Requirements that demand a value are used together. Only without any are others used,
+// which usually select most objects.
 func (s *Selections) Plan(ctx context.Context, sel *objects.Selector, n int, bytes int64) *Plan {
 	if n <= smallRange {
 		return nil
