@@ -33,8 +33,8 @@ type Options struct {
 	// concurrently, and keeps neither slice; see transcode.Abridger.
 	Abridge func(dst, value []byte) (_ []byte, ok bool)
 	// Finder returns a function that finds the value of a label, or of a field of GetAttrs, in the stored values of objects like obj, after decryption;
-	// nil if it has none. Then, and if the function is not ok, objects are decoded. The value that it finds shares memory with the stored one. Functions
-	// are called concurrently; see transcode.Finders.
+	// nil if it has none. Then, and if the function is not ok, objects are decoded; after 1,000 values that were not found, all are, if most were not found.
+	// The value that it finds shares memory with the stored one. Functions are called concurrently; see transcode.Finders.
 	Finder func(obj runtime.Object, label bool, name string) func(stored []byte) (value []byte, present, ok bool)
 	// Window bounds the history kept in memory, per etcd cluster. A zero field means that of
 	// mirror.DefaultWindow.

@@ -75,7 +75,7 @@ func (r *ListRead) traceListed() {
 	switch {
 	case r.request.exact > 0:
 		r.span.event(eventExact)
-	case r.plan != nil:
+	case r.plan != nil && r.plan.Indexed():
 		r.span.event(eventByIndex)
 	default:
 		r.span.event(eventLatest)

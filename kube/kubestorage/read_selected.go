@@ -18,8 +18,8 @@ func (r *ListRead) useIndex(ctx context.Context) {
 		if r.request.exact == 0 && r.request.opts.Predicate.Continue == "" {
 			r.declared = selected.DeclaredIndex(&r.selector.Predicate)
 		}
-		n, _ := r.Snapshot.Count(r.Start, r.End)
-		r.plan = r.store.selections.Plan(ctx, &r.selector, n)
+		n, bytes := r.Snapshot.Count(r.Start, r.End)
+		r.plan = r.store.selections.Plan(ctx, &r.selector, n, bytes)
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -56,6 +58,36 @@ func storedPods(f *testing.F, codec runtime.Codec, change ...func(*options)) *st
 	return s
 }
 
+// counted counts the values that a finder finds.
+func counted(found *atomic.Int64, find transcode.Find) func([]byte) ([]byte, bool, bool) {
+	if find == nil {
+		return nil
+	}
+	return func(stored []byte) (value []byte, present, ok bool) {
+		if value, present, ok = find(stored); ok {
+			found.Add(1)
+		}
+		return value, present, ok
+	}
+}
+
+// withPodFinder finds values in pods that are stored as protobuf.
+func withPodFinder(f *testing.F, found *atomic.Int64) func(*options) {
+	f.Helper()
+	finders := &transcode.Finders{}
+	if err := finders.Add(examplev1.SchemeGroupVersion.WithKind("Pod"), reflect.TypeFor[examplev1.Pod](), []string{"metadata.name"}, nil); err != nil {
+		f.Fatal(err)
+	}
+	return func(o *options) {
+		o.engine.Finder = func(_ runtime.Object, label bool, name string) func([]byte) ([]byte, bool, bool) {
+			if label {
+				return counted(found, finders.Label(name))
+			}
+			return counted(found, finders.Field(name))
+		}
+	}
+}
+
 // converting decodes custom resources to example.com/v1, as a webhook would convert them.
 type converting struct{ runtime.Codec }
 
@@ -68,7 +100,7 @@ func (c converting) Decode(data []byte, kind *schema.GroupVersionKind, into runt
 	return obj, was, err
 }
 
-func storedWidgets(f *testing.F, codec runtime.Codec) *storedIn {
+func storedWidgets(f *testing.F, codec runtime.Codec, found *atomic.Int64) *storedIn {
 	kind := schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Widget"}
 	s := storedPods(f, codec, func(o *options) {
 		o.store.GroupResource = schema.GroupResource{Group: "example.com", Resource: "widgets"}
@@ -86,9 +118,9 @@ func storedWidgets(f *testing.F, codec runtime.Codec) *storedIn {
 		o.store.GetAttrs = storage.DefaultNamespaceScopedAttr
 		o.engine.Finder = func(_ runtime.Object, label bool, name string) func([]byte) ([]byte, bool, bool) {
 			if label {
-				return transcode.FindJSONLabel(kind, name)
+				return counted(found, transcode.FindJSONLabel(kind, name))
 			}
-			return transcode.FindJSONField(kind, name)
+			return counted(found, transcode.FindJSONField(kind, name))
 		}
 	})
 	store := s.engine(f)
@@ -128,11 +160,36 @@ func (s *storedIn) get(from storage.Interface) answer {
 	return answer{obj, err}
 }
 
-func (s *storedIn) list(from storage.Interface, opts storage.ListOptions) answer {
-	list := s.newList()
+// list lists the namespace of the fuzzed object, or all namespaces.
+func (s *storedIn) list(from storage.Interface, all bool, opts storage.ListOptions) answer {
+	list, key := s.newList(), strings.TrimSuffix(s.key, "fuzzed")
+	if all {
+		key = strings.TrimSuffix(key, "ns/")
+	}
 	opts.Recursive = true
-	err := from.GetList(context.Background(), strings.TrimSuffix(s.key, "ns/fuzzed"), opts, list)
+	err := from.GetList(context.Background(), key, opts, list)
 	return answer{list, err}
+}
+
+// addOthers stores objects in another namespace that do not change, one more than a list examines without a plan.
+func (s *storedIn) addOthers(f *testing.F, codec runtime.Codec, sealer value.Transformer) {
+	f.Helper()
+	for i := range 65 {
+		obj := s.newFunc()
+		m, err := meta.Accessor(obj)
+		if err != nil {
+			f.Fatal(err)
+		}
+		m.SetNamespace("others")
+		m.SetName(fmt.Sprintf("other-%02d", i))
+		m.SetLabels(map[string]string{"a": []string{"b", "c", ""}[i%3], "": "x"})
+		data, err := runtime.Encode(codec, obj)
+		if err != nil {
+			f.Fatal(err)
+		}
+		s.putAs(f, strings.TrimSuffix(s.key, "ns/fuzzed")+"others/"+m.GetName(), data, sealer)
+	}
+	s.catchUp(f)
 }
 
 // storedTexts are seeds of FuzzStored for each kind: objects of other kinds and versions, and garbage.
@@ -168,7 +225,13 @@ func seedPods(f *testing.F, codecs map[string]runtime.Codec, prefix []byte) {
 // put stores the bytes in etcd, encrypted unless sealer is nil, and waits until memory has them.
 func (s *storedIn) put(t *testing.T, stored []byte, sealer value.Transformer) {
 	t.Helper()
-	key := testPrefix + strings.TrimPrefix(s.key, "/")
+	s.putAs(t, s.key, stored, sealer)
+	s.catchUp(t)
+}
+
+func (s *storedIn) putAs(t testing.TB, key string, stored []byte, sealer value.Transformer) {
+	t.Helper()
+	key = testPrefix + strings.TrimPrefix(key, "/")
 	if sealer != nil {
 		sealed, err := sealer.TransformToStorage(context.Background(), stored, value.DefaultContext(key))
 		if err != nil {
@@ -179,7 +242,6 @@ func (s *storedIn) put(t *testing.T, stored []byte, sealer value.Transformer) {
 	if _, err := s.client.Put(context.Background(), key, string(stored)); err != nil {
 		t.Fatal(err)
 	}
-	s.catchUp(t)
 }
 
 // compareReads compares GET and LIST of memory, with empty and with filled caches, with upstream's store. It returns upstream's
@@ -193,7 +255,7 @@ func (s *storedIn) compareReads(t *testing.T, stored []byte) answer {
 		t.Fatalf("%q: GET %s", stored, d)
 	}
 	for range 2 {
-		if d := s.list(store, everything).differs(s.list(store.etcd, everything)); d != "" {
+		if d := s.list(store, false, everything).differs(s.list(store.etcd, false, everything)); d != "" {
 			t.Fatalf("%q: LIST %s", stored, d)
 		}
 	}
@@ -203,7 +265,7 @@ func (s *storedIn) compareReads(t *testing.T, stored []byte) answer {
 	return want
 }
 
-// compareSelections compares lists by the name, the namespace and up to two labels of the object with upstream's store.
+// compareSelections compares lists by the name, the namespace, a label of the others and up to two labels of the object with upstream's store.
 func (s *storedIn) compareSelections(t *testing.T, stored []byte, obj runtime.Object) {
 	t.Helper()
 	store := s.engine(t)
@@ -211,15 +273,18 @@ func (s *storedIn) compareSelections(t *testing.T, stored []byte, obj runtime.Ob
 	if err != nil {
 		t.Fatal(err)
 	}
-	selections := []storage.SelectionPredicate{{Label: labels.Everything(), Field: fields.OneTermEqualSelector("metadata.name", m.GetName())},
-		{Label: labels.Everything(), Field: fields.OneTermNotEqualSelector("metadata.namespace", m.GetNamespace())}}
-	for name, value := range m.GetLabels() {
-		selections = append(selections, storage.SelectionPredicate{Label: labels.SelectorFromSet(labels.Set{name: value}), Field: fields.Everything()})
+	// First those by labels: without an index for the name, a list decodes all objects, and their values are known from then on.
+	selections := []storage.SelectionPredicate{{Label: labels.SelectorFromSet(labels.Set{"a": "b"}), Field: fields.Everything()}}
+	own := m.GetLabels()
+	for _, name := range slices.Sorted(maps.Keys(own))[:min(2, len(own))] {
+		selections = append(selections, storage.SelectionPredicate{Label: labels.SelectorFromSet(labels.Set{name: own[name]}), Field: fields.Everything()})
 	}
-	for _, pred := range selections[:min(4, len(selections))] {
+	selections = append(selections, storage.SelectionPredicate{Label: labels.Everything(), Field: fields.OneTermEqualSelector("metadata.name", m.GetName())},
+		storage.SelectionPredicate{Label: labels.Everything(), Field: fields.OneTermNotEqualSelector("metadata.namespace", m.GetNamespace())})
+	for _, pred := range selections {
 		pred.GetAttrs = storage.DefaultNamespaceScopedAttr
 		opts := storage.ListOptions{Predicate: pred}
-		if d := s.list(store, opts).differs(s.list(store.etcd, opts)); d != "" {
+		if d := s.list(store, true, opts).differs(s.list(store.etcd, true, opts)); d != "" {
 			t.Fatalf("%q: LIST of %s %s: %s", stored, pred.Label, pred.Field, d)
 		}
 	}
@@ -232,12 +297,25 @@ func FuzzStored(f *testing.F) {
 	codecs := storedCodecs()
 	encrypted := aesTransformer(f, "fuzz")
 	sealer := value.NewPrefixTransformers(errors.New("no key fits"), encrypted)
+	var found [4]atomic.Int64 // values by kind
 	kinds := []*storedIn{
 		storedPods(f, codecs[runtime.ContentTypeJSON]),
-		storedPods(f, codecs[runtime.ContentTypeProtobuf], withTransformer(sealer)),
-		storedWidgets(f, unstructured.UnstructuredJSONScheme),
-		storedWidgets(f, converting{unstructured.UnstructuredJSONScheme}),
+		storedPods(f, codecs[runtime.ContentTypeProtobuf], withTransformer(sealer), withPodFinder(f, &found[1])),
+		storedWidgets(f, unstructured.UnstructuredJSONScheme, &found[2]),
+		storedWidgets(f, converting{unstructured.UnstructuredJSONScheme}, &found[3]),
 	}
+	kinds[0].addOthers(f, codecs[runtime.ContentTypeJSON], nil)
+	kinds[1].addOthers(f, codecs[runtime.ContentTypeProtobuf], sealer)
+	kinds[2].addOthers(f, unstructured.UnstructuredJSONScheme, nil)
+	kinds[3].addOthers(f, unstructured.UnstructuredJSONScheme, nil)
+	var selected [4]atomic.Int64 // objects by kind, by whose values lists were compared
+	f.Cleanup(func() {
+		for kind := range selected {
+			if kind > 0 && selected[kind].Load() > 0 && found[kind].Load() == 0 {
+				f.Errorf("kind %d: no value was found for lists by the values of %d objects", kind, selected[kind].Load())
+			}
+		}
+	})
 	seedPods(f, codecs, encrypted.Prefix)
 	for _, text := range storedTexts {
 		for kind := range kinds {
@@ -248,7 +326,8 @@ func FuzzStored(f *testing.F) {
 		if len(stored) > 1<<20 {
 			return
 		}
-		s := kinds[int(kind)%len(kinds)]
+		kind %= byte(len(kinds))
+		s := kinds[kind]
 		if encrypt && s == kinds[1] {
 			s.put(t, stored, sealer)
 		} else {
@@ -256,6 +335,7 @@ func FuzzStored(f *testing.F) {
 		}
 		if want := s.compareReads(t, stored); want.err == nil {
 			s.compareSelections(t, stored, want.obj)
+			selected[kind].Add(1)
 		}
 	})
 }
@@ -306,6 +386,12 @@ func FuzzSelectors(f *testing.F) {
 	store := fix.engine(f)
 	values := []string{"", "a", "b", "A", "a/b", "node-1", "node-10", "\x00", "é", "1", "10", "-5", strings.Repeat("v", 300)}
 	revs := selectedPods(f, fix, values)
+	walks := 0
+	f.Cleanup(func() {
+		if walks > 0 && found.Load() == 0 {
+			f.Errorf("no value was found for %d selectors", walks)
+		}
+	})
 	for _, label := range []string{"", "zone=a", "zone=", "zone!=a", "zone in (a,b,)", "zone notin (a)", "zone", "!zone", "n>3,n<20", "zone==a,zone==b", "zone=a,n=0", "x=y",
 		"zone=node-1", "zone in ()", "n>x", "=", ",", "zone=a b", "in", "notin in (in)"} {
 		for _, field := range []string{"", "spec.nodeName=node-1", "spec.nodeName!=a,metadata.namespace=ns", "metadata.name=p-01-0", "spec.nodeName=", `spec.nodeName=a\,b`, "spec.nodeName=a,spec.nodeName=b", "x=y", "=", "spec.nodeName"} {
@@ -350,6 +436,7 @@ func FuzzSelectors(f *testing.F) {
 			t.Fatalf("%q %q, limit %d: no end of pages", label, field, pred.Limit)
 			return answer{}
 		}
+		walks++
 		if d := walk(store).differs(walk(store.etcd)); d != "" {
 			t.Fatalf("%q %q at %s, limit %d, indexed %v: %s", label, field, first.ResourceVersion, limit, indexed, d)
 		}

@@ -85,8 +85,8 @@ func few(ctx context.Context, candidates iter.Seq[*mirror.Entry]) (found []*mirr
 // sift returns the next candidates of the initial events, false if the rest of the range has no usable index, because it is small or
 // the index was dropped. Each part makes a plan of its own: the keys that decrypt values may have been replaced since the last one.
 func (st *Stream) sift(snap mirror.Snapshot) (delivery, bool) {
-	n, _ := snap.Count(st.from, st.end)
-	plan := st.store.selections.Plan(st.ctx, &st.selector, n)
+	n, bytes := snap.Count(st.from, st.end)
+	plan := st.store.selections.Plan(st.ctx, &st.selector, n, bytes)
 	if plan == nil {
 		return delivery{}, false
 	}

@@ -47,7 +47,7 @@ func newTwinWith(t testing.TB, window mirror.Window, change func(*storeConfig)) 
 	return newTwinOf(t, window, change, nil)
 }
 
-// newTwinOf is newTwinWith with Options.Finder.
+// newTwinOf is newTwinWith with Options.Finder. A swappable transformer has keys that change.
 func newTwinOf(t testing.TB, window mirror.Window, change func(*storeConfig), finder func(runtime.Object, bool, string) objects.Find) *twin {
 	t.Helper()
 	codec := &countingCodec{Codec: testCodec()}
@@ -60,6 +60,13 @@ func newTwinOf(t testing.TB, window mirror.Window, change func(*storeConfig), fi
 		GetAttrs:       podAttrs,
 	}
 	change(&cfg)
+	if cfg.Transformer == nil {
+		cfg.Transformer = identity.NewEncryptCheckTransformer()
+	}
+	var keys func() any
+	if swap, ok := cfg.Transformer.(*swappable); ok {
+		keys = func() any { return swap.current.Load() }
+	}
 	etcd := memory.New()
 	m, err := mirror.New(mirror.Options{
 		Prefix: testPrefix, Source: etcd, Window: window,
@@ -79,7 +86,7 @@ func newTwinOf(t testing.TB, window mirror.Window, change func(*storeConfig), fi
 	c := &cluster{prefix: testPrefix, mirror: m, blocks: newBlocks(DefaultRepresentationBytes), latestReads: latestReads{lists: true, gets: true}}
 	decoder := etcd3.NewDefaultDecoder(cfg.Codec, storage.APIObjectVersioner{})
 	s := newStore(c, nil, r, cfg, objects.Config{
-		Resource: cfg.GroupResource, Transformer: identity.NewEncryptCheckTransformer(), Decoder: decoder, NewFunc: cfg.NewFunc, GetAttrs: cfg.GetAttrs, Blocks: c.blocks,
+		Resource: cfg.GroupResource, Transformer: cfg.Transformer, Keys: keys, Decoder: decoder, NewFunc: cfg.NewFunc, GetAttrs: cfg.GetAttrs, Blocks: c.blocks,
 		Finder: finderOf(finder, cfg.NewFunc),
 	}, false)
 	t.Cleanup(s.stop)

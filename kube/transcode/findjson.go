@@ -2,6 +2,7 @@ package transcode
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -23,15 +24,18 @@ func FindJSONLabel(gvk schema.GroupVersionKind, key string) Find {
 }
 
 // FindJSONField returns a function that finds the string at a path such as "spec.color" in custom resources, stored as JSON in the version of gvk;
-// nil if the path is another one, or is in the metadata. Not ok for objects without the field, because their definition may have a default.
+// nil if the path is another one, or is in metadata, of the object or of an object embedded in it: decoding changes some of it. Not ok for objects without
+// the field, because their definition may have a default.
 func FindJSONField(gvk schema.GroupVersionKind, path string) Find {
-	if !plainPath.MatchString(path) || path == "metadata" || strings.HasPrefix(path, "metadata.") {
+	names := strings.Split(path, ".")
+	if !plainPath.MatchString(path) || slices.Contains(names, "metadata") {
 		return nil
 	}
-	return newJSONFinder(gvk, strings.Split(path, ".")...).find
+	return newJSONFinder(gvk, names...).find
 }
 
-// jsonFinder finds a value in stored JSON. It accepts valid JSON only, so an object that cannot be decoded for its syntax has no value.
+// jsonFinder finds a value in stored JSON. It accepts valid JSON only, with numbers in range and metadata that is an object: an object that cannot be decoded
+// for one of these has no value. Metadata of embedded objects is not examined.
 type jsonFinder struct {
 	apiVersion, kind string
 	path             []string
@@ -77,6 +81,8 @@ func (s *jsonSearch) object(depth int) bool {
 			return !s.apiVersion && s.is(f.apiVersion, &s.apiVersion)
 		case depth == 0 && string(name) == "kind":
 			return !s.kind && s.is(f.kind, &s.kind)
+		case depth == 0 && string(name) == "metadata" && t.peek() != '{' && t.peek() != 'n': // cannot be decoded, unless it is null
+			return false
 		case string(name) != f.path[depth]:
 			return t.value(0)
 		case seen: // a decoder takes one of them
@@ -301,23 +307,21 @@ func (t *jsonText) word(word string) bool {
 	return true
 }
 
-// number reads a number.
+// maxInteger bounds the digits before the point: a float64, as which a decoder reads numbers that are no int64, has up to 309 of them.
+const maxInteger = 300
+
+// number reads a number that every decoder accepts. One with an exponent or with more digits may be out of range, which fails the decoding of the object.
 func (t *jsonText) number() bool {
 	t.byte('-')
-	if !t.byte('0') && !t.digits() {
+	from := t.pos
+	if !t.byte('0') && !t.digits() || t.pos-from > maxInteger {
 		return false
 	}
 	if t.byte('.') && !t.digits() {
 		return false
 	}
-	if b := t.peek(); b == 'e' || b == 'E' {
-		t.pos++
-		if !t.byte('+') {
-			t.byte('-')
-		}
-		return t.digits()
-	}
-	return true
+	b := t.peek()
+	return b != 'e' && b != 'E'
 }
 
 // digits reads at least one digit.

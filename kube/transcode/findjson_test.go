@@ -15,7 +15,7 @@ var thing = schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "
 // storedThings are seeds: objects in the version, in other forms, and malformed.
 var storedThings = []string{
 	`{"apiVersion":"example.com/v1","kind":"Thing","metadata":{"name":"x","labels":{"a":"b","c":"d"}},"spec":{"color":"red"}}`,
-	` { "spec" : { "other" : [1,-2.5e+3,{"color":"no"}], "color" : "red" } , "kind" : "Thing" , "apiVersion" : "example.com/v1" } `,
+	` { "spec" : { "other" : [1,-2.5,{"color":"no"}], "color" : "red" } , "kind" : "Thing" , "apiVersion" : "example.com/v1" } `,
 	`{"apiVersion":"example.com/v1","kind":"Thing","metadata":{"managedFields":[{"k:{\"a\":\"\\\"\"}":{}}],"labels":{"a":"b"}},"spec":{"color":"é"}}`,
 	`{"apiVersion":"example.com/v1","kind":"Thing","metadata":{"labels":{}},"spec":{"color":""}}`,
 	`{"apiVersion":"example.com/v1","kind":"Thing","metadata":null,"spec":null}`,
@@ -32,7 +32,14 @@ var storedThings = []string{
 	`{"apiVersion":"example.com/v1","kind":"Thing","spec":{"color":"red","n":01}}`, `{"apiVersion":"example.com/v1","kind":"Thing","spec":{"color":"red","n":"\u00zz"}}`,
 	`{"apiVersion":"example.com/v1","kind":"Thing","spec":{"color":"` + "\xff" + `"}}`, `{"apiVersion":"example.com/v1","kind":"Thing","spec":{"color":"red","n":nul}}`,
 	`{"apiVersion":"example.com/v1","kind":"Thing","spec":{"color":"red","n":` + strings.Repeat("[", 200) + strings.Repeat("]", 200) + `}}`,
+	thingWithNumber("1e999"), thingWithNumber("-1E+400"), thingWithNumber("2.5e3"), thingWithNumber("1e-999"),
+	thingWithNumber(strings.Repeat("9", 400)), thingWithNumber("-" + strings.Repeat("9", 309) + ".5"), thingWithNumber("0." + strings.Repeat("9", 400)),
 	`[]`, `{}`, ``, `{`, `null`, "k8s\x00", `{"apiVersion":"example.com/v1","kind":"Thing"`, "{\"\\",
+}
+
+// thingWithNumber returns an object with a number beside the labels and the field.
+func thingWithNumber(n string) string {
+	return `{"apiVersion":"example.com/v1","kind":"Thing","metadata":{"labels":{"a":"b"}},"spec":{"color":"red"},"status":{"n":` + n + `}}`
 }
 
 // found is the value that upstream's selectors evaluate; ok is false if a decoder could find another one, for a default or a conversion.
@@ -85,16 +92,18 @@ func TestFindJSON_Forms_AreFoundOrDeclined(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]bool{
-		`{"apiVersion":"example.com/v1","kind":"Thing"}`:             false, // may have a default
-		`{"apiVersion":"example.com/v1","kind":"Thing","spec":{}}`:   false,
-		`{"apiVersion":"example.com/v1","kind":"Thing","spec":"no"}`: false,
+		`{"apiVersion":"example.com/v1","kind":"Thing"}`:                                        false, // may have a default
+		`{"apiVersion":"example.com/v1","kind":"Thing","spec":{}}`:                              false,
+		`{"apiVersion":"example.com/v1","kind":"Thing","spec":"no"}`:                            false,
+		`{"apiVersion":"example.com/v1","kind":"Thing","spec":{"color":"red"},"metadata":null}`: true,
+		`{"apiVersion":"example.com/v1","kind":"Thing","spec":{"color":"red"},"metadata":"no"}`: false,
 		storedThings[7]: false, storedThings[8]: false, storedThings[10]: false, storedThings[11]: false,
 	} {
 		if _, _, ok := FindJSONField(thing, "spec.color")([]byte(text)); ok != want {
 			t.Errorf("%s: found %t", text, ok)
 		}
 	}
-	for _, path := range []string{"metadata.name", "metadata", "spec['a.b']", `spec.a\.b`, "spec.a[0]", "", "spec..a", "spec.*"} {
+	for _, path := range []string{"metadata.name", "metadata", "spec.template.metadata.name", "spec['a.b']", `spec.a\.b`, "spec.a[0]", "", "spec..a", "spec.*"} {
 		if FindJSONField(thing, path) != nil {
 			t.Errorf("the path %q is accepted", path)
 		}

@@ -51,6 +51,8 @@ type View struct {
 	// unabridged counts the values that Abridge could not cut down, up to maxUnabridged.
 	unabridged atomic.Int32
 
+	labelSearches, fieldSearches searches
+
 	fieldNames atomic.Pointer[[]string] // of the last FieldSet
 
 	cur    atomic.Pointer[Generation] // see CurrentGeneration

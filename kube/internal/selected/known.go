@@ -11,7 +11,8 @@ import (
 
 // Known are the candidates of a plan in a range that were found by digests alone. Immutable.
 type Known struct {
-	// N is the number of candidates. Entries of leaves without digests count as candidates, and so may entries of such leaves that are out of the range.
+	// N is the number of candidates. Entries of leaves without digests count as candidates, and so may entries of such leaves that are out of the range
+	// and entries that have a value which a negation excludes.
 	N int
 
 	first []*mirror.Entry // candidates, in key order
@@ -21,7 +22,7 @@ type Known struct {
 // maxKnown bounds the candidates that a list holds before it reads them.
 const maxKnown = 4096
 
-// Known finds candidates without reading values, and counts them to most or a little more. Cost is O(parents of leaves + leaves with candidates).
+// Known finds candidates without reading stored values, and counts them to most or a little more. Cost is O(parents of leaves + leaves with candidates).
 func (p *Plan) Known(snap mirror.Snapshot, start, end string, most int) *Known {
 	s := knownSieve{plan: &Plan{ctx: p.ctx, terms: slices.Clone(p.terms), known: true, read: p.read}, start: start, most: most, known: &Known{}}
 	k := s.known
@@ -56,7 +57,7 @@ func (k *Known) Candidates(p *Plan, snap mirror.Snapshot, end string) iter.Seq[*
 	}
 }
 
-// knownSieve is a mirror.Sieve that selects candidates up to the first leaf without a digest, or up to the bounds, and then counts them.
+// knownSieve is a mirror.Sieve that selects candidates up to the first leaf that lacks a digest or a value, or up to the bounds, and then counts them.
 type knownSieve struct {
 	plan  *Plan
 	start string

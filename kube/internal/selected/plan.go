@@ -16,13 +16,13 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Plan selects the candidates of a selector with indexes: the intersection of requirements. Its methods may be called concurrently,
-// except those of mirror.Sieve, which Candidates calls on a copy.
+// Plan selects the candidates of a selector with indexes: the intersection of requirements. Its methods may be called concurrently. Those of mirror.Sieve
+// are for Candidates: they write to a plan with more terms than one, and to one with known, which is therefore a copy.
 type Plan struct {
 	ctx   context.Context
 	terms []term
 	known bool                      // see Known: nothing is read, and no digest is made
-	lacks bool                      // with known: the last leaf lacks a digest
+	lacks bool                      // with known: the last leaf lacks a digest, or a value to compare
 	read  func(stored, decoded int) // Config.Read
 }
 
@@ -54,9 +54,10 @@ const (
 	maxTerms  = 8
 )
 
-// Plan returns a plan for the selector on n objects, nil if examining all of them costs less, or if no requirement has an index.
-// Requirements that demand a value are used together. Only without any are others used, which usually select most objects.
-func (s *Selections) Plan(ctx context.Context, sel *objects.Selector, n int) *Plan {
+// Plan returns a plan for the selector on n objects, whose stored values have the bytes. It is nil if examining all of them costs less, or if no requirement
+// has an index or demands a value that can be found in stored values. Requirements that demand a value are used together. Only without any are others used,
+// which usually select most objects.
+func (s *Selections) Plan(ctx context.Context, sel *objects.Selector, n int, bytes int64) *Plan {
 	if n <= smallRange {
 		return nil
 	}
@@ -66,12 +67,13 @@ func (s *Selections) Plan(ctx context.Context, sel *objects.Selector, n int) *Pl
 			terms[t.test] = append(terms[t.test], t)
 		}
 	}
+	large := bytes/int64(n) >= largeValue
 	for _, usable := range terms {
 		p := &Plan{ctx: ctx, read: s.cfg.Read}
 		slices.SortStableFunc(usable, func(a, b term) int { return cmp.Compare(b.declared(&sel.Predicate), a.declared(&sel.Predicate)) })
 		for _, t := range usable[:min(len(usable), maxTerms)] {
 			declared := t.index.declared(&sel.Predicate)
-			if x := s.indexes.get(s, sel.Generation, t.index, declared || s.eager(t.index)); x != nil {
+			if x := s.indexes.get(s, sel.Generation, t.index, declared || s.eager(t.index), large); x != nil {
 				t.index = x
 			} else if t.index.useValues(sel.Generation); t.test > exists || t.index.finder == nil {
 				continue
@@ -213,7 +215,8 @@ func (p *Plan) Indexed() bool { return !p.terms[0].scans }
 func (p *Plan) DemandsValue() bool { return p.terms[0].test == oneOf }
 
 // Candidates yields the candidates of a snapshot with start <= key < end, in key order: at least the selected entries. Objects whose
-// labels and fields are not known are read leaf by leaf; those that cannot be decoded are candidates.
+// labels and fields are not known are read leaf by leaf. Those whose value is not found and that cannot be decoded are candidates; an object whose value is
+// found may be one that cannot be decoded.
 func (p *Plan) Candidates(snap mirror.Snapshot, start, end string) iter.Seq[*mirror.Entry] {
 	if len(p.terms) > 1 {
 		p = &Plan{ctx: p.ctx, terms: slices.Clone(p.terms), read: p.read} // see advance

@@ -51,7 +51,7 @@ func (x *Index) newLeaf(p *Plan, items []*mirror.Entry, in *btree.Digests) (d *d
 	found := v.found[:v.n]
 	d = newDigest(found, present, all&^present&^unknown)
 	for i := 1; i < len(found); i++ { // sorted now
-		if p, q := found[i-1], found[i]; p.hash() == q.hash() && !bytes.Equal(v.of(p.bit()), v.of(q.bit())) {
+		if a, b := found[i-1], found[i]; a.hash() == b.hash() && !bytes.Equal(v.of(a.bit()), v.of(b.bit())) {
 			d.shared = true
 		}
 	}
@@ -105,15 +105,15 @@ func (r *reading) end(p *Plan) {
 	}
 }
 
-// find finds the value in the stored one. See objects.Finder.
+// find finds the value in the stored one. See objects.Finding.
 func (r *reading) find(p *Plan, e *mirror.Entry) (value []byte, has, ok bool) {
 	if r.index.finder == nil {
 		return nil, false, false
 	}
 	if r.pass == nil {
-		r.pass = objects.NewFinding(p.ctx)
+		r.pass = r.index.finder.Begin(p.ctx)
 	}
-	if value, has, ok = r.index.finder.Find(r.pass, e); ok {
+	if value, has, ok = r.pass.Find(e); ok {
 		r.stored++
 	}
 	return value, has, ok
@@ -136,19 +136,20 @@ func (r *reading) value(p *Plan, e *mirror.Entry, dst []byte) (_ []byte, has, ok
 	return append(dst, value...), has, true
 }
 
-// has reports whether an item has the value; not if it cannot be decoded, or if the plan must not decode it.
+// has reports whether an item has the value; not if it cannot be decoded, or if the plan must not read it (then it lacks the value).
 func (x *Index) has(p *Plan, e *mirror.Entry, want string) bool {
 	a := x.gen.KnownAttributes(e)
 	if a == nil {
+		if p.known {
+			p.lacks = true
+			return false
+		}
 		read := reading{index: x}
 		defer read.end(p)
 		if value, has, ok := read.find(p, e); ok {
 			return has && string(value) == want
 		}
 		var err error
-		if p.known {
-			return false
-		}
 		if a, err = x.gen.Attributes(p.ctx, e); err != nil {
 			return false
 		}
@@ -160,8 +161,11 @@ func (x *Index) has(p *Plan, e *mirror.Entry, want string) bool {
 
 // scan returns the chosen items that meet a term without digests, or may: those whose value is only known to a decoder.
 func (t *term) scan(p *Plan, items []*mirror.Entry, chosen uint64) (found uint64) {
-	if p.known || p.ctx.Err() != nil {
+	if p.known {
 		p.lacks = true
+		return chosen
+	}
+	if p.ctx.Err() != nil {
 		return chosen
 	}
 	read := reading{index: t.index}
@@ -174,6 +178,9 @@ func (t *term) scan(p *Plan, items []*mirror.Entry, chosen uint64) (found uint64
 			meets = demands(t, value, has)
 		} else {
 			value, has, ok := read.find(p, items[i])
+			if !ok {
+				read.decoded++ // by the caller
+			}
 			meets = !ok || demands(t, value, has)
 		}
 		if meets {

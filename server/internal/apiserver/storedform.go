@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	"k8s.io/kubernetes/pkg/features"
 
 	"github.com/stratakube/strata/kube/transcode"
@@ -147,33 +148,46 @@ func abridger() (*transcode.Abridger, error) {
 	return a, nil
 }
 
-// finders returns the finders of storedKinds. An error means that a type of this release has other fields.
-func finders() (*transcode.Finders, error) {
-	f := &transcode.Finders{}
+// finders returns the finder of each of storedKinds. An error means that a type of this release has other fields.
+func finders() (map[schema.GroupKind]*transcode.Finders, error) {
+	all := map[schema.GroupKind]*transcode.Finders{}
 	for gvk, k := range storedKinds() {
+		f := &transcode.Finders{}
 		if err := f.Add(gvk, k.typ, append(k.copied, "metadata.name"), k.filled); err != nil {
 			return nil, err
 		}
+		all[gvk.GroupKind()] = f
 	}
-	return f, nil
+	return all, nil
 }
 
-// finder returns kubestorage.Options.Finder: of built-in kinds, which are stored as protobuf, and of custom resources.
+// finder returns kubestorage.Options.Finder: of storedKinds, which are stored as protobuf, and of custom resources. Other kinds have none.
 func finder() (func(obj runtime.Object, label bool, name string) func([]byte) ([]byte, bool, bool), error) {
 	all, err := finders()
 	if err != nil {
 		return nil, err
 	}
 	return func(obj runtime.Object, label bool, name string) func([]byte) ([]byte, bool, bool) {
-		_, custom := obj.(runtime.Unstructured)
-		switch gvk := obj.GetObjectKind().GroupVersionKind(); {
-		case custom && label:
-			return transcode.FindJSONLabel(gvk, name)
-		case custom:
+		if _, custom := obj.(runtime.Unstructured); custom {
+			gvk := obj.GetObjectKind().GroupVersionKind()
+			if label {
+				return transcode.FindJSONLabel(gvk, name)
+			}
 			return transcode.FindJSONField(gvk, name)
-		case label:
-			return all.Label(name)
 		}
-		return all.Field(name)
+		kinds, _, err := legacyscheme.Scheme.ObjectKinds(obj)
+		if err != nil {
+			return nil // of another scheme, such as that of APIServices
+		}
+		for _, gvk := range kinds { // an Event is of two groups
+			switch f := all[gvk.GroupKind()]; {
+			case f == nil:
+			case label:
+				return f.Label(name)
+			default:
+				return f.Field(name)
+			}
+		}
+		return nil
 	}, nil
 }

@@ -14,7 +14,11 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/kube-aggregator/pkg/apis/apiregistration"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
+	"k8s.io/kubernetes/pkg/apis/apps"
+	"k8s.io/kubernetes/pkg/apis/batch"
+	"k8s.io/kubernetes/pkg/apis/core"
 
 	"github.com/stratakube/strata/kube/transcode"
 )
@@ -34,9 +38,9 @@ func newFoundForm(t testing.TB, gvk schema.GroupVersionKind) *foundForm {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &foundForm{storedForm: newStoredForm(nil, gvk, nil), kind: storedKinds()[gvk], all: all, fields: map[string]transcode.Find{}, found: map[string]int{}}
+	f := &foundForm{storedForm: newStoredForm(nil, gvk, nil), kind: storedKinds()[gvk], all: all[gvk.GroupKind()], fields: map[string]transcode.Find{}, found: map[string]int{}}
 	for _, name := range slices.Concat(f.kind.copied, f.kind.filled, []string{"metadata.name"}) {
-		f.fields[name] = all.Field(name)
+		f.fields[name] = f.all.Field(name)
 	}
 	return f
 }
@@ -164,7 +168,8 @@ func FuzzFinders(f *testing.F) {
 	})
 }
 
-// TestFinder_AnyResource_FindsOwnForm: built-in kinds are stored as protobuf, custom resources as JSON.
+// TestFinder_AnyResource_FindsOwnForm: built-in kinds are stored as protobuf, custom resources as JSON. Kinds that are not among storedKinds have no finder,
+// so that no value of theirs is decrypted for one.
 func TestFinder_AnyResource_FindsOwnForm(t *testing.T) {
 	find, err := finder()
 	if err != nil {
@@ -184,15 +189,29 @@ func TestFinder_AnyResource_FindsOwnForm(t *testing.T) {
 		stored []byte
 		want   string
 	}{
-		{&corev1.Pod{}, true, "a", stored, "b"}, {&corev1.Pod{}, false, "spec.nodeName", stored, "node"},
+		{&core.Pod{}, true, "a", stored, "b"}, {&core.Pod{}, false, "spec.nodeName", stored, "node"},
 		{custom, true, "a", thing, "b"}, {custom, false, "spec.color", thing, "node"},
 	} {
 		if value, present, ok := find(c.obj, c.label, c.name)(c.stored); !ok || !present || string(value) != c.want {
 			t.Errorf("%T, %s: %q, %t, %t", c.obj, c.name, value, present, ok)
 		}
 	}
-	if find(&corev1.Pod{}, false, "spec.none") != nil || find(custom, false, "metadata.name") != nil {
+	if find(&core.Pod{}, false, "spec.none") != nil || find(custom, false, "metadata.name") != nil {
 		t.Error("a field that no kind has is found")
+	}
+	for _, obj := range []runtime.Object{&core.Service{}, &apps.Deployment{}, &batch.Job{}, &core.PersistentVolumeClaim{}, &apiregistration.APIService{}} {
+		if find(obj, true, "a") != nil || find(obj, false, "metadata.name") != nil {
+			t.Errorf("%T has a finder", obj)
+		}
+	}
+	for gvk := range storedKinds() { // by the types of their storages
+		internal, err := legacyscheme.Scheme.New(gvk.GroupKind().WithVersion(runtime.APIVersionInternal))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if find(internal, true, "a") == nil || find(internal, false, "metadata.name") == nil {
+			t.Errorf("%s has no finder", gvk)
+		}
 	}
 }
 

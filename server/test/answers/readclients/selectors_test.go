@@ -17,20 +17,24 @@ import (
 const selectable = 160
 
 // TestSelectors_Plan_IsInTrace: the first list of events by their object, through both APIs, and that of custom resources by a
-// selectable field use an index; that by a label does from the second use, and finds candidates in stored values before. The initial events of a watch have a plan too. The answers
-// are upstream's.
+// selectable field use an index; that by a label does from the second use. The first one finds candidates in stored values, or examines all objects of a kind
+// without a finder. The initial events of a watch have a plan too. The answers are upstream's.
 func TestSelectors_Plan_IsInTrace(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	api := both.strata.API()
 	plural := createColors(t, ctx, api, both.upstream.API())
 	namespace := harness.Namespace(t, ctx, api, harness.NewName("selectors"))
+	services := "/api/v1/namespaces/" + namespace + "/services"
 	events, colors := "/api/v1/namespaces/"+namespace+"/events", "/apis/"+gizmoGroup+"/v1/namespaces/"+namespace+"/"+plural
 	harness.Check(t, inParallel(ctx, selectable, func(ctx context.Context, i int) error {
 		name := fmt.Sprintf("object-%03d", i)
 		_, err := api.Create(ctx, events, object{"metadata": object{"name": name, "labels": object{"half": fmt.Sprint(i % 2)}},
 			"involvedObject": object{"kind": "Pod", "namespace": namespace, "name": fmt.Sprint("pod-", i%40), "uid": fmt.Sprint("uid-", i%40)}, "reason": "Test", "type": "Normal"})
 		if err != nil {
+			return err
+		}
+		if _, err := api.Create(ctx, services, object{"metadata": object{"name": name, "labels": object{"half": fmt.Sprint(i % 2)}}, "spec": object{"clusterIP": "None"}}); err != nil {
 			return err
 		}
 		_, err = api.Create(ctx, colors, object{"apiVersion": gizmoGroup + "/v1", "kind": "Color", "metadata": object{"name": name}, "spec": object{"color": fmt.Sprint("color-", i%40)}})
@@ -46,6 +50,8 @@ func TestSelectors_Plan_IsInTrace(t *testing.T) {
 		{"custom resources by a selectable field", colors, "fieldSelector=" + fields("spec.color=color-7"), "List", of4},
 		{"events by a label once", events, "labelSelector=" + fields("half=1"), "List", fmt.Sprint("plan=stored examined=", selectable/2)},
 		{"events by a label twice", events, "labelSelector=" + fields("half=1"), "List", fmt.Sprint("plan=index examined=", selectable/2)},
+		{"services by a label once", services, "labelSelector=" + fields("half=1"), "List", fmt.Sprint("plan=scan examined=", selectable)},
+		{"services by a label twice", services, "labelSelector=" + fields("half=1"), "List", fmt.Sprint("plan=index examined=", selectable/2)},
 		{"watch of events by object", events, watch + fields("involvedObject.name=pod-7"), "WatchList", of4},
 	} {
 		t.Run(test.name, func(t *testing.T) { // in order: the second use of the label makes its index
