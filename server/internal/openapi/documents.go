@@ -44,9 +44,10 @@ type Documents struct {
 type group struct {
 	definitions map[string]source
 	document    *document
+	changed     bool // document is that of earlier definitions
 }
 
-// source is a definition and the digest of everything in it that its document depends on.
+// source is a definition and the digest of everything in it that its document of one version depends on.
 type source struct {
 	definition *apiextensionsv1.CustomResourceDefinition // of the informer, which also holds it
 	digest     [sha512.Size256]byte
@@ -61,12 +62,16 @@ func NewDocuments(selectableFields bool) *Documents {
 	}
 }
 
-// Follow makes d follow the definitions of an informer. The cost of an event is that of encoding one definition, and
-// proportional to the number of definitions in its group.
+// Follow makes d follow the definitions of an informer. An event costs one encoding of each served version of a definition.
 func (d *Documents) Follow(informer cache.SharedIndexInformer) error {
 	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { d.set(obj.(*apiextensionsv1.CustomResourceDefinition)) },
-		UpdateFunc: func(_, obj any) { d.set(obj.(*apiextensionsv1.CustomResourceDefinition)) },
+		AddFunc: func(obj any) { d.set(obj.(*apiextensionsv1.CustomResourceDefinition)) },
+		UpdateFunc: func(old, obj any) {
+			was, is := old.(*apiextensionsv1.CustomResourceDefinition), obj.(*apiextensionsv1.CustomResourceDefinition)
+			if was.ResourceVersion != is.ResourceVersion || is.ResourceVersion == "" { // else a resync of the informer
+				d.set(is)
+			}
+		},
 		DeleteFunc: func(obj any) {
 			if name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil {
 				d.remove(name)
@@ -81,39 +86,43 @@ func (d *Documents) Follow(informer cache.SharedIndexInformer) error {
 
 // set publishes the documents of the served versions of a definition, or none before the definition is established.
 func (d *Documents) set(definition *apiextensionsv1.CustomResourceDefinition) {
-	var served []schema.GroupVersion
+	served := map[schema.GroupVersion]source{}
 	if apiextensionshelpers.IsCRDConditionTrue(definition, apiextensionsv1.Established) {
-		for _, v := range definition.Spec.Versions {
-			if v.Served {
-				served = append(served, schema.GroupVersion{Group: definition.Spec.Group, Version: v.Name})
+		for i, v := range definition.Spec.Versions {
+			if !v.Served {
+				continue
 			}
+			gv := schema.GroupVersion{Group: definition.Spec.Group, Version: v.Name}
+			digest, err := digestOf(definition, i)
+			if err != nil {
+				klog.ErrorS(err, "Cannot encode a definition; it is in no OpenAPI document", "definition", definition.Name, "version", v.Name)
+				continue
+			}
+			served[gv] = source{definition, digest}
 		}
-	}
-	digest, err := digestOf(definition)
-	if err != nil {
-		klog.ErrorS(err, "Cannot encode a definition; it has no OpenAPI document", "definition", definition.Name)
-		served = nil
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, gv := range d.versions[definition.Name] {
-		if !slices.Contains(served, gv) {
+		if _, ok := served[gv]; !ok {
 			d.withdraw(gv, definition.Name)
 		}
 	}
-	for _, gv := range served {
+	for gv, now := range served {
 		g := d.groups[gv]
 		if g == nil {
 			g = &group{definitions: map[string]source{}}
 			d.groups[gv] = g
 		}
-		g.definitions[definition.Name] = source{definition, digest}
-		d.refresh(gv, g)
+		was, ok := g.definitions[definition.Name]
+		g.definitions[definition.Name] = now
+		if !ok || was.digest != now.digest {
+			g.changed, d.discovery = true, nil
+		}
 	}
+	d.versions[definition.Name] = slices.Collect(maps.Keys(served))
 	if len(served) == 0 {
 		delete(d.versions, definition.Name)
-	} else {
-		d.versions[definition.Name] = served
 	}
 }
 
@@ -131,28 +140,30 @@ func (d *Documents) remove(name string) {
 func (d *Documents) withdraw(gv schema.GroupVersion, name string) {
 	g := d.groups[gv]
 	delete(g.definitions, name)
-	if len(g.definitions) > 0 {
-		d.refresh(gv, g)
-		return
+	if len(g.definitions) == 0 {
+		delete(d.groups, gv)
 	}
-	delete(d.groups, gv)
-	d.discovery = nil
+	g.changed, d.discovery = true, nil
 }
 
-// refresh replaces the document of a group version if one of its definitions has changed. The lock is held.
-func (d *Documents) refresh(gv schema.GroupVersion, g *group) {
-	tag := tagOf(gv, g.definitions, d.options.IncludeSelectableFields)
-	if g.document != nil && g.document.etag == tag {
-		return
+// current returns the document of the present definitions of a group version. Documents.mu is held.
+func (g *group) current(gv schema.GroupVersion, selectableFields bool) *document {
+	if g.changed || g.document == nil {
+		g.changed = false
+		if tag := tagOf(gv, g.definitions, selectableFields); g.document == nil || g.document.etag != tag {
+			g.document = &document{etag: tag, modified: time.Now()}
+		}
 	}
-	g.document = &document{etag: tag, modified: time.Now()}
-	d.discovery = nil
+	return g.document
 }
 
-// digestOf returns the digest of the specification of a definition, without the conversion, which no document contains.
-func digestOf(definition *apiextensionsv1.CustomResourceDefinition) ([sha512.Size256]byte, error) {
+// digestOf returns the digest of everything in a definition that the document of its version i depends on: the specification
+// without other versions, columns of tables and the conversion.
+func digestOf(definition *apiextensionsv1.CustomResourceDefinition, i int) ([sha512.Size256]byte, error) {
 	spec := definition.Spec // a shallow copy
 	spec.Conversion = nil
+	spec.Versions = slices.Clone(spec.Versions[i : i+1])
+	spec.Versions[0].AdditionalPrinterColumns = nil
 	b, err := spec.Marshal() // with sorted keys
 	return sha512.Sum512_256(b), err
 }
@@ -181,7 +192,7 @@ func (d *Documents) find(gv schema.GroupVersion) (*document, []*apiextensionsv1.
 	for _, name := range slices.Sorted(maps.Keys(g.definitions)) {
 		definitions = append(definitions, g.definitions[name].definition)
 	}
-	return g.document, definitions
+	return g.current(gv, d.options.IncludeSelectableFields), definitions
 }
 
 // list returns the list of documents, in which more has those of other resources.
@@ -197,7 +208,7 @@ func (d *Documents) list(more map[string]handler3.OpenAPIV3DiscoveryGroupVersion
 	}
 	for gv, g := range d.groups {
 		name := pathOf(gv)
-		all.Paths[name] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: location(name, g.document.etag)}
+		all.Paths[name] = handler3.OpenAPIV3DiscoveryGroupVersion{ServerRelativeURL: location(name, g.current(gv, d.options.IncludeSelectableFields).etag)}
 	}
 	b, err := json.Marshal(all)
 	if err != nil {

@@ -210,12 +210,17 @@ func TestDocuments_AnyDefinition_EqualUpstream(t *testing.T) {
 			}
 		}
 		equalResponses(t, path+" of an old hash", get(s.ours, root+"/"+path+"?hash=0"), get(s.upstream, root+"/"+path+"?hash=0"))
-		for _, tag := range []string{`"%s"`, `W/"%s"`, `"x", "%s"`, `"x"`, "*"} {
+		for _, tag := range []string{`"%s"`, `W/"%s"`, `"x", "%s"`, `"x"`, "*", "%s", `"%s`} {
 			conditional := func(server http.Handler) *httptest.ResponseRecorder {
 				return get(server, root+"/"+path, "If-None-Match", strings.Replace(tag, "%s", etag(t, server, path), 1))
 			}
 			equalResponses(t, path+" if none match "+tag, conditional(s.ours), conditional(s.upstream))
 		}
+	}
+	for _, header := range [][2]string{{"Range", "bytes=10-99"}, {"If-Modified-Since", time.Now().Add(time.Hour).UTC().Format(http.TimeFormat)},
+		{"If-Modified-Since", "Mon, 02 Jan 2006 15:04:05 GMT"}, {"If-Match", `"x"`}} {
+		const path = root + "/apis/plain.example.com/v1"
+		equalResponses(t, header[0], get(s.ours, path, header[:]...), get(s.upstream, path, header[:]...))
 	}
 	for _, path := range []string{"/apis/none.example.com/v1", "/apis/pending.example.com/v1", "/apis/half.example.com/v2", "/api/v1", "/x", "/apis/plain.example.com/v1/x"} {
 		equalResponses(t, path, get(s.ours, root+path), get(s.upstream, root+path))
@@ -238,7 +243,7 @@ func equalResponses(t *testing.T, what string, got, want *httptest.ResponseRecor
 			t.Errorf("%s: %s %q, want one as in %q", what, name, got.Header().Get(name), want.Header().Get(name))
 		}
 	}
-	if got.Code == http.StatusOK && !bytes.Equal(got.Body.Bytes(), want.Body.Bytes()) {
+	if (got.Code == http.StatusOK || got.Code == http.StatusPartialContent) && !bytes.Equal(got.Body.Bytes(), want.Body.Bytes()) {
 		t.Errorf("%s: another body: %d bytes, want %d", what, got.Body.Len(), want.Body.Len())
 	}
 }
@@ -271,15 +276,16 @@ func TestDocuments_Changes_AreFollowed(t *testing.T) {
 	}
 	third := etag(t, s.ours, path)
 
-	// A change of the status or of the conversion changes no document.
+	// A change of the status, of columns or of the conversion changes no document.
 	same := changed.DeepCopy()
 	same.Status.StoredVersions = []string{"v1"}
+	same.Spec.Versions[0].AdditionalPrinterColumns = []apiextensionsv1.CustomResourceColumnDefinition{{Name: "Colour", Type: "string", JSONPath: ".spec.colour"}}
 	same.Spec.Conversion = &apiextensionsv1.CustomResourceConversion{Strategy: apiextensionsv1.NoneConverter}
 	s.put(t, same)
 	s.put(t, definition("b.example.com", "Marker", "x", "v1"))
 	await(t, "a later event", func() bool { return etag(t, s.ours, "apis/b.example.com/v1") != "" })
 	if got := etag(t, s.ours, path); got != third {
-		t.Error("a change of the status changes the document")
+		t.Error("a change that no document contains changes the document")
 	}
 
 	for _, name := range []string{"widgets.a.example.com", "gadgets.a.example.com"} {
@@ -333,15 +339,15 @@ func TestDocument_NotRequested_IsNotBuilt(t *testing.T) {
 			t.Errorf("conditional request: status %d, %d bytes", got.Code, got.Body.Len())
 		}
 	}
-	if document.data[formJSON] != nil || document.data[formProtobuf] != nil {
+	if document.forms[formJSON].compressed != nil || document.forms[formProtobuf].compressed != nil {
 		t.Fatal("the document was built")
 	}
 	first := get(s.ours, root+"/"+path).Body.Bytes()
-	if document.data[formJSON] == nil || document.data[formProtobuf] != nil || len(document.data[formJSON]) > len(first)/2 {
-		t.Errorf("stored: %d bytes of JSON, %d of protobuf; the document has %d", len(document.data[formJSON]), len(document.data[formProtobuf]), len(first))
+	stored := document.forms[formJSON].compressed
+	if stored == nil || document.forms[formProtobuf].compressed != nil || len(stored) > len(first)/2 {
+		t.Errorf("stored: %d bytes of JSON, %d of protobuf; the document has %d", len(stored), len(document.forms[formProtobuf].compressed), len(first))
 	}
-	stored := &document.data[formJSON][0]
-	if again := get(s.ours, root+"/"+path).Body.Bytes(); !bytes.Equal(first, again) || &document.data[formJSON][0] != stored {
+	if again := get(s.ours, root+"/"+path).Body.Bytes(); !bytes.Equal(first, again) || &document.forms[formJSON].compressed[0] != &stored[0] {
 		t.Error("the second request built the document again")
 	}
 }
@@ -361,23 +367,49 @@ func TestDocuments_UnknownDeletion_IsFollowed(t *testing.T) {
 	}
 }
 
+// TestDocument_ConflictingDefinition_IsLeftOut: the kind of a list was changed to a kind of another definition after both were established.
+func TestDocument_ConflictingDefinition_IsLeftOut(t *testing.T) {
+	first, second, third := definition("a.example.com", "Apple", "color", "v1"), definition("a.example.com", "Berry", "size", "v1"), definition("a.example.com", "Cherry", "taste", "v1")
+	second.Spec.Names.ListKind = "Apple"
+	gv, _ := parsePath(root + "/apis/a.example.com/v1")
+	body, err := build(gv, []*apiextensionsv1.CustomResourceDefinition{first, second, third}, builder.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]bool{`"color"`: true, `"size"`: false, `"taste"`: true} {
+		if got := bytes.Contains(body, []byte(text)); got != want {
+			t.Errorf("the document contains %s: %v", text, got)
+		}
+	}
+}
+
 // TestDocuments_Concurrent_ReadersAndChanges is for the race detector.
 func TestDocuments_Concurrent_ReadersAndChanges(t *testing.T) {
-	s := newServers(t, definition("a.example.com", "Widget", "color", "v1"))
-	await(t, "the definition", func() bool { return len(paths(t, s.ours)) == 2 })
+	groups := []string{"a.example.com", "b.example.com", "c.example.com"} // upstream's builder makes documents of several at once
+	var all []*apiextensionsv1.CustomResourceDefinition
+	for _, group := range groups {
+		all = append(all, definition(group, "Widget", "color", "v1"))
+	}
+	s := newServers(t, all...)
+	await(t, "the definitions", func() bool { return len(paths(t, s.ours)) == 1+len(groups) })
 	var running sync.WaitGroup
 	defer running.Wait()
-	for i := range 4 {
+	for i, group := range groups {
 		running.Go(func() {
-			for n := range 20 {
-				if i%2 == 0 {
-					s.documents.set(definition("a.example.com", "Widget", "color"+strconv.Itoa(n), "v1"))
-				} else if got := get(s.ours, root+"/apis/a.example.com/v1"); got.Code != http.StatusOK || !strings.Contains(got.Body.String(), "color") {
-					t.Errorf("status %d", got.Code)
-				}
+			for n := range 10 {
+				s.documents.set(definition(group, "Widget", "color"+strconv.Itoa(n), "v1"))
 				get(s.ours, root)
 			}
 		})
+		for _, accept := range []string{"application/json", mediaTypes[formProtobuf].response} {
+			running.Go(func() {
+				for range 10 {
+					if got := get(s.ours, root+"/apis/"+groups[i]+"/v1", "Accept", accept); got.Code != http.StatusOK || !strings.Contains(got.Body.String(), "color") {
+						t.Errorf("status %d", got.Code)
+					}
+				}
+			})
+		}
 	}
 }
 
@@ -386,7 +418,7 @@ func BenchmarkDocument(b *testing.B) {
 	gv, _ := parsePath(root + "/apis/a.example.com/v1")
 	b.Run("tag", func(b *testing.B) {
 		for b.Loop() {
-			if _, err := digestOf(d); err != nil {
+			if _, err := digestOf(d, 0); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -399,7 +431,7 @@ func BenchmarkDocument(b *testing.B) {
 				if _, err := document.content(f, gv, []*apiextensionsv1.CustomResourceDefinition{d}, builder.Options{}); err != nil {
 					b.Fatal(err)
 				}
-				stored = len(document.data[f])
+				stored = len(document.forms[f].compressed)
 			}
 			b.ReportMetric(float64(stored), "stored-bytes")
 		})

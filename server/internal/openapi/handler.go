@@ -92,7 +92,7 @@ func (h *handler) serveDocument(w http.ResponseWriter, req *http.Request) {
 		w.Header().Set("Cache-Control", "public, immutable")
 		w.Header().Set("Expires", time.Now().Add(immutableFor).UTC().Format(http.TimeFormat))
 	}
-	if strings.Trim(req.Header.Get("If-None-Match"), `"`) == document.etag { // without building the document
+	if req.Header.Get("If-None-Match") == strconv.Quote(document.etag) { // without building the document
 		serve(w, req, content{etag: document.etag, modified: document.modified})
 		return
 	}
