@@ -5,7 +5,8 @@
 //	                   └───▶ log ─────────────▶ watches of any number of clients
 //
 // The store that it offers is etcd compacted to the start of the log: what docs/etcd-contract.md requires holds, except E9, a watch of all keys,
-// and E13, which writes.
+// and E13, which writes. Events of the compaction key are not served; the key can be read, and a watch of it from a compacted revision is canceled
+// as in etcd.
 // A client that is too slow for the log is canceled with the compacted revision, as by etcd.
 package etcdfeed
 
@@ -15,7 +16,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -80,7 +80,6 @@ type Server struct {
 
 	life context.Context
 	end  context.CancelFunc
-	wg   sync.WaitGroup
 }
 
 type counters struct {
@@ -89,12 +88,11 @@ type counters struct {
 
 // attachment is the mirror that a server reads.
 type attachment struct {
-	mirror  *mirror.Mirror
-	client  *clientv3.Client
-	prefix  string
-	end     string // of the prefix
-	events  *log
-	markers *log // events of the compaction key
+	mirror *mirror.Mirror
+	client *clientv3.Client
+	prefix string
+	end    string // of the prefix
+	events *log
 }
 
 // New returns a server without a mirror.
@@ -128,12 +126,10 @@ func (t *Tap) Source() driver.Source { return t.source }
 // reads that memory cannot answer. Error: the server has a mirror already.
 func (t *Tap) Attach(m *mirror.Mirror, client *clientv3.Client) error {
 	s := t.server
-	a := &attachment{mirror: m, client: client, prefix: t.source.prefix, end: clientv3.GetPrefixRangeEnd(t.source.prefix), events: t.source.log,
-		markers: newLog(s.opts.LogBytes / 16)}
+	a := &attachment{mirror: m, client: client, prefix: t.source.prefix, end: clientv3.GetPrefixRangeEnd(t.source.prefix), events: t.source.log}
 	if !s.attached.CompareAndSwap(nil, a) {
 		return errors.New("a feed serves one etcd cluster, and has one already")
 	}
-	s.wg.Go(func() { a.followMarkers(s.life) })
 	return nil
 }
 
@@ -150,11 +146,8 @@ func (s *Server) Stats() Stats {
 	return st
 }
 
-// Close ends the goroutines of the server, and its watches.
-func (s *Server) Close() {
-	s.end()
-	s.wg.Wait()
-}
+// Close ends the watches of the server; it does not wait for them.
+func (s *Server) Close() { s.end() }
 
 // GRPC returns a server with the services. The options should have credentials: stored values include Secrets.
 func (s *Server) GRPC(opts ...grpc.ServerOption) *grpc.Server {

@@ -66,7 +66,6 @@ type watch struct {
 	start, end string
 	all        bool // every event of the log is in the range
 	from       mirror.Revision
-	log        *log
 	run        int64
 	fragment   bool
 	notify     bool
@@ -172,21 +171,20 @@ func (w *watchStream) sendProgress(id int64, rev mirror.Revision) (sent bool, er
 
 // create adds a watch. A request that is not served is answered by a canceled watch, as in etcd.
 func (w *watchStream) create(r *pb.WatchCreateRequest) error {
-	x := &watch{start: string(r.Key), end: string(r.RangeEnd), log: w.a.events, fragment: r.Fragment, notify: r.ProgressNotify}
+	x := &watch{start: string(r.Key), end: string(r.RangeEnd), fragment: r.Fragment, notify: r.ProgressNotify}
 	if x.end == x.start+"\x00" {
 		x.end = ""
 	}
-	marker := isMarker(x.start, x.end)
-	if marker {
-		x.log = w.a.markers
+	if isMarker(x.start, x.end) {
+		return w.refuseMarker(r)
 	}
-	x.all = marker || x.start == w.a.prefix && x.end == w.a.end
+	x.all = x.start == w.a.prefix && x.end == w.a.end
 	w.sending.Lock() // until the response is sent, whose revision precedes that of a watch from now on
 	defer w.sending.Unlock()
 	if w.ended {
 		return context.Canceled
 	}
-	st := x.log.state()
+	st := w.a.events.state()
 	x.run = st.run
 	now := max(st.end, w.sent)
 	if x.from = r.StartRevision; x.from <= 0 {
@@ -195,7 +193,7 @@ func (w *watchStream) create(r *pb.WatchCreateRequest) error {
 	x.pos = max(x.from-1, 1) // the first revision of etcd, 1, has no event
 	refusal := ""
 	switch {
-	case !marker && !w.a.serves(x.start, x.end):
+	case !w.a.serves(x.start, x.end):
 		refusal = status.Convert(w.s.refuse("a watch outside " + w.a.prefix)).Message()
 	case r.PrevKv || len(r.Filters) > 0:
 		refusal = "the feed of a replica serves no watches with previous values or filters; send the request to etcd"
@@ -205,21 +203,13 @@ func (w *watchStream) create(r *pb.WatchCreateRequest) error {
 	ctx, cancel := context.WithCancel(w.ctx)
 	x.cancel = cancel
 	w.mu.Lock()
-	_, taken := w.watches[r.WatchId]
-	switch {
-	case refusal != "":
-	case r.WatchId != 0 && taken:
-		refusal = "etcdserver: mvcc: watcher with this ID already exists"
-	case len(w.watches) >= maxWatches:
+	if refusal == "" && len(w.watches) >= maxWatches {
 		refusal = "too many watches on one stream of the feed of a replica"
-	default:
-		if x.id = r.WatchId; x.id == 0 {
-			for _, taken = w.watches[w.lastID]; taken; _, taken = w.watches[w.lastID] {
-				w.lastID++
-			}
-			x.id = w.lastID
-			w.lastID++
-		}
+	}
+	if refusal == "" {
+		x.id, refusal = w.freeID(r.WatchId)
+	}
+	if refusal == "" {
 		w.watches[x.id] = x
 	}
 	w.mu.Unlock()
@@ -242,6 +232,45 @@ func (w *watchStream) create(r *pb.WatchCreateRequest) error {
 	return nil
 }
 
+// freeID returns the ID of a new watch, the requested one unless that is 0, or the reason why there is none. The caller holds mu.
+func (w *watchStream) freeID(requested int64) (id int64, refusal string) {
+	if _, taken := w.watches[requested]; requested != 0 && taken {
+		return 0, "etcdserver: mvcc: watcher with this ID already exists"
+	}
+	if requested != 0 {
+		return requested, ""
+	}
+	for _, taken := w.watches[w.lastID]; taken; _, taken = w.watches[w.lastID] {
+		w.lastID++
+	}
+	id = w.lastID
+	w.lastID++
+	return id, ""
+}
+
+// refuseMarker answers a request for a watch of the compaction key, whose events the replica does not follow. One from a revision that etcd is known to have
+// compacted is canceled with the compacted revision, which the compactor of a replica below asks for in this way. Any other is refused, because a watch
+// without events would look like a key without writes.
+func (w *watchStream) refuseMarker(r *pb.WatchCreateRequest) error {
+	w.sending.Lock()
+	defer w.sending.Unlock()
+	if w.ended {
+		return context.Canceled
+	}
+	now, compacted := max(w.a.events.state().end, w.sent), w.a.mirror.CompactRevision()
+	id, refusal := int64(clientv3.InvalidWatchID), "the feed of a replica sends no events of the compaction key; read the key instead"
+	if 0 < r.StartRevision && r.StartRevision < compacted {
+		w.mu.Lock()
+		id, refusal = w.freeID(r.WatchId)
+		w.mu.Unlock()
+	}
+	if refusal != "" {
+		return w.sendLocked(now, &pb.WatchResponse{WatchId: clientv3.InvalidWatchID, Created: true, Canceled: true, CancelReason: refusal})
+	}
+	return w.sendLocked(now, &pb.WatchResponse{WatchId: id, Created: true},
+		&pb.WatchResponse{WatchId: id, Canceled: true, CompactRevision: compacted, CancelReason: rpctypes.ErrorDesc(rpctypes.ErrGRPCCompacted)})
+}
+
 // remove ends a watch with a response. It has no effect if there is no such watch.
 func (w *watchStream) remove(id int64, resp *pb.WatchResponse) error {
 	w.mu.Lock()
@@ -253,7 +282,7 @@ func (w *watchStream) remove(id int64, resp *pb.WatchResponse) error {
 	}
 	x.cancel()
 	resp.WatchId, resp.Canceled = id, true
-	return w.send(x.log.state().end, resp)
+	return w.send(w.a.events.state().end, resp)
 }
 
 // run sends the events of a watch until it is canceled. Error: the stream must end.
@@ -265,7 +294,7 @@ func (w *watchStream) run(ctx context.Context, x *watch) error {
 	}
 	reported := x.from - 1 // revision that the client knows
 	for ctx.Err() == nil {
-		events, through, st, whole := x.log.read(x.pos, responseBytes)
+		events, through, st, whole := w.a.events.read(x.pos, responseBytes)
 		switch {
 		case st.run != x.run:
 			return errRestarted
@@ -307,7 +336,7 @@ func (w *watchStream) run(ctx context.Context, x *watch) error {
 // first lets a watch of one key that begins at the floor of the log begin there: the write at the floor, if there was one, is the state of the
 // key at that revision, as in an etcd that is compacted to it.
 func (w *watchStream) first(ctx context.Context, x *watch) error {
-	st := x.log.state()
+	st := w.a.events.state()
 	if x.pos != st.floor-1 || x.end != "" || x.all || st.restoring() {
 		return nil
 	}
@@ -333,20 +362,15 @@ func (w *watchStream) first(ctx context.Context, x *watch) error {
 
 // compacted cancels a watch whose next revision the log does not have. It reports a revision above that one, since the client could resume at it
 // otherwise, and above the floor, so that the client can still read it when the floor has moved. While history is awaited, it reports the start of
-// that. For the compaction key, only a compaction of etcd is reported: the log of that key begins with this process.
+// that.
 func (w *watchStream) compacted(x *watch, st state) error {
 	w.s.stats.canceled.Add(1)
 	next := x.pos + 1
 	oldest := max(min(w.a.mirror.CompactRevision(), st.end), next+1)
-	switch {
-	case x.log == w.a.markers:
-		if oldest = w.a.mirror.CompactRevision(); oldest <= next {
-			return w.remove(x.id, &pb.WatchResponse{CancelReason: "the feed of the replica does not have this revision; begin at a newer one"})
-		}
-	case st.restoring():
+	if st.restoring() {
 		oldest = max(oldest, st.awaited)
-	default:
-		oldest = max(oldest, x.log.offered())
+	} else {
+		oldest = max(oldest, w.a.events.offered())
 	}
 	return w.remove(x.id, &pb.WatchResponse{CompactRevision: oldest, CancelReason: rpctypes.ErrorDesc(rpctypes.ErrGRPCCompacted)})
 }
@@ -418,7 +442,7 @@ func (w *watchStream) confirmed() (mirror.Revision, error) {
 	return rev, err
 }
 
-// answer reports progress when all watches of the stream have sent their events up to the revision, or up to the end of their log if that is lower. It
+// answer reports progress when all watches of the stream have sent their events up to the revision, or up to the end of the log if that is lower. It
 // reports nothing if the stream ends, if that takes too long, or if a watch begins later. Error: the stream must end.
 func (w *watchStream) answer(rev mirror.Revision) error {
 	timer := time.NewTimer(confirmTimeout)
@@ -456,13 +480,13 @@ func (w *watchStream) tryAnswer(rev mirror.Revision) (done bool, err error) {
 // errNoProgress: the stream has no watch, or one that begins at a later revision.
 var errNoProgress = errors.New("a watch has not begun")
 
-// lowest returns the lowest position of the watches, and whether one of them is behind the revision and the end of its log.
+// lowest returns the lowest position of the watches, and whether one of them is behind the revision and the end of the log.
 func (w *watchStream) lowest(rev mirror.Revision) (lowest mirror.Revision, behind bool, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	lowest = math.MaxInt64
+	end := w.a.events.state().end
 	for _, x := range w.watches {
-		end := x.log.state().end
 		if x.from > end {
 			return 0, false, errNoProgress
 		}

@@ -39,6 +39,9 @@ const (
 	// followFirst and followLast bound the pause before a lost watch is restarted.
 	followFirst = 50 * time.Millisecond
 	followLast  = time.Second
+	// checkRetry is the pause before a failed check is repeated without a watch, when nothing else shows
+	// compactions. It is the longest pause before a lost watch is restarted.
+	checkRetry = time.Second
 )
 
 // CompactorOptions configure a Compactor. The zero value only follows compactions.
@@ -56,11 +59,11 @@ type CompactorOptions struct {
 	Oldest func() mirror.Revision
 	// CheckInterval is the interval of two small reads: whether etcd still has Oldest, and the key
 	// itself, in case its watch hangs. Default: DefaultCheckInterval; a negative value disables
-	// them.
+	// them, but is the default WithoutWatch.
 	CheckInterval time.Duration
 	// WithoutWatch makes the compactor follow compactions by the check alone, which begins at once, so that etcd has no watch for
-	// it. It then notices a compaction up to CheckInterval later, and goes on serving the compacted revisions until then.
-	// CheckInterval must not be negative.
+	// it. It then notices a compaction normally within CheckInterval, later while etcd does not answer, and goes on serving the
+	// compacted revisions until then. A check that failed is repeated after a second.
 	WithoutWatch bool
 	// Logger receives messages for the operator. Default: slog.Default().
 	Logger *slog.Logger
@@ -119,7 +122,7 @@ type CompactionStats struct {
 
 // NewCompactor starts a compactor on the client, which it does not own. It runs until Stop.
 func NewCompactor(client *clientv3.Client, opts CompactorOptions) *Compactor {
-	if opts.CheckInterval == 0 {
+	if opts.CheckInterval == 0 || opts.WithoutWatch && opts.CheckInterval < 0 {
 		opts.CheckInterval = DefaultCheckInterval
 	}
 	if opts.Logger == nil {
@@ -361,26 +364,42 @@ func compactionStream(ctx context.Context) context.Context {
 // keepChecking detects compactions that the watch of the key does not show, or all without a watch.
 func (c *Compactor) keepChecking(ctx context.Context) {
 	if c.opts.WithoutWatch {
-		c.checkNow(ctx)
+		c.followByChecks(ctx)
+		return
 	}
 	for sleep(ctx, c.opts.CheckInterval) {
-		c.checkNow(ctx)
+		if err := c.check(ctx); err != nil && ctx.Err() == nil {
+			c.opts.Logger.Debug("Failed to read the compact revision of etcd; retrying", "interval", c.opts.CheckInterval, "err", err)
+		}
 	}
 }
 
-// checkNow checks, and without a watch records whether compactions are followed.
-func (c *Compactor) checkNow(ctx context.Context) {
-	err := c.check(ctx)
-	if ctx.Err() != nil {
-		return
-	}
-	level := slog.LevelDebug
-	if c.opts.WithoutWatch && c.following.Swap(err == nil) && err != nil {
-		c.losses.Add(1)
-		level = slog.LevelWarn
-	}
-	if err != nil {
-		c.opts.Logger.Log(ctx, level, "Failed to read the compact revision of etcd; retrying", "interval", c.opts.CheckInterval, "err", err)
+// followByChecks checks at once and after each interval, sooner after a failure, and records whether compactions are followed.
+func (c *Compactor) followByChecks(ctx context.Context) {
+	failing := false
+	for {
+		err := c.check(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		was := c.following.Swap(err == nil)
+		pause := c.opts.CheckInterval
+		switch {
+		case err != nil:
+			pause = min(pause, checkRetry)
+			if was {
+				c.losses.Add(1)
+			}
+			if !failing {
+				c.opts.Logger.Warn("Failed to read the compact revision of etcd; retrying", "key", CompactionKey, "interval", pause, "err", err)
+			}
+		case failing:
+			c.opts.Logger.Info("Reads of the compact revision of etcd resumed", "key", CompactionKey)
+		}
+		failing = err != nil
+		if !sleep(ctx, pause) {
+			return
+		}
 	}
 }
 

@@ -453,7 +453,8 @@ func TestCompactor_WatchLost_IsRestarted(t *testing.T) {
 	})
 }
 
-// TestCompactor_WithoutWatch_ChecksFollow: compactions are followed by the check alone, etcd has no watch for it, and a failed check is a loss.
+// TestCompactor_WithoutWatch_ChecksFollow: compactions are followed by the check alone, also with a negative interval, and etcd has no watch for it. A
+// failed check, the first one included, is logged once and repeated after a second; after a success it is a loss.
 func TestCompactor_WithoutWatch_ChecksFollow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, f := newOneKey(), &compactionRecorder{}
@@ -461,8 +462,26 @@ func TestCompactor_WithoutWatch_ChecksFollow(t *testing.T) {
 		e.put("500")
 		watched := e.failing("watch", rpctypes.ErrPermissionDenied)
 		defer watched()
-		c, log := compacting(t, e, CompactorOptions{OnCompaction: f.record, WithoutWatch: true})
-		equal(t, "at the start", f.calls(), []mirror.Revision{500})
+		up := e.failing("get", rpctypes.ErrPermissionDenied)
+		c, log := compacting(t, e, CompactorOptions{OnCompaction: f.record, WithoutWatch: true, CheckInterval: -1})
+		logged := func(when string, warnings, resumptions int, following bool, losses int64) {
+			t.Helper()
+			if s := c.Stats(); s.Following != following || s.Losses != losses {
+				t.Errorf("%s: %+v, want following %t, %d losses", when, s, following, losses)
+			}
+			if w, r := log.count("level=WARN"), log.count("resumed"); w != warnings || r != resumptions {
+				t.Errorf("%s: %d warnings and %d resumptions, want %d and %d:\n%s", when, w, r, warnings, resumptions, &log.b)
+			}
+		}
+		logged("the first check failed", 1, 0, false, 0)
+		time.Sleep(2 * DefaultCheckInterval)
+		synctest.Wait()
+		logged("all checks failed", 1, 0, false, 0)
+		up()
+		time.Sleep(checkRetry)
+		synctest.Wait()
+		logged("a second after etcd answers", 1, 1, true, 0)
+		equal(t, "after the first success", f.calls(), []mirror.Revision{500})
 		e.write(1000)
 		e.put("1500")
 		synctest.Wait()
@@ -470,21 +489,15 @@ func TestCompactor_WithoutWatch_ChecksFollow(t *testing.T) {
 		time.Sleep(DefaultCheckInterval)
 		synctest.Wait()
 		equal(t, "after a check", f.calls(), []mirror.Revision{500, 1500})
-		if s := c.Stats(); !s.Following || s.Losses != 0 {
-			t.Errorf("%+v", s)
-		}
-		up := e.failing("get", rpctypes.ErrNoLeader)
+		logged("checks succeed", 1, 1, true, 0)
+		up = e.failing("get", rpctypes.ErrNoLeader)
 		time.Sleep(10 * DefaultCheckInterval)
 		synctest.Wait()
-		if s := c.Stats(); s.Following || s.Losses != 1 || log.count("level=WARN") != 1 {
-			t.Errorf("etcd does not answer: %+v\n%s", s, &log.b)
-		}
+		logged("etcd does not answer", 2, 1, false, 1)
 		up()
-		time.Sleep(2 * DefaultCheckInterval)
+		time.Sleep(checkRetry)
 		synctest.Wait()
-		if s := c.Stats(); !s.Following || s.Losses != 1 {
-			t.Errorf("etcd answers again: %+v", s)
-		}
+		logged("etcd answers again", 2, 2, true, 1)
 	})
 }
 

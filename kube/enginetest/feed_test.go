@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/stratakube/strata/etcdfeed"
@@ -321,6 +323,52 @@ func TestFeedServer_RequestsOutsideContract_AreRefused(t *testing.T) {
 	sameRange(t, client, etcd, prefix, clientv3.WithPrefix())
 }
 
+// TestFeedServer_WatchOfCompactionKey_IsAnsweredWithoutEtcd: a feed has no watch of the compaction key. A client that requests one learns that its revision is
+// compacted, or that there are no events.
+func TestFeedServer_WatchOfCompactionKey_IsAnsweredWithoutEtcd(t *testing.T) {
+	e := newEtcd(t)
+	e.run(t)
+	var followed atomic.Int64 // watches of etcd for compactions
+	etcd := connect(t, e.socket(), grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string,
+		stream grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		if md, _ := metadata.FromOutgoingContext(ctx); slices.Contains(md.Get("strata-stream"), "compaction") {
+			followed.Add(1)
+		}
+		return stream(ctx, desc, conn, method, opts...)
+	}))
+	const prefix = "/registry/"
+	first := put(t, etcd, prefix+"key", "0")
+	compacted := put(t, etcd, prefix+"key", "1")
+	f := serveFeed(t, etcd, prefix, etcdfeed.Options{})
+	f.mirror.Compact(compacted)
+	client := connect(t, f.socket)
+	ctx, cancel := context.WithCancel(contextFor(t))
+	defer cancel()
+	other := client.Watch(ctx, prefix, clientv3.WithPrefix(), clientv3.WithCreatedNotify()) // of the same stream
+	if resp := <-other; !resp.Created {
+		t.Fatalf("a watch of the prefix: %+v", resp)
+	}
+	for range 2 {
+		resp := <-client.Watch(ctx, etcdsource.CompactionKey, clientv3.WithRev(first))
+		if resp.CompactRevision != compacted || !errors.Is(resp.Err(), rpctypes.ErrCompacted) {
+			t.Errorf("a watch from %d: %+v (%v), want compacted to %d", first, resp, resp.Err(), compacted)
+		}
+		for _, rev := range []mirror.Revision{0, compacted, compacted + 1} {
+			resp := <-client.Watch(ctx, etcdsource.CompactionKey, clientv3.WithRev(rev))
+			if resp.CompactRevision != 0 || resp.Err() == nil || !strings.Contains(resp.Err().Error(), "read the key instead") {
+				t.Errorf("a watch from %d: %+v (%v), want a refusal", rev, resp, resp.Err())
+			}
+		}
+	}
+	rev := put(t, etcd, prefix+"key", "2")
+	if resp := <-other; len(resp.Events) != 1 || resp.Events[0].Kv.ModRevision != rev {
+		t.Errorf("the other watch: %+v (%v), want revision %d", resp, resp.Err(), rev)
+	}
+	if n := followed.Load(); n != 0 {
+		t.Errorf("%d streams of etcd for compactions, want none", n)
+	}
+}
+
 // TestFeedServer_LogShorterThanHistory_CancelsWatchAsCompacted: a watch from before the log gets the revision from which it can continue, and a
 // mirror of the feed restores history from there.
 func TestFeedServer_LogShorterThanHistory_CancelsWatchAsCompacted(t *testing.T) {
@@ -379,7 +427,7 @@ func TestFeedServer_MirrorOfMirror_IsAsFreshAsEtcd(t *testing.T) {
 	}
 }
 
-// TestFeedServer_Compactions_ReachCompactorsBelow: a compactor that follows at a feed learns a compaction that was announced, and one that was not.
+// TestFeedServer_Compactions_ReachCompactorsBelow: a compactor that follows without a watch at a feed, which does so too, learns a compaction that was announced, and one that was not.
 func TestFeedServer_Compactions_ReachCompactorsBelow(t *testing.T) {
 	e := newEtcd(t)
 	e.run(t)
@@ -388,10 +436,10 @@ func TestFeedServer_Compactions_ReachCompactorsBelow(t *testing.T) {
 	put(t, etcd, prefix+"key", "0")
 	f := serveFeed(t, etcd, prefix, etcdfeed.Options{})
 	upper := etcdsource.NewCompactor(etcd, etcdsource.CompactorOptions{OnCompaction: f.mirror.Compact, CheckInterval: 20 * time.Millisecond, Logger: quiet(),
-		Oldest: func() mirror.Revision { return 2 }})
+		WithoutWatch: true, Oldest: func() mirror.Revision { return 2 }})
 	t.Cleanup(upper.Stop)
 	compacted := make(chan mirror.Revision, 1000)
-	lower := etcdsource.NewCompactor(connect(t, f.socket), etcdsource.CompactorOptions{Logger: quiet(), CheckInterval: 20 * time.Millisecond,
+	lower := etcdsource.NewCompactor(connect(t, f.socket), etcdsource.CompactorOptions{Logger: quiet(), CheckInterval: 20 * time.Millisecond, WithoutWatch: true,
 		OnCompaction: func(rev mirror.Revision) { compacted <- rev }, Oldest: func() mirror.Revision { return 2 }})
 	t.Cleanup(lower.Stop)
 	until := func(rev mirror.Revision) {

@@ -44,7 +44,7 @@ func (c *chain) replica(flags ...string) *harness.Server {
 }
 
 // TestReplica_OfReplica_IsFresh: a read at a replica of a replica, consistent or by a watch, sees every write before it, and more such replicas add
-// no watches of etcd.
+// no watches of etcd. One more replica with a feed adds one.
 func TestReplica_OfReplica_IsFresh(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -83,6 +83,11 @@ func TestReplica_OfReplica_IsFresh(t *testing.T) {
 	if s, w := streams(); s > beforeStreams || w > beforeWatches {
 		t.Errorf("etcd has %v watch streams and %v watches with three replicas below, %v and %v with one", s, w, beforeStreams, beforeWatches)
 	}
+	c.env.Replica(c.etcd, c.front, []*harness.Server{c.primary}, c.feed.Another().Flags()...)
+	harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+		s, w := streams()
+		return s <= beforeStreams+1 && w <= beforeWatches+1, fmt.Errorf("etcd has %v watch streams and %v watches with one more feed, %v and %v before", s, w, beforeStreams, beforeWatches)
+	}))
 	upper := c.upper.API()
 	for metric, least := range map[string]float64{"strata_replica_feed_watches": 3, "strata_replica_feed_events_total": 150, "strata_replica_feed_event_bytes_total": 150,
 		"strata_replica_feed_requests_total": 1, "strata_replica_feed_log_bytes": 1} {
