@@ -61,7 +61,7 @@ func (c *captured) part(rev Revision) viewPart {
 // resources that are loading or are not cached, are excluded from the view: see Covers. Cost is a command of the writer, O(resources), and for an
 // older revision that of Resource.At for each resource. Errors: ErrFutureRevision, ErrNotReady before the first list, ErrClosed, ctx's error.
 func (m *Mirror) View(ctx context.Context, rev Revision) (View, error) {
-	v, parts, err := m.captureAll(ctx, rev, func(w *writer) []captured {
+	v, parts, err := m.captureTables(ctx, rev, func(w *writer) []captured {
 		all := make([]captured, 0, len(w.tables))
 		for _, t := range w.tables {
 			all = append(all, t.capture())
@@ -81,7 +81,7 @@ func (m *Mirror) View(ctx context.Context, rev Revision) (View, error) {
 // ViewKey returns View of one key, which is below the prefix of the mirror: Covers is false for all other ranges. Cost is a command of the writer
 // and, for an older revision, that of Resource.At for one resource. Errors: those of View.
 func (m *Mirror) ViewKey(ctx context.Context, key string, rev Revision) (View, error) {
-	v, parts, err := m.captureAll(ctx, rev, func(w *writer) []captured { return []captured{w.route(key).capture()} })
+	v, parts, err := m.captureTables(ctx, rev, func(w *writer) []captured { return []captured{w.route(key).capture()} })
 	if err != nil {
 		return View{}, err
 	}
@@ -89,8 +89,8 @@ func (m *Mirror) ViewKey(ctx context.Context, key string, rev Revision) (View, e
 	return v, nil
 }
 
-// captureAll returns a view at the revision, still without parts, and tables that are captured on the writer's goroutine.
-func (m *Mirror) captureAll(ctx context.Context, rev Revision, tables func(*writer) []captured) (View, []captured, error) {
+// captureTables returns a view at the revision, still without parts, and tables that are captured on the writer's goroutine.
+func (m *Mirror) captureTables(ctx context.Context, rev Revision, tables func(*writer) []captured) (View, []captured, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(m.ctx, cancel)()

@@ -139,6 +139,9 @@ func serve(w http.ResponseWriter, req *http.Request, c content) {
 
 func internalError(w http.ResponseWriter, err error) {
 	klog.ErrorS(err, "Cannot serve an OpenAPI document")
+	for _, name := range []string{"Cache-Control", "Expires"} { // of the document
+		w.Header().Del(name)
+	}
 	http.Error(w, err.Error(), http.StatusInternalServerError)
 }
 
