@@ -140,9 +140,12 @@ func (w *writer) splitOut(parent, t *table) {
 	start, end := t.prefix, prefixEnd(t.prefix)
 	from := parent.lineage.Load()
 	oldest, newest := from.versionAt(from.oldest()), from.head.Load()
-	floor, since := from.log.Floor(), oldest
-	if rev := parent.absorbed; rev > oldest.rev {
-		floor, since = rev, from.versionAt(rev)
+	// Up to parent.absorbed, the log and the versions of the parent lack the keys of removed
+	// tables, and t may have been one of them (I3). A compaction raises the oldest version, but not
+	// the floor of the log, so each of the two is compared.
+	floor, since := max(from.log.Floor(), parent.absorbed), oldest
+	if parent.absorbed > oldest.rev {
+		since = from.versionAt(parent.absorbed)
 	}
 	was := parent.history
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -196,5 +198,107 @@ func TestResource_ReleaseTooOften_Panics(t *testing.T) {
 			}
 		}()
 		r.Release()
+	})
+}
+
+// forget releases the resource and deletes its keys, and returns when the mirror has removed it.
+func forget(t *testing.T, m *mirror.Mirror, md *model, r *mirror.Resource) {
+	t.Helper()
+	r.Release()
+	for _, key := range slices.Sorted(maps.Keys(md.want(md.store.Revision(), r.Prefix()))) {
+		md.txn(memory.Op{Key: key, Delete: true})
+	}
+	reach(t, m, md.store.Revision())
+	for !r.Removed() {
+		time.Sleep(time.Second)
+	}
+}
+
+// requireFollowable fails unless a cursor after each revision returns every event of the model
+// since then, or is refused, and each readable revision is that of the model. It returns the oldest
+// revision at which a cursor starts.
+func requireFollowable(t *testing.T, md *model, r *mirror.Resource) mirror.Revision {
+	t.Helper()
+	first := mirror.Revision(0)
+	for rev := mirror.Revision(1); rev <= md.store.Revision(); rev++ {
+		if s, err := r.At(rev); err == nil {
+			requireState(t, s, md, r.Prefix())
+		} else if !errors.Is(err, mirror.ErrCompacted) {
+			t.Fatal(err)
+		}
+		c, err := r.CursorAfter(rev, "", "")
+		if errors.Is(err, mirror.ErrCompacted) {
+			continue
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if first == 0 {
+			first = rev
+		}
+		events, err := c.Next(nil, 1000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		held := md.want(rev, r.Prefix())
+		for _, e := range events {
+			delete(held, e.Key())
+			if e.Entry != nil {
+				held[e.Key()] = describe(e.Entry)
+			}
+		}
+		if want := md.want(c.Position(), r.Prefix()); !maps.Equal(held, want) {
+			t.Errorf("%s: a cursor after %d returns %d events and holds at %d:%s", r.Prefix(), rev, len(events), c.Position(), diff(held, want))
+		}
+	}
+	return first
+}
+
+// TestClaim_AfterRemovalAndCompaction_ReturnsEveryEventOrErrCompacted: the mirror has removed the
+// resource, which had no claim and no keys. A compaction has dropped the versions of that time, but
+// not the log around the resource. Its next claim has no events from before the removal, so cursors
+// from there are refused (I3).
+func TestClaim_AfterRemovalAndCompaction_ReturnsEveryEventOrErrCompacted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		md := newModel()
+		md.txn(memory.Op{Key: "/registry/a/x", Value: "v"})
+		m := start(t, md.store, presentOnly)
+		a, b := claim(t, m, "/registry/a/"), claim(t, m, "/registry/b/")
+		put(md, "/registry/b/", "v", 1)
+		reach(t, m, md.store.Revision(), a, b)
+		forget(t, m, md, a)
+		removed := m.PublishedRevision()
+		put(md, "/registry/elsewhere/", "v", 2)
+		put(md, "/registry/a/", "between", 1)
+		reach(t, m, md.store.Revision())
+		m.Compact(md.store.Revision())
+		barrier(t, m)
+		a = claim(t, m, "/registry/a/")
+		reach(t, m, md.store.Revision(), a)
+		put(md, "/registry/a/", "again", 2)
+		reach(t, m, md.store.Revision())
+		if first := requireFollowable(t, md, a); first != removed {
+			t.Errorf("cursors start at %d, want the removal %d", first, removed)
+		}
+		barrier(t, m)
+
+		// Of several removed resources, the last one bounds the history of every later claim.
+		forget(t, m, md, a)
+		put(md, "/registry/elsewhere/", "v", 2)
+		reach(t, m, md.store.Revision())
+		forget(t, m, md, b)
+		removed = m.PublishedRevision()
+		put(md, "/registry/elsewhere/", "v", 2)
+		reach(t, m, md.store.Revision())
+		m.Compact(md.store.Revision())
+		for _, prefix := range []string{"/registry/a/", "/registry/b/", "/registry/c/"} {
+			r := claim(t, m, prefix)
+			reach(t, m, md.store.Revision(), r)
+			put(md, prefix, "third", 1)
+			reach(t, m, md.store.Revision())
+			if first := requireFollowable(t, md, r); first != removed {
+				t.Errorf("%s: cursors start at %d, want the removal %d", prefix, first, removed)
+			}
+		}
+		barrier(t, m)
 	})
 }

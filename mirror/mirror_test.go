@@ -220,9 +220,13 @@ func (w *randomWalk) burst(t *rapid.T) {
 func (w *randomWalk) claim(t *rapid.T) {
 	p := rapid.SampledFrom(walkPrefixes).Draw(t, "prefix")
 	exclude := rapid.IntRange(0, 3).Draw(t, "exclude") == 0
-	if w.claimed[p] != nil || w.excluded[p] != nil {
-		return
+	if w.claimed[p] == nil && w.excluded[p] == nil {
+		w.claimPrefix(t, p, exclude)
 	}
+}
+
+// claimPrefix claims or excludes the resource, which is neither.
+func (w *randomWalk) claimPrefix(t *rapid.T, p string, exclude bool) {
 	claims, how := w.claimed, w.m.Claim
 	if exclude {
 		claims, how = w.excluded, w.m.Exclude
@@ -249,7 +253,10 @@ func (w *randomWalk) claim(t *rapid.T) {
 }
 
 func (w *randomWalk) release(t *rapid.T) {
-	p := rapid.SampledFrom(walkPrefixes).Draw(t, "prefix")
+	w.releasePrefix(rapid.SampledFrom(walkPrefixes).Draw(t, "prefix"))
+}
+
+func (w *randomWalk) releasePrefix(p string) {
 	for _, claims := range []map[string]*mirror.Resource{w.claimed, w.excluded} {
 		if r := claims[p]; r != nil {
 			delete(claims, p)
@@ -258,13 +265,46 @@ func (w *randomWalk) release(t *rapid.T) {
 	}
 }
 
+// recreate releases resources and deletes their keys, so that the mirror removes them. It claims
+// one of them again after other writes and a compaction. Followers begin at the floor of its log.
+func (w *randomWalk) recreate(t *rapid.T) {
+	if !w.settle(t) {
+		return
+	}
+	prefixes := rapid.SliceOfNDistinct(rapid.SampledFrom(walkPrefixes), 1, 2, rapid.ID[string]).Draw(t, "prefixes")
+	for _, p := range prefixes {
+		w.releasePrefix(p)
+		var ops []memory.Op
+		for _, key := range slices.Sorted(maps.Keys(w.model.want(w.store.Revision(), p))) {
+			ops = append(ops, memory.Op{Key: key, Delete: true})
+		}
+		w.txn(ops...)
+		w.settle(t)
+		time.Sleep(time.Duration(rapid.SampledFrom([]int{2, 2, 0}).Draw(t, "s")) * time.Second) // the maintenance runs once a second
+	}
+	for i := range rapid.IntRange(0, 3).Draw(t, "elsewhere") {
+		w.txn(memory.Op{Key: root + "elsewhere", Value: fmt.Sprint(i)})
+	}
+	w.settle(t)
+	if rapid.Bool().Draw(t, "compacted") {
+		now := w.store.Revision()
+		w.compactTo(rapid.Int64Range(max(1, now-5), now).Draw(t, "rev"))
+	}
+	w.claimPrefix(t, prefixes[0], false)
+	w.settle(t)
+	w.follow(t)
+}
+
 // compress compresses all values of claimed resources.
 func (w *randomWalk) compress(*rapid.T) { w.m.CompressAll() }
 
 func (w *randomWalk) stall(*rapid.T) { w.stalled = !w.stalled; w.store.Stall(w.stalled) }
 
 func (w *randomWalk) compact(t *rapid.T) {
-	rev := rapid.Int64Range(1, w.store.Revision()).Draw(t, "rev")
+	w.compactTo(rapid.Int64Range(1, w.store.Revision()).Draw(t, "rev"))
+}
+
+func (w *randomWalk) compactTo(rev mirror.Revision) {
 	w.store.Compact(rev)
 	w.m.Compact(rev)
 }
@@ -357,7 +397,8 @@ func (w *randomWalk) readHistory(t *rapid.T) {
 	if w.lossy || !w.settle(t) {
 		return
 	}
-	for p, r := range w.claimed {
+	for _, p := range slices.Sorted(maps.Keys(w.claimed)) {
+		r := w.claimed[p]
 		oldest, _, err := r.Oldest()
 		if err != nil {
 			t.Fatal(err)
@@ -401,22 +442,30 @@ func (w *randomWalk) read(s mirror.Snapshot, prefix string) state {
 	return got
 }
 
-// follow starts followers of each resource: from its newest snapshot, and from a revision in the past or the future.
+// follow starts followers of each resource: from its newest snapshot, from the floor of its log,
+// and from a revision in the past or the future. Below the oldest snapshot, a follower has the
+// state of the model.
 func (w *randomWalk) follow(t *rapid.T) {
-	for p, r := range w.claimed {
+	for _, p := range slices.Sorted(maps.Keys(w.claimed)) {
+		r := w.claimed[p]
 		s, err := r.Latest()
 		if err != nil {
 			continue
 		}
 		w.followers = append(w.followers, &follower{prefix: p, cur: s.Cursor("", ""), held: read(s), last: s.Rev})
-		if oldest, floor, err := r.Oldest(); err == nil {
-			rev := rapid.Int64Range(max(oldest, floor), s.Rev+3).Draw(t, "rev")
+		oldest, floor, err := r.Oldest()
+		if err != nil {
+			continue
+		}
+		for _, rev := range []mirror.Revision{floor, rapid.Int64Range(floor, s.Rev+3).Draw(t, "rev")} {
 			c, err := r.CursorAfter(rev, "", "")
 			if err != nil {
 				continue
 			}
 			if then, err := r.At(rev); err == nil {
 				w.followers = append(w.followers, &follower{prefix: p, cur: c, held: read(then), last: rev})
+			} else if rev < oldest {
+				w.followers = append(w.followers, &follower{prefix: p, cur: c, held: w.want(rev, p), last: rev})
 			}
 		}
 	}
@@ -503,6 +552,7 @@ func TestMirror_RandomSteps_EqualsEtcdAtEveryRevision(t *testing.T) {
 				"burst":                    w.burst,
 				"claim":                    w.claim,
 				"release":                  w.release,
+				"recreate":                 w.recreate,
 				"stall":                    w.stall,
 				"break":                    func(*rapid.T) { w.store.Break() },
 				"sleep":                    func(t *rapid.T) { time.Sleep(time.Duration(rapid.IntRange(1, 15).Draw(t, "s")) * time.Second) },

@@ -208,8 +208,8 @@ func (x *part) build(after Revision, checkpointEvents int) {
 	}
 }
 
-// parts returns a part without events for each table, nil for those that do not await the restore or
-// are left out.
+// parts returns a part without events for each table, nil for those that do not await the restore
+// or are left out.
 func (w *writer) parts(r *restore, leftOut map[*table]bool) (parts map[string]*part, awaited bool) {
 	parts = make(map[string]*part, len(w.tables))
 	for prefix, t := range w.tables {

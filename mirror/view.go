@@ -115,7 +115,8 @@ func (m *Mirror) captureTables(ctx context.Context, rev Revision, tables func(*w
 	return View{Rev: rev, Published: now}, parts, nil
 }
 
-// overlapping yields the parts that may have keys with start <= key < end; an empty end means no upper bound.
+// overlapping yields the parts that may have keys with start <= key < end; an empty end means no
+// upper bound.
 func (v View) overlapping(start, end string) iter.Seq[viewPart] {
 	return func(yield func(viewPart) bool) {
 		if end == start+"\x00" { // one key, in the part with the longest prefix
@@ -135,8 +136,8 @@ func (v View) overlapping(start, end string) iter.Seq[viewPart] {
 	}
 }
 
-// Covers reports whether memory has all keys with start <= key < end at the view's revision; an empty end means no upper bound. Some
-// may be without a value, see Entry.HasValue.
+// Covers reports whether memory has all keys with start <= key < end at the view's revision; an
+// empty end means no upper bound. Some may be without a value, see Entry.HasValue.
 func (v View) Covers(start, end string) bool {
 	if v.key != "" && (start != v.key || end != v.key+"\x00") {
 		return false
@@ -149,7 +150,8 @@ func (v View) Covers(start, end string) bool {
 	return true
 }
 
-// Count returns the number of keys with start <= key < end; an empty end means no upper bound. Cost is O(log n) for each resource.
+// Count returns the number of keys with start <= key < end; an empty end means no upper bound. Cost
+// is O(log n) for each resource.
 func (v View) Count(start, end string) (n int64) {
 	for p := range v.overlapping(start, end) {
 		entries, _ := p.tree.Count(start, end)
