@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -301,4 +303,58 @@ func TestClaim_AfterRemovalAndCompaction_ReturnsEveryEventOrErrCompacted(t *test
 		}
 		barrier(t, m)
 	})
+}
+
+// TestRestore_ResourceRemovedMeanwhile_LeavesNoHole: the mirror has removed a resource while
+// history was being read. The resource is claimed again before (early) or after that history is
+// joined. The history ends below the removal, so the resource gets none, and the removal is not
+// reported as a lost event.
+func TestRestore_ResourceRemovedMeanwhile_LeavesNoHole(t *testing.T) {
+	for _, compact := range []bool{false, true} {
+		for _, early := range []bool{false, true} {
+			t.Run(fmt.Sprintf("compacted=%t,early=%t", compact, early), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) { removeDuringRestore(t, compact, early) })
+			})
+		}
+	}
+}
+
+// removeDuringRestore is a run of the test; early is that of the second claim.
+func removeDuringRestore(t *testing.T, compact, early bool) {
+	md := past("/registry/a/", "/registry/b/")
+	source, release := held(md.store)
+	log := &strings.Builder{}
+	m := start(t, source, func(o *mirror.Options) { o.Logger = slog.New(slog.NewTextHandler(log, nil)) })
+	a, b := claim(t, m, "/registry/a/"), claim(t, m, "/registry/b/")
+	if err := errors.Join(a.WaitReady(t.Context()), b.WaitReady(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	listed := md.store.Revision()
+	forget(t, m, md, a)
+	removed := m.PublishedRevision()
+	put(md, "/registry/elsewhere/", "v", 2)
+	reach(t, m, md.store.Revision())
+	if compact {
+		m.Compact(md.store.Revision())
+	}
+	if early {
+		claim(t, m, "/registry/a/")
+		barrier(t, m)
+	}
+	release()
+	reach(t, m, md.store.Revision(), b)
+	a = claim(t, m, "/registry/a/")
+	put(md, "/registry/a/", "again", 2)
+	reach(t, m, md.store.Revision(), a)
+	if first := requireFollowable(t, md, a); first != removed {
+		t.Errorf("cursors start at %d, want the removal %d", first, removed)
+	}
+	if first := requireFollowable(t, md, b); first >= listed {
+		t.Errorf("cursors of a resource with history start at %d, listed at %d", first, listed)
+	}
+	barrier(t, m)
+	m.Close()
+	if strings.Contains(log.String(), "level=ERROR") {
+		t.Error(log)
+	}
 }

@@ -208,13 +208,14 @@ func (x *part) build(after Revision, checkpointEvents int) {
 	}
 }
 
-// parts returns a part without events for each table, nil for those that do not await the restore
-// or are left out.
+// parts returns a part without events for each table. The part is nil if the table does not await
+// the restore, is left out, or has absorbed another table since the list: its listed state then
+// lacks keys of the history, which would look like lost events.
 func (w *writer) parts(r *restore, leftOut map[*table]bool) (parts map[string]*part, awaited bool) {
 	parts = make(map[string]*part, len(w.tables))
 	for prefix, t := range w.tables {
 		parts[prefix] = nil
-		if lin := t.lineage.Load(); lin != nil && lin.awaitsHistory(r) && !leftOut[t] {
+		if lin := t.lineage.Load(); lin != nil && lin.awaitsHistory(r) && t.absorbed <= r.through && !leftOut[t] {
 			parts[prefix], awaited = &part{t: t, lin: lin, base: lin.versionAt(r.through).tree}, true
 		}
 	}
