@@ -239,30 +239,15 @@ func (c *comparison) fetch(ctx context.Context, d Difference, at Revision) (repa
 }
 
 // repair is the writer's part of comparison.repair: it begins a lineage at the published revision with the keys as
-// read from etcd. If err is set, or a key has changed since it was compared, it relists the
-// resource and returns ErrDiverged. Error: ErrSuperseded.
+// read from etcd. If err is set, or a key may have changed since it was compared, it relists the
+// resource and returns ErrDiverged. Cost is O(events since the snapshot). Error: ErrSuperseded.
 func (w *writer) repair(r *Resource, snap Snapshot, keys []repairedKey, err error) error {
 	t := w.tables[r.prefix]
 	if t == nil || t.Resource != r || r.lineage.Load() != snap.lin || !t.owned {
 		return ErrSuperseded
 	}
-	head := snap.lin.head.Load()
-	edit := head.tree.Edit()
-	x := &tableUpdate{t: t} // only to supersede
-	for _, k := range keys {
-		if err != nil {
-			break
-		}
-		was, exists := snap.Get(k.key)
-		now, _ := head.tree.Get(k.key)
-		if was != now {
-			err = fmt.Errorf("key %q has changed since the check", k.key)
-			break
-		}
-		if exists {
-			x.events = append(x.events, &Event{Prev: was})
-		}
-		replace(edit, was, k.entry)
+	if err == nil {
+		err = snap.unchanged(keys)
 	}
 	if err != nil {
 		err = fmt.Errorf("%w: consistency check found differences that cannot be repaired in place: %w", ErrDiverged, err)
@@ -270,13 +255,18 @@ func (w *writer) repair(r *Resource, snap Snapshot, keys []repairedKey, err erro
 		t.inconsistent = true // when it is loaded
 		return err
 	}
+	edit := snap.lin.head.Load().tree.Edit()
+	x := &tableUpdate{t: t} // only to supersede
 	for _, k := range keys {
-		if was, exists := snap.Get(k.key); exists {
+		was, exists := snap.Get(k.key)
+		if exists {
+			x.events = append(x.events, &Event{Prev: was})
 			t.count(was, -1)
 		}
 		if k.entry != nil {
 			t.count(k.entry, 1)
 		}
+		replace(edit, was, k.entry)
 	}
 	rev := w.published.Revision()
 	lin := newLineage(&version{rev: rev, tree: edit.Tree()}, nil, nil, false)
@@ -288,5 +278,22 @@ func (w *writer) repair(r *Resource, snap Snapshot, keys []repairedKey, err erro
 	x.old = edit.Replaced()
 	x.supersede()
 	w.noteDivergence(t)
+	return nil
+}
+
+// unchanged returns an error if an event since the snapshot concerns one of the keys, which are
+// ascending, or if the log has dropped such an event. The entries of two versions do not show it: a
+// key that is in neither may have been created and deleted.
+func (s Snapshot) unchanged(keys []repairedKey) error {
+	for seq := s.seq; seq < s.lin.log.End(); seq++ {
+		e := s.lin.log.At(seq)
+		if e == nil {
+			return errors.New("the log does not reach back to the check")
+		}
+		compare := func(k repairedKey, key string) int { return strings.Compare(k.key, key) }
+		if _, found := slices.BinarySearchFunc(keys, e.Key(), compare); found {
+			return fmt.Errorf("key %q has changed since the check", e.Key())
+		}
+	}
 	return nil
 }

@@ -440,6 +440,52 @@ func TestRepair_KeyChangesMeanwhile_EqualsEtcd(t *testing.T) {
 	})
 }
 
+// TestRepair_KeyCreatedAndDeletedMeanwhile_StaysDeleted: memory lacked a key when the check read
+// it, and has received and deleted it before the repair. The store counts no writes, so the arrival
+// check covers none of these events. In one case the window has dropped them.
+func TestRepair_KeyCreatedAndDeletedMeanwhile_StaysDeleted(t *testing.T) {
+	for _, dropped := range []bool{false, true} {
+		t.Run(fmt.Sprintf("dropped=%t", dropped), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := memory.New()
+				store.CountNoWrites()
+				source := &during{script: script{Source: store}}
+				m := start(t, source, func(o *mirror.Options) { o.Window.MaxBytes = 1000 })
+				r := claim(t, m, "/registry/a/")
+				reach(t, m, store.Revision(), r)
+				lose(t, m, store, memory.Op{Key: "/registry/a/x", Value: "lost"})
+				source.get = func() {
+					store.Put("/registry/a/x", "seen")
+					deleted := store.Delete("/registry/a/x")
+					for i := 0; dropped && i < 10; i++ {
+						store.Put("/registry/a/other", strings.Repeat("v", 500))
+						if err := m.Wait(context.Background(), store.Revision()); err != nil {
+							t.Error(err)
+						}
+					}
+					if err := m.Wait(context.Background(), store.Revision()); err != nil {
+						t.Error(err)
+					}
+					barrier(t, m)
+					if _, floor, err := r.Oldest(); err != nil || (floor >= deleted) != dropped {
+						t.Errorf("the floor is %d, %v; the key was deleted at %d", floor, err, deleted)
+					}
+				}
+				c, err := r.Check(context.Background(), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if c.Count != 1 || c.Repaired {
+					t.Errorf("%d differences, repaired %t; want 1, and a list", c.Count, c.Repaired)
+				}
+				reach(t, m, store.Revision(), r)
+				requirePresent(t, store, r)
+				barrier(t, m)
+			})
+		})
+	}
+}
+
 type during struct {
 	script
 	get func()
