@@ -58,7 +58,7 @@ func (s *Server) Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeRespon
 	if isMarker(string(r.Key), string(r.RangeEnd)) {
 		return s.fromEtcd(ctx, a, r)
 	}
-	view, err := s.view(ctx, a, r, isKey(r))
+	view, err := s.view(ctx, a, r, keysOf(r))
 	if errors.Is(err, errNotInMemory) {
 		return s.fromEtcd(ctx, a, r)
 	}
@@ -87,7 +87,7 @@ func (s *Server) RangeStream(r *pb.RangeRequest, stream grpc.ServerStreamingServ
 	if r.SortTarget != pb.RangeRequest_KEY || r.SortOrder == pb.RangeRequest_DESCEND {
 		return status.Error(codes.InvalidArgument, "a streamed range is in ascending order of keys")
 	}
-	view, err := s.view(ctx, a, r, isKey(r))
+	view, err := s.view(ctx, a, r, keysOf(r))
 	switch {
 	case errors.Is(err, errNotInMemory):
 		return status.Error(codes.Unimplemented, "this range is not in memory: read it in pages")
@@ -179,13 +179,19 @@ func (s *Server) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, er
 // readAll answers ranges of one revision from memory. Errors: errNotInMemory for others.
 func (s *Server) readAll(ctx context.Context, a *attachment, ops []*pb.RequestOp) (*pb.TxnResponse, error) {
 	first := ops[0].GetRequestRange()
-	for _, op := range ops {
+	var all keys // around those of the ranges
+	for i, op := range ops {
 		r := op.GetRequestRange()
 		if r == nil || r.Revision == 0 || r.Revision != first.GetRevision() || isMarker(string(r.Key), string(r.RangeEnd)) || !inOrder(r) {
 			return nil, errNotInMemory
 		}
+		if k := keysOf(r); i == 0 {
+			all = k
+		} else {
+			all.start, all.end = min(all.start, k.start), max(all.end, k.end)
+		}
 	}
-	view, err := s.view(ctx, a, first, len(ops) == 1 && isKey(first))
+	view, err := s.view(ctx, a, first, all)
 	if err != nil {
 		return nil, err
 	}
@@ -244,10 +250,20 @@ func (s *Server) admit(r *pb.RangeRequest) (*attachment, error) {
 	return a, nil
 }
 
-// isKey reports whether a range is one key.
-func isKey(r *pb.RangeRequest) bool {
-	return len(r.RangeEnd) == 0 || string(r.RangeEnd) == string(r.Key)+"\x00"
+// keys are those with start <= key < end.
+type keys struct{ start, end string }
+
+// keysOf returns the keys of a range, which has an upper bound (attachment.serves).
+func keysOf(r *pb.RangeRequest) keys {
+	k := keys{string(r.Key), string(r.RangeEnd)}
+	if k.end == "" {
+		k.end = k.start + "\x00"
+	}
+	return k
 }
+
+// isKey reports whether it is one key.
+func (k keys) isKey() bool { return k.end == k.start+"\x00" }
 
 // inOrder reports whether the answer to a range is all of its keys in ascending order, which is that of memory.
 func inOrder(r *pb.RangeRequest) bool {
@@ -255,9 +271,10 @@ func inOrder(r *pb.RangeRequest) bool {
 		r.MinModRevision|r.MaxModRevision|r.MinCreateRevision|r.MaxCreateRevision == 0
 }
 
-// view returns memory at the revision of a range, after a linearizable read of etcd's revision if the range demands one: all keys, or only that of
-// the range. Errors: those of etcd; Unavailable if etcd or memory do not answer in time; errNotInMemory.
-func (s *Server) view(ctx context.Context, a *attachment, r *pb.RangeRequest, oneKey bool) (mirror.View, error) {
+// view returns the keys in memory at the revision of a range, after a linearizable read of etcd's
+// revision if the range demands one. Errors: those of etcd; Unavailable if etcd or memory do not
+// answer in time; errNotInMemory.
+func (s *Server) view(ctx context.Context, a *attachment, r *pb.RangeRequest, k keys) (mirror.View, error) {
 	m, rev := a.mirror, r.Revision
 	if rev > 0 && rev < a.oldest(a.events.state()) {
 		return mirror.View{}, rpctypes.ErrGRPCCompacted
@@ -279,16 +296,10 @@ func (s *Server) view(ctx context.Context, a *attachment, r *pb.RangeRequest, on
 			target = rev
 		}
 	}
-	if err := s.await(ctx, m, target, oneKey); err != nil {
+	if err := s.await(ctx, m, target, k.isKey()); err != nil {
 		return mirror.View{}, err
 	}
-	var v mirror.View
-	var err error
-	if oneKey {
-		v, err = m.ViewKey(ctx, string(r.Key), rev)
-	} else {
-		v, err = m.View(ctx, rev)
-	}
+	v, err := m.View(ctx, rev, k.start, k.end)
 	switch {
 	case errors.Is(err, mirror.ErrNotReady), errors.Is(err, mirror.ErrFutureRevision), errors.Is(err, mirror.ErrClosed):
 		return v, status.Errorf(codes.Unavailable, "the replica is loading: %v; retry", err)
@@ -325,20 +336,17 @@ func (s *Server) await(ctx context.Context, m *mirror.Mirror, rev mirror.Revisio
 // read answers a range from a view, without a header. With maxBytes it ends after so many bytes, of keys and values, and More is set.
 // Errors: errNotInMemory.
 func (s *Server) read(v mirror.View, r *pb.RangeRequest, maxBytes int) (*pb.RangeResponse, error) {
-	start, end := string(r.Key), string(r.RangeEnd)
-	if end == "" {
-		end = start + "\x00"
-	}
-	if !v.Covers(start, end) {
+	k := keysOf(r)
+	if !v.Covers(k.start, k.end) {
 		return nil, errNotInMemory
 	}
 	resp := &pb.RangeResponse{}
 	if r.CountOnly {
-		resp.Count = v.Count(start, end)
+		resp.Count = v.Count(k.start, k.end)
 		return resp, nil
 	}
 	size := 0
-	for e := range v.All(start, end) {
+	for e := range v.All(k.start, k.end) {
 		if n := len(resp.Kvs); r.Limit > 0 && int64(n) == r.Limit || maxBytes > 0 && size >= maxBytes {
 			resp.More = true
 			break
@@ -355,7 +363,7 @@ func (s *Server) read(v mirror.View, r *pb.RangeRequest, maxBytes int) (*pb.Rang
 	}
 	resp.Count = int64(len(resp.Kvs))
 	if resp.More {
-		resp.Count = v.Count(start, end)
+		resp.Count = v.Count(k.start, k.end)
 	}
 	return resp, nil
 }

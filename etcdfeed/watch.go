@@ -340,7 +340,7 @@ func (w *watchStream) first(ctx context.Context, x *watch) error {
 	if x.pos != st.floor-1 || x.end != "" || x.all || st.restoring() {
 		return nil
 	}
-	v, err := w.a.mirror.ViewKey(ctx, x.start, st.floor)
+	v, err := w.a.mirror.View(ctx, st.floor, x.start, x.start+"\x00")
 	if err != nil || !v.Covers(x.start, x.start+"\x00") {
 		return nil // it is canceled as compacted
 	}

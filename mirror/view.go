@@ -9,14 +9,30 @@ import (
 	"strings"
 )
 
-// View is all keys of a mirror at one revision, over its resources and the keys without a claim, or one of the keys. It is immutable, may be
-// read concurrently, and keeps its entries alive.
+// View is the keys of a range at one revision, over all resources and the keys without a claim. It
+// is immutable, may be read concurrently, and keeps its entries alive.
 type View struct {
 	// Rev is the revision of the view. Published is the published revision when the view was made.
 	Rev, Published Revision
+	keys           keyRange
 	parts          []viewPart // ordered by prefix
-	key            string     // the only key of the view, unless it is empty
 }
+
+// keyRange is the keys with start <= key < end; an empty end means no upper bound.
+type keyRange struct{ start, end string }
+
+// within reports whether all keys of the range have the prefix.
+func (k keyRange) within(prefix string) bool {
+	return strings.HasPrefix(k.start, prefix) && k.end != "" && k.end <= prefixEnd(prefix)
+}
+
+// meets reports whether keys of the range may have the prefix.
+func (k keyRange) meets(prefix string) bool {
+	return (k.end == "" || prefix < k.end) && (prefix >= k.start || strings.HasPrefix(k.start, prefix))
+}
+
+// isKey reports whether the range is one key.
+func (k keyRange) isKey() bool { return k.end == k.start+"\x00" }
 
 // viewPart is the keys of one table.
 type viewPart struct {
@@ -57,79 +73,71 @@ func (c *captured) part(rev Revision) viewPart {
 	return p
 }
 
-// View returns the state of all keys at rev, or at the published revision if rev is 0. Parts that memory does not have at that revision, such as
-// resources that are loading or are not cached, are excluded from the view: see Covers. Cost is a command of the writer, O(resources), and for an
-// older revision that of Resource.At for each resource. Errors: ErrFutureRevision, ErrNotReady before the first list, ErrClosed, ctx's error.
-func (m *Mirror) View(ctx context.Context, rev Revision) (View, error) {
-	v, parts, err := m.captureTables(ctx, rev, func(w *writer) []captured {
-		all := make([]captured, 0, len(w.tables))
-		for _, t := range w.tables {
-			all = append(all, t.capture())
-		}
-		return all
-	})
+// View returns the state at rev, or at the published revision if rev is 0, of the keys with start
+// <= key < end; an empty end means no upper bound. Parts that memory does not have at that
+// revision, such as resources that are loading or are not cached, are excluded from the view: see
+// Covers. Cost is a command of the writer, O(1) for one key and O(resources) otherwise, and for an
+// older revision that of Resource.At for each resource that may have such keys. Errors:
+// ErrFutureRevision, ErrNotReady before the first list, ErrClosed, ctx's error.
+func (m *Mirror) View(ctx context.Context, rev Revision, start, end string) (View, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(m.ctx, cancel)()
+	v := View{Rev: rev, keys: keyRange{start, end}}
+	var parts []captured
+	err := m.command(ctx, func(w *writer) { v.Published, parts = w.published.Revision(), w.capture(v.keys) })
 	if err != nil {
+		if m.ctx.Err() != nil {
+			err = ErrClosed
+		}
 		return View{}, err
 	}
+	if rev == 0 {
+		v.Rev = v.Published
+	}
+	switch {
+	case v.Published == 0:
+		return View{}, fmt.Errorf("%w: %s", ErrNotReady, m.opts.Prefix)
+	case rev > v.Published:
+		return View{}, fmt.Errorf("%w: requested %d, latest published %d", ErrFutureRevision, rev, v.Published)
+	}
+	v.parts = make([]viewPart, len(parts))
 	for i := range parts {
-		v.parts = append(v.parts, parts[i].part(v.Rev))
+		v.parts[i] = parts[i].part(v.Rev)
 	}
 	slices.SortFunc(v.parts, func(a, b viewPart) int { return strings.Compare(a.prefix, b.prefix) })
 	return v, nil
 }
 
-// ViewKey returns View of one key, which is below the prefix of the mirror: Covers is false for all other ranges. Cost is a command of the writer
-// and, for an older revision, that of Resource.At for one resource. Errors: those of View.
-func (m *Mirror) ViewKey(ctx context.Context, key string, rev Revision) (View, error) {
-	v, parts, err := m.captureTables(ctx, rev, func(w *writer) []captured { return []captured{w.route(key).capture()} })
-	if err != nil {
-		return View{}, err
+// capture returns the state of the tables that may have keys of the range: the innermost one around
+// it, and those inside that one.
+func (w *writer) capture(keys keyRange) []captured {
+	around := w.route(keys.start)
+	for around.prefix != w.opts.Prefix && !keys.within(around.prefix) {
+		around = w.route(strings.TrimSuffix(around.prefix, "/"))
 	}
-	v.key, v.parts = key, []viewPart{parts[0].part(v.Rev)}
-	return v, nil
-}
-
-// captureTables returns a view at the revision, still without parts, and tables that are captured on the writer's goroutine.
-func (m *Mirror) captureTables(ctx context.Context, rev Revision, tables func(*writer) []captured) (View, []captured, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(m.ctx, cancel)()
-	var parts []captured
-	var now Revision
-	err := m.command(ctx, func(w *writer) { now, parts = w.published.Revision(), tables(w) })
-	if err != nil {
-		if m.ctx.Err() != nil {
-			err = ErrClosed
+	all := []captured{around.capture()}
+	if keys.isKey() {
+		return all
+	}
+	for prefix, t := range w.tables {
+		if t != around && strings.HasPrefix(prefix, around.prefix) && keys.meets(prefix) {
+			all = append(all, t.capture())
 		}
-		return View{}, nil, err
 	}
-	if rev == 0 {
-		rev = now
-	}
-	switch {
-	case now == 0:
-		return View{}, nil, fmt.Errorf("%w: %s", ErrNotReady, m.opts.Prefix)
-	case rev > now:
-		return View{}, nil, fmt.Errorf("%w: requested %d, latest published %d", ErrFutureRevision, rev, now)
-	}
-	return View{Rev: rev, Published: now}, parts, nil
+	return all
 }
 
-// overlapping yields the parts that may have keys with start <= key < end; an empty end means no
-// upper bound.
-func (v View) overlapping(start, end string) iter.Seq[viewPart] {
+// overlapping yields the parts that may have keys of the range: the innermost one around it, and
+// those inside that one, which come after it.
+func (v View) overlapping(keys keyRange) iter.Seq[viewPart] {
 	return func(yield func(viewPart) bool) {
-		if end == start+"\x00" { // one key, in the part with the longest prefix
-			for i := len(v.parts) - 1; i >= 0; i-- {
-				if strings.HasPrefix(start, v.parts[i].prefix) {
-					yield(v.parts[i])
-					return
-				}
-			}
-			return
+		around := len(v.parts) - 1
+		for around > 0 && !keys.within(v.parts[around].prefix) {
+			around--
 		}
-		for _, p := range v.parts {
-			if (end == "" || p.prefix < end) && prefixEnd(p.prefix) > start && !yield(p) {
+		for _, p := range v.parts[max(around, 0):] {
+			if keys.meets(p.prefix) && !yield(p) {
 				return
 			}
 		}
@@ -137,12 +145,13 @@ func (v View) overlapping(start, end string) iter.Seq[viewPart] {
 }
 
 // Covers reports whether memory has all keys with start <= key < end at the view's revision; an
-// empty end means no upper bound. Some may be without a value, see Entry.HasValue.
+// empty end means no upper bound. It is false outside of the view's range. Some keys may be without
+// a value, see Entry.HasValue.
 func (v View) Covers(start, end string) bool {
-	if v.key != "" && (start != v.key || end != v.key+"\x00") {
+	if start < v.keys.start || v.keys.end != "" && (end == "" || end > v.keys.end) {
 		return false
 	}
-	for p := range v.overlapping(start, end) {
+	for p := range v.overlapping(keyRange{start, end}) {
 		if p.absent {
 			return false
 		}
@@ -150,21 +159,22 @@ func (v View) Covers(start, end string) bool {
 	return true
 }
 
-// Count returns the number of keys with start <= key < end; an empty end means no upper bound. Cost
-// is O(log n) for each resource.
+// Count returns the number of keys with start <= key < end, which the view covers; an empty end
+// means no upper bound. Cost is O(log n) for each resource.
 func (v View) Count(start, end string) (n int64) {
-	for p := range v.overlapping(start, end) {
+	for p := range v.overlapping(keyRange{start, end}) {
 		entries, _ := p.tree.Count(start, end)
 		n += int64(entries)
 	}
 	return n
 }
 
-// All yields the entries with start <= key < end in key order; an empty end means no upper bound.
+// All yields the entries with start <= key < end, which the view covers, in key order; an empty end
+// means no upper bound.
 func (v View) All(start, end string) iter.Seq[*Entry] {
 	return func(yield func(*Entry) bool) {
 		var merge entryHeap
-		for p := range v.overlapping(start, end) {
+		for p := range v.overlapping(keyRange{start, end}) {
 			next, stop := iter.Pull(p.tree.All(start, end))
 			defer stop()
 			if e, ok := next(); ok {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"testing/synctest"
 
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/mirror"
@@ -18,7 +19,7 @@ func BenchmarkView(b *testing.B) {
 	b.Run("all", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			v, err := m.View(ctx, 0)
+			v, err := m.View(ctx, 0, root, "")
 			if err != nil || v.Count(root+"probe", root+"probe\x00") != 0 {
 				b.Fatal(err)
 			}
@@ -27,7 +28,7 @@ func BenchmarkView(b *testing.B) {
 	b.Run("key", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			v, err := m.ViewKey(ctx, root+"probe", 0)
+			v, err := m.View(ctx, 0, root+"probe", root+"probe\x00")
 			if err != nil || v.Count(root+"probe", root+"probe\x00") != 0 {
 				b.Fatal(err)
 			}
@@ -43,9 +44,10 @@ func viewed(v mirror.View, start, end string) (text string) {
 	return text
 }
 
-// TestMirror_ViewKey_EqualsViewOfKey: the view of a key has what the view of all keys has of it, now and in the past, for keys of resources, nested
-// ones, ones that are not cached, and keys without a claim. It covers no other range.
-func TestMirror_ViewKey_EqualsViewOfKey(t *testing.T) {
+// TestView_OfRange_EqualsViewOfAllKeys: a view of a range has what the view of all keys has of it,
+// now and in the past, for keys and ranges in resources, nested ones, ones that are not cached, and
+// keys without a claim. It covers no keys outside of its range.
+func TestView_OfRange_EqualsViewOfAllKeys(t *testing.T) {
 	ctx := t.Context()
 	store := memory.New()
 	keys := []string{root + "a/x", root + "a/nested/x", root + "uncached/x", root + "unclaimed", root + "other/x", root + "a/absent"}
@@ -75,33 +77,86 @@ func TestMirror_ViewKey_EqualsViewOfKey(t *testing.T) {
 	if err := m.Wait(ctx, revs[len(revs)-1]); err != nil {
 		t.Fatal(err)
 	}
+	type keyRange struct{ start, end string }
+	var ranges []keyRange
+	for _, key := range keys {
+		ranges = append(ranges, keyRange{key, key + "\x00"})
+	}
+	for _, prefix := range []string{root, root + "a/", root + "a/nested/", root + "other/", root + "uncached/", root + "none/"} {
+		ranges = append(ranges, keyRange{prefix, prefix[:len(prefix)-1] + "0"})
+	}
+	ranges = append(ranges, keyRange{root, ""}, keyRange{root + "a/a", root + "a/nested/y"}, keyRange{root + "a/x", root + "b"},
+		keyRange{root + "a/nested/y", root + "unclaimed"}, keyRange{root + "a/nested/", root + "a/nested/x"})
 	covered := 0
 	for _, rev := range append(revs, 0) {
-		all, err := m.View(ctx, rev)
+		all, err := m.View(ctx, rev, root, "")
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, key := range keys {
-			end := key + "\x00"
-			one, err := m.ViewKey(ctx, key, rev)
+		for _, x := range ranges {
+			some, err := m.View(ctx, rev, x.start, x.end)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if one.Rev != all.Rev || one.Covers(key, end) != all.Covers(key, end) || one.Count(key, end) != all.Count(key, end) || viewed(one, key, end) != viewed(all, key, end) {
-				t.Errorf("%s at %d: %q, covered %t, want %q, covered %t", key, rev, viewed(one, key, end), one.Covers(key, end), viewed(all, key, end), all.Covers(key, end))
+			got, want := viewed(some, x.start, x.end), viewed(all, x.start, x.end)
+			if some.Rev != all.Rev || some.Covers(x.start, x.end) != all.Covers(x.start, x.end) || some.Count(x.start, x.end) != all.Count(x.start, x.end) || got != want {
+				t.Errorf("%q at %d: %q, covered %t, want %q, covered %t", x, rev, got, some.Covers(x.start, x.end), want, all.Covers(x.start, x.end))
 			}
-			if one.Covers(key, key+"1") || one.Covers(root, "") || one.Covers(key+"1", key+"1\x00") {
-				t.Errorf("the view of %s covers other ranges", key)
+			if some.Covers(root, "\xff") || x.end != "" && some.Covers(x.start, x.end+"1") || x.start != root && some.Covers(root, x.end) {
+				t.Errorf("the view of %q covers other ranges", x)
 			}
-			if one.Covers(key, end) {
+			// The parts of the range are of the same view.
+			for _, y := range ranges {
+				inside := x.start <= y.start && (x.end == "" || y.end != "" && y.end <= x.end)
+				if inside && (some.Covers(y.start, y.end) != all.Covers(y.start, y.end) || viewed(some, y.start, y.end) != viewed(all, y.start, y.end)) {
+					t.Errorf("%q of the view of %q at %d: %q, want %q", y, x, rev, viewed(some, y.start, y.end), viewed(all, y.start, y.end))
+				}
+			}
+			if some.Covers(x.start, x.end) {
 				covered++
 			}
 		}
 	}
-	if want := (len(revs) + 1) * (len(keys) - 1); covered != want {
-		t.Errorf("%d keys are covered, want all but those that are not cached: %d", covered, want)
+	if want := (len(revs) + 1) * (len(ranges) - 5); covered != want {
+		t.Errorf("%d ranges are covered, want all without keys that are not cached: %d", covered, want)
 	}
-	if _, err := m.ViewKey(ctx, keys[0], revs[len(revs)-1]+1000); !errors.Is(err, mirror.ErrFutureRevision) {
+	if _, err := m.View(ctx, revs[len(revs)-1]+1000, root, ""); !errors.Is(err, mirror.ErrFutureRevision) {
 		t.Errorf("a future revision: %v", err)
 	}
+}
+
+// TestView_BeforeRemovalOfResource_CoversOthers: memory does not have the keys of a removed
+// resource from before its removal, also after it was claimed again. Views of that time cover the
+// other resources.
+func TestView_BeforeRemovalOfResource_CoversOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		md := past("/registry/a/", "/registry/b/")
+		m := start(t, md.store, nil)
+		a, b := claim(t, m, "/registry/a/"), claim(t, m, "/registry/b/")
+		reach(t, m, md.store.Revision(), a, b)
+		forget(t, m, md, a)
+		removed := m.PublishedRevision()
+		put(md, "/registry/a/", "again", 2)
+		reach(t, m, md.store.Revision())
+		for _, claimed := range []bool{false, true} {
+			if claimed {
+				reach(t, m, md.store.Revision(), claim(t, m, "/registry/a/"))
+			}
+			for rev := mirror.Revision(2); rev <= md.store.Revision(); rev++ {
+				for _, prefix := range []string{"/registry/a/", "/registry/b/", root} {
+					end := prefix[:len(prefix)-1] + "0"
+					v, err := m.View(t.Context(), rev, prefix, end)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if got, want := v.Covers(prefix, end), rev >= removed || prefix == "/registry/b/"; got != want {
+						t.Errorf("claimed %t: %s at %d is covered: %t, want %t, removed at %d", claimed, prefix, rev, got, want, removed)
+					}
+					if got, want := v.Count(prefix, end), int64(len(md.want(rev, prefix))); v.Covers(prefix, end) && got != want {
+						t.Errorf("claimed %t: %s at %d has %d keys, want %d", claimed, prefix, rev, got, want)
+					}
+				}
+			}
+		}
+	})
 }
