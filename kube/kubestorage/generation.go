@@ -2,6 +2,7 @@ package kubestorage
 
 import (
 	"context"
+	"errors"
 
 	"github.com/stratakube/strata/kube/internal/encoded"
 	"github.com/stratakube/strata/mirror"
@@ -38,18 +39,26 @@ func dropClosed(ctx context.Context, r *mirror.Resource) {
 			e.DropClosed()
 		}
 	}
+	// The window may move above the cursor; the log then still has the events after its new floor.
+	for ctx.Err() == nil && errors.Is(dropClosedEvents(ctx, r), mirror.ErrCompacted) {
+	}
+}
+
+// dropClosedEvents is dropClosed for the events of the log. Error: mirror.ErrCompacted if the window
+// has moved meanwhile; other errors of Resource.Oldest and CursorAfter.
+func dropClosedEvents(ctx context.Context, r *mirror.Resource) error {
 	_, floor, err := r.Oldest()
 	if err != nil {
-		return
+		return err
 	}
 	cursor, err := r.CursorAfter(floor, "", "")
 	if err != nil {
-		return
+		return err
 	}
 	defer cursor.Unfollow()
 	for events := make([]*mirror.Event, 0, readAtOnce); ctx.Err() == nil; {
 		if events, err = cursor.Next(events[:0], readAtOnce); err != nil || len(events) == 0 {
-			return // the rest has left the window
+			return err
 		}
 		for _, ev := range events {
 			ev.DropClosed()
@@ -61,4 +70,5 @@ func dropClosed(ctx context.Context, r *mirror.Resource) {
 			}
 		}
 	}
+	return nil
 }
