@@ -73,8 +73,9 @@ func (r *ListRead) fill(ctx context.Context, decoded *listadmission.Decoded, lis
 
 	var corrupt corruptObjects
 	walked, last, more, now := 0, "", false, uint32(0)
+	found := int64(0) // selected entries, decodable or not: as in Unreadable, all fill the page
 	for e := range r.Selecting() {
-		if r.Limit > 0 && int64(items.Len()) >= r.Limit {
+		if r.Limit > 0 && found >= r.Limit {
 			more = true
 			break
 		}
@@ -93,6 +94,7 @@ func (r *ListRead) fill(ctx context.Context, decoded *listadmission.Decoded, lis
 		}
 		var obj runtime.Object
 		if err == nil && ok {
+			found++
 			obj, err = r.selector.Generation.Object(ctx, e, now)
 		}
 		if err != nil {
