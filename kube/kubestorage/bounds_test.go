@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -62,7 +63,7 @@ func TestWatch_ClientStopsReading_HoldsNoVersion(t *testing.T) {
 }
 
 // TestRevision_BeyondMaximum_IsInFuture covers numbers that parse but exceed every possible
-// revision.
+// revision. The error of a list or a GET has the client's number.
 func TestRevision_BeyondMaximum_IsInFuture(t *testing.T) {
 	f := setup(t)
 	pod := f.create(t, newPod("a"))[0]
@@ -71,8 +72,12 @@ func TestRevision_BeyondMaximum_IsInFuture(t *testing.T) {
 		t.Run(rv, func(t *testing.T) {
 			t.Parallel()
 			ctx := contextFor(t)
-			if err := f.Get(ctx, podKey(pod), storage.GetOptions{ResourceVersion: rv}, &example.Pod{}); !storage.IsTooLargeResourceVersion(err) {
-				t.Errorf("GET: %v, want too large", err)
+			want := "Too large resource version: " + rv + ","
+			tooLarge := func(err error) bool {
+				return storage.IsTooLargeResourceVersion(err) && strings.Contains(err.Error(), want)
+			}
+			if err := f.Get(ctx, podKey(pod), storage.GetOptions{ResourceVersion: rv}, &example.Pod{}); !tooLarge(err) {
+				t.Errorf("GET: %v, want %q", err, want)
 			}
 			limited := storage.Everything
 			limited.Limit = 1
@@ -83,8 +88,8 @@ func TestRevision_BeyondMaximum_IsInFuture(t *testing.T) {
 				"neither":        {Predicate: storage.Everything},
 			} {
 				opts.Recursive, opts.ResourceVersion = true, rv
-				if err := f.GetList(ctx, "/pods", opts, &example.PodList{}); !storage.IsTooLargeResourceVersion(err) {
-					t.Errorf("LIST, %s: %v, want too large", name, err)
+				if err := f.GetList(ctx, "/pods", opts, &example.PodList{}); !tooLarge(err) {
+					t.Errorf("LIST, %s: %v, want %q", name, err, want)
 				}
 			}
 			quick, cancel := context.WithTimeout(ctx, 500*time.Millisecond)

@@ -244,10 +244,7 @@ func TestConsistencyCheck_Hash_IsOfKEP4988(t *testing.T) {
 		for _, p := range list.Items {
 			fmt.Fprintf(h, "%s/%s/%s", p.Namespace, p.Name, p.ResourceVersion)
 		}
-		rev, err := f.engine(t).parseRevision(list.ResourceVersion)
-		if err != nil {
-			t.Fatal(err)
-		}
+		rev := parseRevision(t, list.ResourceVersion)
 		got := f.cluster.checker.Hashes(rev, nil)
 		if want := fmt.Sprintf("%x", h.Sum64()); len(got) != 1 || got[0].Hash != want || got[0].Keys != 3 || got[0].Revision != rev {
 			t.Errorf("at %d: %+v, want the hash %s", rev, got, want)

@@ -274,10 +274,7 @@ func TestBookmark_GateOff_OnlyEndsInitialEvents(t *testing.T) {
 func TestEventsOnly_WatchResumptionGateOff_RequestsNoProgress(t *testing.T) {
 	f := setup(t, withGates(gates(t, Gates(), "EfficientWatchResumption=false")))
 	pod := f.create(t, newPod("a"))[0]
-	rev, err := f.engine(t).parseRevision(pod.ResourceVersion)
-	if err != nil {
-		t.Fatal(err)
-	}
+	rev := parseRevision(t, pod.ResourceVersion)
 	eventually(t, "the event arrives", func() bool { return f.cluster.mirror.PublishedRevision() >= rev })
 	if _, err := f.client.Put(contextFor(t), "/elsewhere/b", ""); err != nil {
 		t.Fatal(err)

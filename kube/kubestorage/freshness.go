@@ -117,9 +117,10 @@ func waitContext(ctx context.Context, limit time.Duration) (context.Context, con
 	return context.WithTimeout(ctx, limit)
 }
 
-// waitFor returns when rev can be read. It returns 504 "Too large resource version" after
-// freshWait.
-func (s *revisionWaiter) waitFor(ctx context.Context, rev mirror.Revision) error {
+// waitFor returns when the client's revision asked can be read. It returns 504 "Too large resource
+// version" with that number after freshWait.
+func (s *revisionWaiter) waitFor(ctx context.Context, asked uint64) error {
+	rev := revisionOf(asked)
 	if s.mirror.PublishedRevision() >= rev {
 		if rev > 0 { // otherwise the request has no revision
 			s.metrics.Waited(0)
@@ -130,7 +131,7 @@ func (s *revisionWaiter) waitFor(ctx context.Context, rev mirror.Revision) error
 	defer cancel()
 	err := s.await(waitCtx, rev)
 	if err != nil && ctx.Err() == nil {
-		return storage.NewTooLargeResourceVersionError(uint64(rev), uint64(s.mirror.PublishedRevision()), tooHighRetrySeconds)
+		return storage.NewTooLargeResourceVersionError(asked, uint64(s.mirror.PublishedRevision()), tooHighRetrySeconds)
 	}
 	return err
 }
@@ -211,15 +212,19 @@ func (s *revisionWaiter) soonConsistent(ctx context.Context, span *readSpan) err
 	return s.await(ctx, rev)
 }
 
-// parseRevision returns the revision of a client's resourceVersion, 0 for "" and "0". A number
-// above the int64 range becomes the highest revision, which is always in the future. Error: 400.
-func (s *revisionWaiter) parseRevision(resourceVersion string) (mirror.Revision, error) {
-	rev, err := s.versioner.ParseResourceVersion(resourceVersion)
+// parseRevision returns the number of a client's resourceVersion, 0 for "" and "0"; revisionOf
+// returns its revision. Error: 400.
+func (s *revisionWaiter) parseRevision(resourceVersion string) (asked uint64, err error) {
+	asked, err = s.versioner.ParseResourceVersion(resourceVersion)
 	if err != nil {
 		return 0, apierrors.NewBadRequest(fmt.Sprintf("invalid resource version: %v", err))
 	}
-	return mirror.Revision(min(rev, math.MaxInt64)), nil
+	return asked, nil
 }
+
+// revisionOf returns the revision of a client's number. One above the int64 range becomes the
+// highest revision, which is always in the future.
+func revisionOf(asked uint64) mirror.Revision { return mirror.Revision(min(asked, math.MaxInt64)) }
 
 // snapshot returns the state of the cache that a list reads:
 //
@@ -237,9 +242,13 @@ func (s *revisionWaiter) snapshot(ctx context.Context, opts storage.ListOptions,
 				return mirror.Snapshot{}, err
 			}
 			if exact > current {
-				return mirror.Snapshot{}, storage.NewTooLargeResourceVersionError(uint64(exact), uint64(current), tooHighRetrySeconds)
+				asked, err := s.parseRevision(opts.ResourceVersion) // 0 with a token
+				if err != nil {
+					return mirror.Snapshot{}, err
+				}
+				return mirror.Snapshot{}, storage.NewTooLargeResourceVersionError(max(asked, uint64(exact)), uint64(current), tooHighRetrySeconds)
 			}
-			if err := s.waitFor(ctx, exact); err != nil {
+			if err := s.waitFor(ctx, uint64(exact)); err != nil {
 				if storage.IsTooLargeResourceVersion(err) { // it exists: see consistent
 					err = errBehind()
 				}
@@ -259,15 +268,15 @@ func (s *revisionWaiter) snapshot(ctx context.Context, opts storage.ListOptions,
 		span.event(eventFresh)
 		return s.resource.Latest()
 	}
-	rev, err := s.parseRevision(opts.ResourceVersion)
+	asked, err := s.parseRevision(opts.ResourceVersion)
 	if err != nil {
 		return mirror.Snapshot{}, err
 	}
-	if s.outOfReach(rev) {
+	if s.outOfReach(revisionOf(asked)) {
 		return mirror.Snapshot{}, errNoProgress
 	}
 	span.event(eventWaiting)
-	if err := s.waitFor(ctx, rev); err != nil {
+	if err := s.waitFor(ctx, asked); err != nil {
 		return mirror.Snapshot{}, err
 	}
 	span.event(eventFresh)

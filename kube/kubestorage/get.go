@@ -45,7 +45,7 @@ func (s *Store) Entry(ctx context.Context, key, resourceVersion string) (*mirror
 	if err != nil {
 		return nil, err
 	}
-	rev, err := s.parseRevision(resourceVersion)
+	asked, err := s.parseRevision(resourceVersion)
 	if err != nil {
 		return nil, err
 	}
@@ -61,11 +61,11 @@ func (s *Store) Entry(ctx context.Context, key, resourceVersion string) (*mirror
 		if err := s.soonConsistent(ctx, span); err != nil {
 			return nil, ErrReadEtcd
 		}
-	} else if s.outOfReach(rev) {
+	} else if s.outOfReach(revisionOf(asked)) {
 		return nil, ErrReadEtcd
 	} else {
 		span.event(eventWaiting)
-		if err := s.waitFor(ctx, rev); err != nil {
+		if err := s.waitFor(ctx, asked); err != nil {
 			return nil, err
 		}
 	}

@@ -44,7 +44,7 @@ func (s *Store) openStream(ctx context.Context, cancel context.CancelFunc, key s
 	if !s.watchList {
 		opts.SendInitialEvents = nil
 	}
-	rev, err := s.parseRevision(opts.ResourceVersion)
+	asked, err := s.parseRevision(opts.ResourceVersion)
 	if err != nil {
 		return nil, err
 	}
@@ -78,7 +78,7 @@ func (s *Store) openStream(ctx context.Context, cancel context.CancelFunc, key s
 	if !st.selector.All {
 		s.view.WantAttributes()
 	}
-	if err := st.begin(ctx, rev, opts, span); err != nil {
+	if err := st.begin(ctx, asked, opts, span); err != nil {
 		if errors.Is(err, mirror.ErrNotReady) {
 			return nil, s.notReady()
 		}
@@ -128,9 +128,9 @@ func (st *Stream) subscribe() {
 	st.catchUp = past && st.bookmarkEvery > 0 && st.nextBookmark.IsZero()
 }
 
-// begin sets the start position of the stream.
-func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.ListOptions, span *readSpan) (err error) {
-	s := st.store
+// begin sets the start position of the stream for the client's revision asked.
+func (st *Stream) begin(ctx context.Context, asked uint64, opts storage.ListOptions, span *readSpan) (err error) {
+	s, rev := st.store, revisionOf(asked)
 	list := opts.SendInitialEvents != nil && *opts.SendInitialEvents
 	stream := opts.SendInitialEvents != nil && !*opts.SendInitialEvents
 	st.announce = true
@@ -145,14 +145,14 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 			return err
 		}
 	case opts.ResourceVersion == "" && !s.latestReads.lists, list && s.outOfReach(rev):
-		return st.beginInEtcd(ctx, rev, opts)
+		return st.beginInEtcd(ctx, asked, opts)
 	case opts.ResourceVersion == "":
 		if err := s.consistent(ctx, nil); err != nil {
 			return err
 		}
 		list = true
 	case rev > 0 && list:
-		if err := s.waitFor(ctx, rev); err != nil {
+		if err := s.waitFor(ctx, asked); err != nil {
 			return err
 		}
 	case rev == 0 && !stream:
@@ -198,14 +198,14 @@ func (st *Stream) begin(ctx context.Context, rev mirror.Revision, opts storage.L
 // beginInEtcd lists the latest state from etcd, where a gate or the published revision does not allow a list from
 // memory; later events come from memory. The listed objects are held until they are delivered; most
 // are shared with the cache.
-func (st *Stream) beginInEtcd(ctx context.Context, atLeast mirror.Revision, opts storage.ListOptions) error {
+func (st *Stream) beginInEtcd(ctx context.Context, asked uint64, opts storage.ListOptions) error {
 	s := st.store
 	entries, rev, err := s.resource.ListFromEtcd(ctx, st.start, st.end)
 	if err != nil {
 		return err
 	}
-	if rev < atLeast {
-		return storage.NewTooLargeResourceVersionError(uint64(atLeast), uint64(rev), tooHighRetrySeconds)
+	if rev < revisionOf(asked) {
+		return storage.NewTooLargeResourceVersionError(asked, uint64(rev), tooHighRetrySeconds)
 	}
 	st.found, st.at = entries, rev
 	st.listing = len(entries) > 0
