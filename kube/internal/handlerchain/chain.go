@@ -1,6 +1,7 @@
 package handlerchain
 
 import (
+	"context"
 	"net/http"
 	"path"
 	"reflect"
@@ -88,7 +89,9 @@ func New(apiHandler http.Handler, c *genericapiserver.Config, o Options) *Chain 
 		fastWatches:    c.ShutdownWatchTerminationGracePeriod <= 0,
 		shuttingDown:   c.ShutdownInitiatedNotify(),
 	}
+	c.RequestInfoResolver = parsedOnce{h.requestInfo}
 	h.full = build(h.noteComplete(o.Mount(apiHandler)), c)
+	c.RequestInfoResolver = h.requestInfo
 	if builtByUpstream(build) && c.FlowControl != nil {
 		h.fast = wrap(o.Mount(withoutTask(apiHandler)), fastFilters(c, o.Cost, slowclient.TrackServed(c)))
 	}
@@ -119,8 +122,11 @@ func (h *Chain) noteComplete(inner http.Handler) http.Handler {
 func (h *Chain) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	received := time.Now()
 	h.boundRequestBody(w, req)
-	info := h.fastRead(req)
-	if info == nil {
+	info, fast := h.fastRead(req)
+	if !fast {
+		if info != nil {
+			req = req.WithContext(context.WithValue(req.Context(), parsedKey{}, info))
+		}
 		h.full.ServeHTTP(w, req)
 		return
 	}
@@ -144,41 +150,56 @@ func growStack() {
 //go:noinline
 func use(*[12 << 10]byte) {}
 
-// fastRead returns the RequestInfo of a request that takes the fast chain, or nil. Only a get, list
-// or watch of a resource with an unambiguous path takes it. fastRead does not check that the
-// resource exists or that the user is authorized to read it.
-func (h *Chain) fastRead(req *http.Request) *request.RequestInfo {
+// fastRead reports whether the request takes the fast chain. Only a get, list or watch of a resource
+// with an unambiguous path takes it. fastRead does not check that the resource exists or that the user
+// is authorized to read it. info is the RequestInfo of a fast read; of other requests it is nil if it
+// was not needed, or could not be made.
+func (h *Chain) fastRead(req *http.Request) (info *request.RequestInfo, fast bool) {
 	if h.fast == nil || req.Method != http.MethodGet || !h.complete.Load() {
-		return nil
+		return nil, false
 	}
 	select {
 	case <-h.shuttingDown:
-		return nil
+		return nil, false
 	default:
 	}
 	if req.URL.RawPath != "" || path.Clean(req.URL.Path) != req.URL.Path {
-		return nil
+		return nil, false
 	}
 	if _, ok := req.Header["Upgrade"]; ok { // a watch over a websocket
-		return nil
+		return nil, false
 	}
 	info, err := h.requestInfo.NewRequestInfo(req)
-	if err != nil || !info.IsResourceRequest || info.Subresource != "" || verbInPath(info) {
-		return nil
+	if err != nil {
+		return nil, false
+	}
+	if !info.IsResourceRequest || info.Subresource != "" || verbInPath(info) {
+		return info, false
 	}
 	switch info.Verb {
 	case "get", "list":
 	case "watch":
 		if !h.fastWatches {
-			return nil
+			return info, false
 		}
 	default:
-		return nil
+		return info, false
 	}
-	if h.serves != nil && !h.serves(req, info) {
-		return nil
+	return info, h.serves == nil || h.serves(req, info)
+}
+
+// parsedKey is the key of the RequestInfo of a request that fastRead has parsed.
+type parsedKey struct{}
+
+// parsedOnce returns the RequestInfo that fastRead has made, so that the full chain neither parses a
+// request again nor logs an invalid selector a second time.
+type parsedOnce struct{ request.RequestInfoResolver }
+
+func (r parsedOnce) NewRequestInfo(req *http.Request) (*request.RequestInfo, error) {
+	if info, ok := req.Context().Value(parsedKey{}).(*request.RequestInfo); ok {
+		return info, nil
 	}
-	return info
+	return r.RequestInfoResolver.NewRequestInfo(req)
 }
 
 // verbInPath reports whether the path contains its verb, as /api/v1/watch/pods does. info must be

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -40,6 +41,7 @@ var chainCodecs = func() serializer.CodecFactory {
 //
 //	reader    may get, list and watch configmaps
 //	deputy    may in addition impersonate reader, and is of the group system:masters
+//	admin     may do everything
 //	denied    is authenticated, but not authorized
 //
 // Priority and fairness admits all requests and counts their seats.
@@ -66,6 +68,8 @@ func chainConfig() (*genericapiserver.Config, *seats) {
 			}
 		case a.GetResource() == "configmaps" && (name == "reader" || name == "deputy"):
 			return authorizer.DecisionAllow, "a reader", nil
+		case name == "admin":
+			return authorizer.DecisionAllow, "an administrator", nil
 		}
 		return authorizer.DecisionNoOpinion, "no rule", nil
 	})
@@ -227,6 +231,61 @@ func TestChain_Request_SelectsFastOrFullChain(t *testing.T) {
 	}
 }
 
+// countedResolver counts the requests that it parses.
+type countedResolver struct {
+	request.RequestInfoResolver
+	parsed int
+}
+
+func (r *countedResolver) NewRequestInfo(req *http.Request) (*request.RequestInfo, error) {
+	r.parsed++
+	return r.RequestInfoResolver.NewRequestInfo(req)
+}
+
+// TestChain_PassedRead_IsParsedOnce: a request that the read handler passes on is parsed once, so that upstream logs an invalid
+// selector once.
+func TestChain_PassedRead_IsParsedOnce(t *testing.T) {
+	for name, target := range map[string]string{
+		"fast":                "/api/v1/configmaps",
+		"not served":          "/api/v1/configmaps?pretty=1",
+		"an invalid selector": "/api/v1/configmaps?pretty=1&labelSelector=a%3D%3D%3D",
+		"a subresource":       "/api/v1/namespaces/ns/configmaps/a/status",
+		"a verb in the path":  "/api/v1/watch/configmaps",
+		"discovery":           "/apis/apps/v1",
+		"another spelling":    "/api/v1/configmaps/",
+		"a list of one name":  "/api/v1/configmaps?pretty=1&fieldSelector=metadata.name%3Da",
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, _ := chainConfig()
+			resolver := &countedResolver{RequestInfoResolver: c.RequestInfoResolver}
+			c.RequestInfoResolver = resolver
+			var got *request.RequestInfo
+			h := New(nil, c, Options{
+				Mount: func(http.Handler) http.Handler {
+					return http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {
+						got, _ = request.RequestInfoFrom(req.Context())
+					})
+				},
+				Serves: func(req *http.Request, _ *request.RequestInfo) bool { return req.URL.Query().Get("pretty") == "" },
+			})
+			h.complete.Store(true)
+			if c.RequestInfoResolver != resolver {
+				t.Error("New has replaced the resolver of the configuration")
+			}
+			req := httptest.NewRequest(http.MethodGet, target, nil)
+			req.Header.Set("Authorization", "admin")
+			h.ServeHTTP(httptest.NewRecorder(), req)
+			if resolver.parsed != 1 {
+				t.Errorf("parsed %d times, want once", resolver.parsed)
+			}
+			want, err := resolver.RequestInfoResolver.NewRequestInfo(req)
+			if err != nil || !reflect.DeepEqual(got, want) {
+				t.Errorf("the handler has %+v, want %+v (%v)", got, want, err)
+			}
+		})
+	}
+}
+
 // TestChain_UnsupportedConfig_HasNoFastChain: there is no fast chain for configurations whose decisions it could
 // not repeat.
 func TestChain_UnsupportedConfig_HasNoFastChain(t *testing.T) {
@@ -260,10 +319,10 @@ func TestChain_UnsupportedConfig_HasNoFastChain(t *testing.T) {
 		c, _ := chainConfig()
 		c.ShutdownWatchTerminationGracePeriod = 1
 		h := fastChain(c, nil)
-		if h.fastRead(httptest.NewRequest(http.MethodGet, "/api/v1/configmaps?watch=1", nil)) != nil {
+		if _, fast := h.fastRead(httptest.NewRequest(http.MethodGet, "/api/v1/configmaps?watch=1", nil)); fast {
 			t.Error("a watch takes the fast chain")
 		}
-		if h.fastRead(httptest.NewRequest(http.MethodGet, "/api/v1/configmaps", nil)) == nil {
+		if _, fast := h.fastRead(httptest.NewRequest(http.MethodGet, "/api/v1/configmaps", nil)); !fast {
 			t.Error("a list takes the full chain")
 		}
 	})
