@@ -148,7 +148,14 @@ func documentURI(u *url.URL) (uri string, cacheable bool) {
 
 // keyOf returns the key of requests with the same answer.
 func keyOf(req *http.Request, uri string) string {
-	return strings.Join([]string{uri, strings.Join(req.Header["Accept"], ","), encodingOf(req)}, "\n")
+	return strings.Join([]string{uri, strings.Join(req.Header["Accept"], ","), encodingOf(req), strconv.FormatBool(indents(req))}, "\n")
+}
+
+// indents reports whether a primary indents JSON in the answer. It decides by the User-Agent, which refresh passes on; a request with
+// the parameter pretty is no document (see documentURI). The entity tag of discovery is the same for both forms.
+func indents(req *http.Request) bool {
+	agent := req.UserAgent()
+	return strings.HasPrefix(agent, "curl") || strings.HasPrefix(agent, "Wget") || strings.HasPrefix(agent, "Mozilla/5.0")
 }
 
 // encodingOf returns the Accept-Encoding of the request to a primary.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 )
@@ -83,6 +84,52 @@ func TestDocuments_AgeAndChanges_DecideRequests(t *testing.T) {
 		step("without a primary", "two", 4)
 		if code, _ := ask(d, "/apis", http.Header{"If-None-Match": {`"one", "two"`}}); code != http.StatusNotModified {
 			t.Errorf("a client with the entity tag: %d, want 304", code)
+		}
+	})
+}
+
+// prettyPrimary indents a document as negotiation in k8s.io/apiserver decides, under one entity tag.
+type prettyPrimary struct{ requests int }
+
+func (p *prettyPrimary) RoundTrip(req *http.Request) (*http.Response, error) {
+	p.requests++
+	_, info, err := negotiation.NegotiateOutputMediaType(req, legacyscheme.Codecs, negotiation.DefaultEndpointRestrictions)
+	if err != nil {
+		return nil, err
+	}
+	w := httptest.NewRecorder()
+	w.Header().Set("Etag", `"one"`)
+	switch {
+	case req.Header.Get("If-None-Match") == `"one"`:
+		w.WriteHeader(http.StatusNotModified)
+	case info.Serializer == info.PrettySerializer:
+		_, _ = io.WriteString(w, "indented")
+	default:
+		_, _ = io.WriteString(w, "compact")
+	}
+	return w.Result(), nil
+}
+
+// TestDocuments_UserAgents_ShareOneForm requests a document with agents for which primaries indent, and with others, before and
+// after its confirmation: every client gets the form that a primary sends to it, and clients of one form share a request.
+func TestDocuments_UserAgents_ShareOneForm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		primary := &prettyPrimary{}
+		d := newDocuments(primary, newClaims(nil), legacyscheme.Codecs, false)
+		for round := range 2 {
+			for _, client := range []struct{ agent, want string }{
+				{"curl/8.5.0", "indented"}, {"kubectl/v1.37.1", "compact"}, {"Wget/1.24", "indented"}, {"", "compact"},
+				{"Mozilla/5.0 (X11)", "indented"}, {"Mozilla/4.0", "compact"}, {"libcurl", "compact"},
+			} {
+				header := http.Header{"Accept": {"application/json"}, "User-Agent": {client.agent}}
+				if _, text := ask(d, "/apis", header); text != client.want {
+					t.Errorf("round %d: User-Agent %q has the %s form, want the %s one", round, client.agent, text, client.want)
+				}
+			}
+			if want := 2 * (round + 1); primary.requests != want {
+				t.Errorf("round %d: %d requests, want %d", round, primary.requests, want)
+			}
+			time.Sleep(documentAge + time.Millisecond) // of the bubble
 		}
 	})
 }
