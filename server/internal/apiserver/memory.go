@@ -5,8 +5,6 @@ import (
 	"os"
 	"runtime/debug"
 	"runtime/metrics"
-	"strconv"
-	"strings"
 
 	"github.com/prometheus/procfs"
 	"github.com/spf13/pflag"
@@ -24,14 +22,11 @@ const (
 	runtimeShare = 9
 )
 
-// cgroupFiles are the files with the memory limit of the process's control group, as visible in a container.
-var cgroupFiles = []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}
-
-// followMemoryLimit sets the Go runtime's memory limit from the limit of the control group, so that the collector
+// followMemoryLimit sets the Go runtime's memory limit from the limit of the control groups, so that the collector
 // runs more often near that limit (see debug.SetMemoryLimit), unless GOMEMLIMIT is set. It returns the memory
-// available to the process in bytes: the lowest of the control group's limit, GOMEMLIMIT, and the machine's memory.
+// available to the process in bytes: the lowest of that limit, GOMEMLIMIT, and the machine's memory.
 func followMemoryLimit() int64 {
-	group := cgroupLimit(cgroupFiles)
+	group := groupLimit(memoryGroups())
 	if group < math.MaxInt64 && os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(group / 10 * runtimeShare)
 		klog.InfoS("Set the memory limit of the Go runtime from the control group", "limit", group)
@@ -41,42 +36,20 @@ func followMemoryLimit() int64 {
 
 // memoryLimit returns the memory available to the process in bytes.
 func memoryLimit() int64 {
-	return min(cgroupLimit(cgroupFiles), debug.SetMemoryLimit(-1), machineMemory())
+	return min(groupLimit(memoryGroups()), debug.SetMemoryLimit(-1), machineMemory())
 }
 
-// cgroupUsageFiles are the files with the memory that the process's control group uses, in the order of cgroupFiles.
-var cgroupUsageFiles = []string{"/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes"}
-
 // freeMemory returns the bytes of memory that the process may still take: the least of the memory that the machine has
-// available, the rest of the control group's limit, and the rest of the Go runtime's limit. It is negative above a limit. Cost is
+// available, the rest of the limit of each control group, and the rest of the Go runtime's limit. It is negative above a limit. Cost is
 // some reads of /proc and /sys.
 func freeMemory() int64 {
-	free := int64(math.MaxInt64)
-	if limit := cgroupLimit(cgroupFiles); limit < math.MaxInt64 {
-		if used := cgroupLimit(cgroupUsageFiles); used < math.MaxInt64 {
-			free = limit - used
-		}
-	}
+	free := groupFree(memoryGroups())
 	if limit := debug.SetMemoryLimit(-1); limit < math.MaxInt64 {
 		sample := []metrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
 		metrics.Read(sample)
 		free = min(free, limit-int64(sample[0].Value.Uint64()-sample[1].Value.Uint64()))
 	}
 	return min(free, meminfo(func(m procfs.Meminfo) *uint64 { return m.MemAvailableBytes }))
-}
-
-// cgroupLimit returns the number in the first file that has one; math.MaxInt64 if there is none.
-func cgroupLimit(files []string) int64 {
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			continue
-		}
-		if limit, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil && limit < math.MaxInt64&^0xfffff {
-			return limit // version 1 encodes "none" as the highest number of pages
-		}
-	}
-	return math.MaxInt64
 }
 
 // machineMemory returns the total memory of the machine, or math.MaxInt64 without /proc.
