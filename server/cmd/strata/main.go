@@ -6,7 +6,7 @@
 //	strata console      a link to its console in the browser
 //	strata apiserver    replaces kube-apiserver, on an existing etcd
 //	strata replica      reads of a cluster from memory, in front of its API servers
-//	strata etcd move    moves a resource to another etcd
+//	strata etcd move    ends a move of a resource to another etcd
 //	strata version      the versions of all parts
 //
 // # In place of kube-apiserver

@@ -3,6 +3,7 @@ package etcdmove
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"path"
 	"strings"
@@ -20,6 +21,12 @@ import (
 // dialTimeout bounds the wait for the first answer of an etcd.
 const dialTimeout = 10 * time.Second
 
+// errUnsafe is the error of a command that would begin or continue a move.
+var errUnsafe = errors.New("a resource cannot be moved while API servers run, and no etcd was contacted: watches at servers that are restarted late " +
+	"omit events of the other etcd, and a server whose etcd was restored from a backup accepts writes that are lost. " +
+	"Move it with all API servers stopped (docs/etcd-shards.md, \"Moving a resource\"); a command for that copy will follow. " +
+	"To end a move of an earlier build, add --abort or --delete-source")
+
 // flags are the values of the flags.
 type flags struct {
 	from, to                  []string
@@ -29,31 +36,29 @@ type flags struct {
 	serversRestarted, abort   bool
 }
 
-// NewCommand returns `strata etcd move`.
+// NewCommand returns `strata etcd move`, which ends moves and begins none.
 func NewCommand() *cobra.Command {
 	var f flags
 	cmd := &cobra.Command{
 		Use:   "move RESOURCE --from=SERVERS --to=SERVERS",
-		Short: "Move a resource to another etcd",
-		Long: `Move all objects of a resource from one etcd to another.
+		Short: "End a move of a resource to another etcd",
+		Long: `End a move of a resource that an earlier build has begun.
 
-The resource is built-in or custom: events, leases, example.com/widgets. The objects are
-copied while API servers run; then Strata's servers refuse writes of the resource, the
-last changes are copied, and both copies are compared. After that, restart all API
-servers with the override that the command prints. Kubernetes' own kube-apiserver does
-not know the mark, so stop it, or the command fails because writes continue.
+A move while API servers run is unsafe, so this command no longer begins or continues one:
+a server that is restarted late gives clients revisions that the other etcd has not reached,
+and their watches then omit events; and a server whose etcd was restored from a backup does
+not notice the move, and accepts writes that are lost. A copy between stopped servers will
+replace it; docs/etcd-shards.md has the steps that are possible today.
 
-Events keep their remaining time. The revision of the other etcd is raised above that of
-the first one, and it is compacted, so that all clients list the resource again.
+The resource is built-in or custom: events, leases, example.com/widgets.
 
-The old objects remain in place. The same command with --from and --to exchanged goes
-back. --delete-source deletes them. A server without the override would show that deletion
-to its clients, and the command cannot see such a server, so --servers-restarted has to
-state that all API servers run with the override.
+--abort lets servers write again after a move that stopped: in the etcd of --from if the
+copy is not complete, in that of --to if it is.
 
-A move that was killed continues when it is run again; --abort ends it instead.`,
-		Example: `  {program} move events --from=http://etcd1:2379 --to=http://etcd2:2379 --dry-run
-  {program} move events --from=http://etcd1:2379 --to=http://etcd2:2379
+--delete-source deletes the old objects of a complete move. A server without the override
+would show that deletion to its clients, and the command cannot see such a server, so
+--servers-restarted has to state that all API servers run with the override.`,
+		Example: `  {program} move events --from=http://etcd1:2379 --to=http://etcd2:2379 --abort
   {program} move events --from=http://etcd1:2379 --to=http://etcd2:2379 --delete-source --servers-restarted`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 {
@@ -65,6 +70,9 @@ A move that was killed continues when it is run again; --abort ends it instead.`
 			if f.abort && f.deleteSource {
 				return cli.Misusef("--abort ends a move that did not end, and --delete-source needs one that did; give one of both")
 			}
+			if !f.abort && !f.deleteSource {
+				return errUnsafe
+			}
 			r, err := parseResource(args[0])
 			if err != nil {
 				return cli.Misuse(err)
@@ -73,15 +81,15 @@ A move that was killed continues when it is run again; --abort ends it instead.`
 		},
 	}
 	fs := cmd.Flags()
-	fs.StringSliceVar(&f.from, "from", nil, "comma-separated URLs of the etcd that has the resource")
-	fs.StringSliceVar(&f.to, "to", nil, "comma-separated URLs of the etcd to move it to")
+	fs.StringSliceVar(&f.from, "from", nil, "comma-separated URLs of the etcd that had the resource before the move")
+	fs.StringSliceVar(&f.to, "to", nil, "comma-separated URLs of the etcd that it was moved to")
 	fs.StringVar(&f.prefix, "etcd-prefix", "/registry", "the flag --etcd-prefix of the API servers")
 	fs.StringVar(&f.caFile, "etcd-cafile", "", "certificate authority of both etcds")
 	fs.StringVar(&f.certFile, "etcd-certfile", "", "client certificate for both etcds")
 	fs.StringVar(&f.keyFile, "etcd-keyfile", "", "private key of the client certificate")
 	fs.BoolVar(&f.dryRun, "dry-run", false, "print the numbers of keys and the revisions, and change nothing")
-	fs.BoolVar(&f.deleteSource, "delete-source", false, "delete the old objects from the etcd of --from after a move")
-	fs.BoolVar(&f.abort, "abort", false, "let servers write to the etcd of --from again after a move that did not end")
+	fs.BoolVar(&f.deleteSource, "delete-source", false, "delete the old objects from the etcd of --from after a complete move")
+	fs.BoolVar(&f.abort, "abort", false, "let servers write the resource again after a move that stopped")
 	fs.BoolVar(&f.serversRestarted, "servers-restarted", false, "state that all API servers run with the override, which --delete-source requires")
 	for _, name := range []string{"from", "to"} {
 		if err := cmd.MarkFlagRequired(name); err != nil {
@@ -99,8 +107,9 @@ func (f *flags) run(cmd *cobra.Command, r resource) error {
 	}
 	defer source.Close()
 	target := end{servers: f.to}
+	connectTarget := func() (end, error) { return f.connect(ctx, "--to", f.to) }
 	if !f.abort { // the failure of that etcd is a reason to abort
-		if target, err = f.connect(ctx, "--to", f.to); err != nil {
+		if target, err = connectTarget(); err != nil {
 			return err
 		}
 		defer target.Close()
@@ -109,12 +118,9 @@ func (f *flags) run(cmd *cobra.Command, r resource) error {
 		out: cmd.OutOrStdout(), shown: progress.Start(cmd.ErrOrStderr())}
 	defer m.shown.Stop()
 	if f.abort {
-		return m.abort(ctx, f.dryRun)
+		return m.abort(ctx, connectTarget, f.dryRun)
 	}
-	if f.deleteSource {
-		return m.deleteSource(ctx, f.serversRestarted, f.dryRun)
-	}
-	return m.run(ctx, f.dryRun)
+	return m.deleteSource(ctx, f.serversRestarted, f.dryRun)
 }
 
 // connect returns the etcd of a flag when it has answered.

@@ -16,14 +16,14 @@ import (
 func (m *mover) deletable(source, target side) error {
 	switch {
 	case source.mark == nil || source.mark.State != etcdmoves.Moved:
-		return fmt.Errorf("%s was not moved away from %s; nothing was deleted. Move it first, without --delete-source", m.resource.name, m.source)
+		return fmt.Errorf("%s was not moved away from %s; nothing was deleted. Only a complete move leaves old keys", m.resource.name, m.source)
 	case !slices.Equal(source.mark.Servers, m.target.servers):
 		return fmt.Errorf("%s was moved from %s to %s; nothing was deleted. Name that etcd with --to", m.resource.name, m.source, strings.Join(source.mark.Servers, ","))
 	case len(source.changed) > 0:
 		return fmt.Errorf("%s has keys of %s that were written after the move, such as %s; nothing was deleted. A server still uses this etcd: restart it with the override, and copy those objects",
 			m.source, m.resource.name, strings.Join(source.changed, ", "))
 	case target.mark != nil:
-		return fmt.Errorf("%s is marked in %s too (%s); nothing was deleted. Complete that move first", m.resource.name, m.target, target.mark.State)
+		return fmt.Errorf("%s is marked in %s too (%s); nothing was deleted. Complete that move first, with --abort", m.resource.name, m.target, target.mark.State)
 	case source.keys > 0 && target.keys == 0:
 		return fmt.Errorf("%s has no keys of %s, and %s has %d; nothing was deleted. Check that the API servers use %s for it, and that it has its data",
 			m.target, m.resource.name, m.source, source.keys, m.target)

@@ -97,9 +97,17 @@ func (m *mover) admit(ctx context.Context, incoming string) error {
 	return nil
 }
 
-// abort removes the mark of a source whose move has not ended, so that servers write it again. The lock of source must be free. It does
-// not use target, which may have failed: its mark keeps refusing writes there, and another move replaces the copy.
-func (m *mover) abort(ctx context.Context, dry bool) error {
+// abort lets servers write the resource again after a move that stopped. If the copy is not complete, it removes the mark of source, whose
+// lock must be free; target may have failed then: its mark keeps refusing writes there. If the copy is complete, it removes the mark of
+// target, which connectTarget returns.
+func (m *mover) abort(ctx context.Context, connectTarget func() (end, error), dry bool) error {
+	source, err := m.surveyOne(ctx, m.source)
+	if err != nil {
+		return fmt.Errorf("etcd at %s: %w", m.source, err)
+	}
+	if mark := source.mark; mark != nil && mark.State == etcdmoves.Moved && slices.Equal(mark.Servers, m.target.servers) {
+		return m.complete(ctx, connectTarget, dry)
+	}
 	if dry {
 		source, err := m.abortable(ctx)
 		if err == nil {
@@ -112,8 +120,7 @@ func (m *mover) abort(ctx context.Context, dry bool) error {
 		return err
 	}
 	defer unlock()
-	source, err := m.abortable(ctx)
-	if err != nil {
+	if source, err = m.abortable(ctx); err != nil {
 		return err
 	}
 	key := m.markKey()
@@ -124,8 +131,48 @@ func (m *mover) abort(ctx context.Context, dry bool) error {
 	if err != nil {
 		return fmt.Errorf("remove the mark of %s in %s: %w; run the command again", m.resource.name, m.source, cause(ctx, err))
 	}
-	m.say("aborted the move of %s: servers write it in %s again. %s keeps an incomplete copy and refuses its writes; another move to it replaces the copy",
+	m.say("aborted the move of %s: servers write it in %s again. %s keeps an incomplete copy, and refuses its writes",
 		m.resource.name, m.source, m.target)
+	return nil
+}
+
+// complete removes the mark of target after a move that stopped when its copy was complete. Error: there is no such mark.
+func (m *mover) complete(ctx context.Context, connectTarget func() (end, error), dry bool) error {
+	target, err := connectTarget()
+	if err != nil {
+		return err
+	}
+	defer target.Close()
+	m.target = target
+	ready := func() (side, error) {
+		source, target, err := m.survey(ctx)
+		if err == nil && !m.half(source, target) {
+			err = fmt.Errorf("the move of %s from %s to %s has ended, and cannot be aborted; nothing was changed. Restart all API servers with --etcd-servers-overrides=%s#%s",
+				m.resource.name, m.source, m.target, m.resource.override(), strings.Join(m.target.servers, ";"))
+		}
+		return target, err
+	}
+	if _, err := ready(); err != nil {
+		return err
+	}
+	if dry {
+		m.say("%s was moved to %s, where its mark still refuses writes; nothing was changed (--dry-run)", m.resource.name, m.target)
+		return nil
+	}
+	ctx, unlock, err := m.lock(ctx, &m.source, &m.target)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	marked, err := ready()
+	if err == nil {
+		err = m.admit(ctx, marked.value)
+	}
+	if err != nil {
+		return cause(ctx, err)
+	}
+	m.say("%s was copied completely to %s, so servers write it there. Restart all API servers with --etcd-servers-overrides=%s#%s",
+		m.resource.name, m.target, m.resource.override(), strings.Join(m.target.servers, ";"))
 	return nil
 }
 
@@ -138,7 +185,7 @@ func (m *mover) abortable(ctx context.Context) (source side, err error) {
 	case source.mark == nil:
 		return source, fmt.Errorf("%s has no unfinished move of %s; nothing was changed. Servers write it there", m.source, m.resource.name)
 	case source.mark.State == etcdmoves.Moved:
-		return source, fmt.Errorf("the move of %s from %s to %s has ended, and cannot be aborted; nothing was changed. Move it back with --from and --to exchanged",
+		return source, fmt.Errorf("%s was moved from %s to %s; nothing was changed. Name that etcd with --to",
 			m.resource.name, m.source, strings.Join(source.mark.Servers, ","))
 	case source.mark.State == etcdmoves.Incoming:
 		return source, fmt.Errorf("%s has an incomplete copy of %s from %s; nothing was changed. Exchange --from and --to",

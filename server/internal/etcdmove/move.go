@@ -1,4 +1,5 @@
-// Package etcdmove implements `strata etcd move`: it moves all keys of a resource from one etcd cluster to another.
+// Package etcdmove implements `strata etcd move`, which ends moves of resources from one etcd cluster to another. A move while servers run
+// is unsafe (errUnsafe), so the command begins none; mover.run is used by tests only, and is removed with the marks.
 //
 //	lock both ─▶ raise target's revision ─▶ copy, while servers write ─▶ mark source: servers refuse writes ─▶ copy the rest
 //	          ─▶ compact target ─▶ compare hashes ─▶ mark source as moved ─▶ remove mark of target ─▶ unlock

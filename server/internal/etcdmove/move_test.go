@@ -34,6 +34,14 @@ func startEnd(t *testing.T, ctx context.Context) end {
 	return end{Client: client, servers: []string{s.Endpoint()}}
 }
 
+// sameEnd returns a function that connects to the etcd of e once more.
+func sameEnd(e end) func() (end, error) {
+	return func() (end, error) {
+		client, err := clientv3.New(clientv3.Config{Endpoints: e.servers, Logger: zap.NewNop()})
+		return end{Client: client, servers: e.servers}, err
+	}
+}
+
 // newMover returns a mover of leases, and its output.
 func newMover(t *testing.T, source, target end) (*mover, *strings.Builder) {
 	t.Helper()
@@ -161,6 +169,22 @@ func TestMover_StoppedMove_RunCompletesIt(t *testing.T) {
 	put(t, ctx, target, m.markKey(), m.newMark(etcdmoves.Incoming, source)) // killed after the last mark of the source
 	m, out := newMover(t, source, target)
 	requireErr(t, m.deleteSource(ctx, true, false), "is marked in")
+	failed := func() (end, error) { return end{}, errors.New("the target has failed") }
+	stopped, _ := newMover(t, source, end{servers: target.servers})
+	requireErr(t, stopped.abort(ctx, failed, false), "the target has failed")
+	for _, dry := range []bool{true, false} { // completes it, too
+		m, _ := newMover(t, source, end{servers: target.servers})
+		requireErr(t, m.abort(ctx, sameEnd(target), dry), "")
+		state := etcdmoves.Incoming
+		if !dry {
+			state = ""
+		}
+		requireState(t, ctx, m, source, etcdmoves.Moved, 2)
+		requireState(t, ctx, m, target, state, 2)
+	}
+	ended, _ := newMover(t, source, end{servers: target.servers})
+	requireErr(t, ended.abort(ctx, sameEnd(target), false), "has ended, and cannot be aborted")
+	put(t, ctx, target, m.markKey(), m.newMark(etcdmoves.Incoming, source))
 	requireErr(t, m.run(ctx, true), "")
 	requireState(t, ctx, m, target, etcdmoves.Incoming, 2)
 	requireErr(t, m.run(ctx, false), "")
@@ -197,22 +221,25 @@ func TestAbort_UnfinishedMove_RemovesMark(t *testing.T) {
 	source := startEnd(t, ctx)
 	put(t, ctx, source, "/registry/leases/default/a", "1")
 	m, _ := newMover(t, source, end{servers: []string{"http://failed"}})
-	requireErr(t, m.abort(ctx, false), "has no unfinished move")
-	for state, want := range map[etcdmoves.State]string{etcdmoves.Moved: "has ended, and cannot be aborted", etcdmoves.Incoming: "Exchange --from and --to"} {
+	failed := func() (end, error) { return end{}, errors.New("the target has failed") }
+	requireErr(t, m.abort(ctx, failed, false), "has no unfinished move")
+	put(t, ctx, source, m.markKey(), m.newMark(etcdmoves.Moved, end{servers: []string{"http://another"}}))
+	requireErr(t, m.abort(ctx, failed, false), "Name that etcd with --to")
+	for state, want := range map[etcdmoves.State]string{etcdmoves.Moved: "the target has failed", etcdmoves.Incoming: "Exchange --from and --to"} {
 		put(t, ctx, source, m.markKey(), m.newMark(state, m.target))
-		requireErr(t, m.abort(ctx, false), want)
+		requireErr(t, m.abort(ctx, failed, false), want)
 		requireState(t, ctx, m, source, state, 1)
 	}
 	put(t, ctx, source, m.markKey(), m.newMark(etcdmoves.Moving, end{servers: []string{"http://another"}}))
-	requireErr(t, m.abort(ctx, false), "Name that etcd with --to")
+	requireErr(t, m.abort(ctx, failed, false), "Name that etcd with --to")
 	put(t, ctx, source, m.markKey(), m.newMark(etcdmoves.Moving, m.target))
 	put(t, ctx, source, etcdmoves.Lock("/registry/"), "a test")
-	requireErr(t, m.abort(ctx, false), "another move holds the lock (a test)")
+	requireErr(t, m.abort(ctx, failed, false), "another move holds the lock (a test)")
 	if _, err := source.Delete(ctx, etcdmoves.Lock("/registry/")); err != nil {
 		t.Fatal(err)
 	}
-	requireErr(t, m.abort(ctx, true), "")
+	requireErr(t, m.abort(ctx, failed, true), "")
 	requireState(t, ctx, m, source, etcdmoves.Moving, 1)
-	requireErr(t, m.abort(ctx, false), "")
+	requireErr(t, m.abort(ctx, failed, false), "")
 	requireState(t, ctx, m, source, "", 1)
 }

@@ -42,7 +42,7 @@ func (p *plane) checkShards() error {
 			return err
 		}
 	case p.shards != 0 && p.shards != n:
-		return cli.Misusef("--etcd-shards=%d: data directory %s has %d; omit the flag to start it unchanged, or move resources between etcds with strata etcd move (docs/etcd-shards.md)",
+		return cli.Misusef("--etcd-shards=%d: data directory %s has %d; omit the flag to start it unchanged, or move resources between stopped etcds (docs/etcd-shards.md)",
 			p.shards, p.dir.Path, n)
 	}
 	p.shards = n

@@ -187,7 +187,7 @@ func TestUp_Shards_AreInTheDataDirectory(t *testing.T) {
 		harness.Check(t, err)
 	}
 	harness.Check(t, s.Stop())
-	for flag, want := range map[string]string{"--etcd-shards=2": "has 3; omit the flag to start it unchanged, or move resources between etcds with strata etcd move", "--etcd-shards=4": "is not between 1 and 3"} {
+	for flag, want := range map[string]string{"--etcd-shards=2": "has 3; omit the flag to start it unchanged, or move resources between stopped etcds", "--etcd-shards=4": "is not between 1 and 3"} {
 		r, err := env.Run(ctx, "", "up", "--data-dir="+data, "--secure-port=0", flag)
 		harness.Check(t, err)
 		if r.Code != 2 || !strings.Contains(r.Stderr, want) {
