@@ -4,16 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/apis/example"
@@ -59,175 +56,6 @@ func (f *fixture) after(ctx context.Context, t testing.TB, rev mirror.Revision, 
 		t.Fatal(err)
 	}
 	return w
-}
-
-// line describes an event.
-func line(t testing.TB, e watch.Event) string {
-	t.Helper()
-	if shared, ok := e.Object.(kruntime.CacheableObject); ok {
-		e.Object = shared.GetObject()
-	}
-	pod, ok := e.Object.(*example.Pod)
-	if !ok {
-		return fmt.Sprintf("%s %+v", e.Type, e.Object)
-	}
-	return fmt.Sprintf("%s %s@%s on %s", e.Type, pod.Name, pod.ResourceVersion, pod.Spec.NodeName)
-}
-
-// TestIndexedWatch_EqualsWatchWithoutIndex: 200 watches of the pods of a node start, at the present and
-// in the past, while pods are created, deleted and moved between nodes; each gets exactly the
-// events of the same watch without an index.
-func TestIndexedWatch_EqualsWatchWithoutIndex(t *testing.T) {
-	t.Parallel()
-	f, etcd := inMemory(t)
-	s, ctx := f.engine(t), contextFor(t)
-	nodes := []string{"", "a", "b", "ab", "c"}
-	const fence = "fence"
-	var wg sync.WaitGroup
-	begin := etcd.Revision()
-	var writing sync.WaitGroup
-	writing.Go(func() {
-		rnd := rand.New(rand.NewPCG(rand.Uint64(), 0))
-		live := map[string]*example.Pod{}
-		for n := range 3000 {
-			pod := podOn(fmt.Sprintf("pod-%02d", rnd.IntN(40)), nodes[rnd.IntN(len(nodes))], n)
-			if held := live[pod.Name]; held != nil && rnd.IntN(4) == 0 {
-				etcd.Delete(etcdKey(held))
-				delete(live, pod.Name)
-			} else {
-				put(t, etcd, pod)
-				live[pod.Name] = pod
-			}
-			if n%100 == 0 {
-				time.Sleep(2 * time.Millisecond) // the watches start meanwhile
-			}
-		}
-		for _, node := range nodes {
-			put(t, etcd, podOn(fence+node, node, 0))
-		}
-	})
-	lines := func(w watch.Interface, node string) (out []string) {
-		defer w.Stop()
-		for {
-			e := next(t, w)
-			out = append(out, line(t, e))
-			if pod, ok := e.Object.(metav1.Object); !ok || pod.GetName() == fence+node {
-				return out
-			}
-		}
-	}
-	for i := range 200 {
-		node := nodes[i%len(nodes)]
-		rev := begin
-		if published := s.mirror.PublishedRevision(); i%3 > 0 && published > begin {
-			rev = begin + rand.Int64N(published-begin)
-		}
-		wg.Go(func() {
-			got := lines(f.after(ctx, t, rev, onNode(node, true)), node)
-			if i%10 == 0 {
-				if want := lines(f.after(ctx, t, rev, onNode(node, false)), node); !slices.Equal(got, want) {
-					t.Errorf("after %d on %q: %d events, want %d:\n%v\n%v", rev, node, len(got), len(want), got, want)
-				}
-			}
-			if len(got) == 0 {
-				t.Errorf("no events after %d on %q", rev, node)
-			}
-		})
-		if i%20 == 0 {
-			time.Sleep(time.Millisecond)
-		}
-	}
-	writing.Wait()
-	wg.Wait()
-}
-
-// TestIndexedWatch_PodMoves_IsDeletedAndAdded is deleted for watches of the node that it leaves, and added for those of the
-// node that it moves to; no other watch is woken, or reads the event.
-func TestIndexedWatch_PodMoves_IsDeletedAndAdded(t *testing.T) {
-	f, etcd := inMemory(t)
-	ctx, s := contextFor(t), f.engine(t)
-	rev := put(t, etcd, podOn("pod", "a", 1))
-	f.catchUp(t)
-	var streams []*Stream
-	for i := range 100 {
-		st, err := s.OpenStream(ctx, "/pods", storage.ListOptions{Recursive: true, ResourceVersion: fmt.Sprint(rev), Predicate: onNode(fmt.Sprint("other-", i), true)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer st.Close()
-		if b, err := st.next(); err != nil || !b.empty() {
-			t.Fatalf("%+v, %v", b, err)
-		}
-		streams = append(streams, st)
-	}
-	a, b := f.after(ctx, t, rev, onNode("a", true)), f.after(ctx, t, rev, onNode("b", true))
-	defer a.Stop()
-	defer b.Stop()
-	put(t, etcd, podOn("pod", "a", 2))
-	if pod := nextPod(t, a, watch.Modified); pod.Annotations["n"] != "2" {
-		t.Errorf("changed: %v", pod)
-	}
-	moved := put(t, etcd, podOn("pod", "b", 3))
-	if pod := nextPod(t, a, watch.Deleted); pod.ResourceVersion != fmt.Sprint(moved) || pod.Spec.NodeName != "a" {
-		t.Errorf("the node that it leaves: %s on %s, want %d", pod.ResourceVersion, pod.Spec.NodeName, moved)
-	}
-	if pod := nextPod(t, b, watch.Added); pod.ResourceVersion != fmt.Sprint(moved) || pod.Spec.NodeName != "b" {
-		t.Errorf("the watch of the new node: %s on %s, want %d", pod.ResourceVersion, pod.Spec.NodeName, moved)
-	}
-	gone := etcd.Delete(testPrefix + "pods/ns/pod")
-	if pod := nextPod(t, b, watch.Deleted); pod.ResourceVersion != fmt.Sprint(gone) {
-		t.Errorf("deleted: %s, want %d", pod.ResourceVersion, gone)
-	}
-	for i, st := range streams {
-		select {
-		case <-st.logChanged:
-			t.Errorf("the watch of node other-%d was woken", i)
-		default:
-		}
-		if b, err := st.next(); err != nil || !b.empty() || st.cursor.Position() != gone {
-			t.Errorf("the watch of node other-%d: %+v, %v, position %d, want %d", i, b, err, st.cursor.Position(), gone)
-		}
-	}
-}
-
-// TestIndexedWatch_UndecodableEvent_ReachesAllWatches: each watch reaches it, and continues when it can be
-// decoded.
-func TestIndexedWatch_UndecodableEvent_ReachesAllWatches(t *testing.T) {
-	swap := newSwappable(encryption(t, "1"))
-	f, etcd := inMemory(t, withTransformer(swap))
-	ctx := contextFor(t)
-	write := func(tr value.Transformer, pod *example.Pod) mirror.Revision {
-		t.Helper()
-		data, err := kruntime.Encode(testCodec(), pod)
-		if err == nil {
-			data, err = tr.TransformToStorage(ctx, data, value.DefaultContext(etcdKey(pod)))
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		return etcd.Put(etcdKey(pod), string(data))
-	}
-	rev := write(swap, podOn("first", "a", 0))
-	f.catchUp(t)
-	a, b := f.after(ctx, t, rev, onNode("a", true)), f.after(ctx, t, rev, onNode("b", true))
-	defer a.Stop()
-	defer b.Stop()
-	other := encryption(t, "2")
-	write(other, podOn("unreadable", "a", 0))
-	f.catchUp(t)
-	select {
-	case e := <-a.ResultChan():
-		t.Fatalf("got %s", line(t, e))
-	case <-time.After(50 * time.Millisecond):
-	}
-	swap.set(other)
-	write(other, podOn("last", "b", 0))
-	if pod := nextPod(t, a, watch.Added); pod.Name != "unreadable" {
-		t.Errorf("a: %s", pod.Name)
-	}
-	if pod := nextPod(t, b, watch.Added); pod.Name != "last" {
-		t.Errorf("b: %s", pod.Name)
-	}
 }
 
 // TestIndexedWatch_StoreEnds_LeavesNoFollower: its watches end, and so do the followers of the log for

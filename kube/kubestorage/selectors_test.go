@@ -16,7 +16,6 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/etcdsource/memory"
-	"github.com/stratakube/strata/kube/internal/selected"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -114,19 +113,14 @@ func selectedOf(t *testing.T, state map[string]*example.Pod, prefix string, pred
 // TestSelectors_AnyRevisionLimitAndToken_EqualsModel lists with random selectors, of everything or of a namespace, at the latest and at old
 // revisions, whole and in pages, and compares with a filter of the model's state at that revision.
 func TestSelectors_AnyRevisionLimitAndToken_EqualsModel(t *testing.T) {
-	for _, bits := range []int{32, 3} {
-		for _, finds := range []bool{false, true} {
-			t.Run(fmt.Sprintf("hashes of %d bits, values found in stored bytes %t", bits, finds), func(t *testing.T) {
-				if bits < 32 {
-					defer selected.ShortenHashes(bits)()
-				}
-				opts := []func(*options){onDemand}
-				if finds {
-					opts = append(opts, withFinder(new(atomic.Int64)))
-				}
-				testSelectors(t, opts...)
-			})
-		}
+	for _, finds := range []bool{false, true} {
+		t.Run(fmt.Sprintf("values found in stored bytes %t", finds), func(t *testing.T) {
+			opts := []func(*options){onDemand}
+			if finds {
+				opts = append(opts, withFinder(new(atomic.Int64)))
+			}
+			testSelectors(t, opts...)
+		})
 	}
 }
 

@@ -32,12 +32,6 @@ func hashOf(value string) uint32 { return uint32(maphash.String(hashSeed, value)
 // hashOfBytes is hashOf of a value in bytes.
 func hashOfBytes(value []byte) uint32 { return uint32(maphash.Bytes(hashSeed, value)) & hashMask }
 
-// ShortenHashes makes hashes of n bits until restore is called, for tests of collisions. No list may run meanwhile.
-func ShortenHashes(n int) (restore func()) {
-	hashMask = 1<<n - 1
-	return func() { hashMask = ^uint32(0) }
-}
-
 // digestOverhead is the memory of a digest beside its words: its struct, its place on the node, and the rounding of the allocator.
 const digestOverhead = 128
 

@@ -18,7 +18,7 @@ import (
 // Index finds the entries of a resource by the values of one label or field. It consists of digests on the leaves of the resource's
 // trees and on the nodes above them, so it belongs to every version: two versions share the digests of the leaves that they share,
 // and a list at an old revision uses those of its own tree. Readers make missing digests: of all leaves at first, later those of
-// leaves that have changed. The digests of an index are dropped when it had no reader for IndexIdle. Safe for concurrent use.
+// leaves that have changed. The digests of an index are dropped when it had no reader for indexIdle. Safe for concurrent use.
 type Index struct {
 	name   string
 	label  bool   // not a field
@@ -180,8 +180,8 @@ type indexes struct {
 }
 
 const (
-	// IndexIdle is how long an index without readers is kept. Making it again costs a tenth of a microsecond to some microseconds for each object.
-	IndexIdle = 10 * time.Minute
+	// indexIdle is how long an index without readers is kept. Making it again costs a tenth of a microsecond to some microseconds for each object.
+	indexIdle = 10 * time.Minute
 	// maxIndexes bounds the indexes of a resource: clients choose the labels of their selectors.
 	maxIndexes = 64
 	// indexShare is the inverse of the part of the block cache that the indexes of one resource may take. Those of all resources may take
@@ -189,7 +189,7 @@ const (
 	indexShare = 4
 	// secondUse is how soon after the first use of a label or field, unless it is declared or eager, its second use makes the index. A pause beyond it would
 	// drop the index again.
-	secondUse = IndexIdle
+	secondUse = indexIdle
 	// largeValue is the mean size of stored values from which the first use makes the index, if values are found in them. Reading the values costs up to 1 ns for
 	// each byte, the index 0.05 µs and 26 bytes for each object more (BenchmarkFirstUse).
 	largeValue = 4 << 10
@@ -244,7 +244,7 @@ func (t *indexes) get(s *Selections, gen *objects.Generation, x *Index, eager, l
 	}
 	t.byName[x.name] = x
 	if t.timer == nil {
-		t.timer = time.AfterFunc(IndexIdle/10, s.DropIndexes)
+		t.timer = time.AfterFunc(indexIdle/10, s.DropIndexes)
 	}
 	if len(t.byName) > maxIndexes {
 		t.removeLocked(t.oldestLocked(x))
@@ -329,7 +329,7 @@ func (t *indexes) reportLocked(s *Selections) {
 
 // DropIndexes drops the indexes that have no readers any more, or all if the storage has ended. It counts the bytes of the others, and
 // drops those beyond the bound: first an index that alone exceeds it, or that has no room among those of all resources, which is then
-// refused for IndexIdle, then the least recently used ones.
+// refused for indexIdle, then the least recently used ones.
 func (s *Selections) DropIndexes() {
 	t := &s.indexes
 	t.dropping.Lock()
@@ -337,7 +337,7 @@ func (s *Selections) DropIndexes() {
 	t.mu.Lock()
 	before := map[*Index]int64{}
 	for _, x := range t.byName {
-		if s.cfg.Context.Err() != nil || time.Since(s.start)-time.Duration(x.used.Load()) >= IndexIdle || x.gen.Ended() {
+		if s.cfg.Context.Err() != nil || time.Since(s.start)-time.Duration(x.used.Load()) >= indexIdle || x.gen.Ended() {
 			t.removeLocked(x)
 		} else {
 			before[x] = x.size()
@@ -352,7 +352,7 @@ func (s *Selections) DropIndexes() {
 	for _, x := range t.byName {
 		if x.full.Swap(false) && (x.size() > limit/2 || s.cfg.Blocks.Charged() > x.allLimit(s.cfg.Blocks.Stats().Limit)/8*7) {
 			t.removeLocked(x)
-			t.refused[x.name] = time.Now().Add(IndexIdle)
+			t.refused[x.name] = time.Now().Add(indexIdle)
 			s.cfg.Refused()
 			dropped = true
 		}
@@ -379,7 +379,7 @@ func (s *Selections) DropIndexes() {
 	case dropped:
 		t.timer = time.AfterFunc(countInterval, s.DropIndexes) // which drops the digests
 	case len(t.byName) > 0:
-		t.timer = time.AfterFunc(IndexIdle/10, s.DropIndexes)
+		t.timer = time.AfterFunc(indexIdle/10, s.DropIndexes)
 	}
 }
 

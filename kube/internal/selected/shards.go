@@ -21,15 +21,15 @@ type shards struct {
 }
 
 const (
-	// ShardIdle is how long a shard without readers is kept, with the entries of its last read.
+	// shardIdle is how long a shard without readers is kept, with the entries of its last read.
 	// Clients of a fleet list when they start, and after a lost watch.
-	ShardIdle = time.Minute
-	// MaxShardCopies bounds how often all shards together have the entries of the resource. A fleet
+	shardIdle = time.Minute
+	// maxShardCopies bounds how often all shards together have the entries of the resource. A fleet
 	// has them once, two while it is resized. An entry takes about 12 bytes in a tree, and 16 more for
 	// each representation.
-	MaxShardCopies = 4
-	// MaxEmptyShards bounds the number of shards of a resource with few entries.
-	MaxEmptyShards = 256
+	maxShardCopies = 4
+	// maxEmptyShards bounds the number of shards of a resource with few entries.
+	maxEmptyShards = 256
 )
 
 // Shard returns the shard of the set, which the first call makes.
@@ -49,7 +49,7 @@ func (s *Selections) Shard(set *objects.ShardSet) *Shard {
 		}
 		t.byKey[set.Key][set.Name] = x
 		if t.timer == nil {
-			t.timer = time.AfterFunc(ShardIdle, t.dropIdle)
+			t.timer = time.AfterFunc(shardIdle, t.dropIdle)
 		}
 	}
 	x.used = time.Now()
@@ -65,17 +65,6 @@ func (s *Selections) KnownShard(set *objects.ShardSet) *ShardVersion {
 		return x.cur.Load()
 	}
 	return nil
-}
-
-// KeptShards returns the number of cached shards and of their entries.
-func (s *Selections) KeptShards() (shards, entries int) {
-	all := s.shards.all()
-	for _, x := range all {
-		if cur := x.cur.Load(); cur != nil {
-			entries += cur.tree.Len()
-		}
-	}
-	return len(all), entries
 }
 
 func (t *shards) all() []*Shard {
@@ -95,9 +84,9 @@ func (t *shards) allLocked() []*Shard {
 	return all
 }
 
-// TrimShards drops the least recently read shards, except x, until the others have at most MaxShardCopies times n entries.
+// TrimShards drops the least recently read shards, except x, until the others have at most maxShardCopies times n entries.
 func (s *Selections) TrimShards(x *Shard, n int) {
-	for _, dropped := range s.shards.leastRecent(x, MaxShardCopies*n+MaxEmptyShards) {
+	for _, dropped := range s.shards.leastRecent(x, maxShardCopies*n+maxEmptyShards) {
 		dropped.drop()
 	}
 }
@@ -139,7 +128,7 @@ func (t *shards) dropIdle() {
 	left := 0
 	for _, shards := range t.byKey {
 		for name, s := range shards {
-			if time.Since(s.used) >= ShardIdle {
+			if time.Since(s.used) >= shardIdle {
 				delete(shards, name)
 				idle = append(idle, s)
 			} else {
@@ -152,7 +141,7 @@ func (t *shards) dropIdle() {
 	case left == 0:
 		t.timer = nil
 	default:
-		t.timer.Reset(ShardIdle / 2)
+		t.timer.Reset(shardIdle / 2)
 	}
 	t.mu.Unlock()
 	for _, s := range idle {

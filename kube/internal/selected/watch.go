@@ -218,14 +218,6 @@ func (w *shardWatches) leave(set *objects.ShardSet) {
 	w.all--
 }
 
-// ShardFollowers returns the number of watches that follow a shard by the key, and of the different sets that they follow.
-func (s *Selections) ShardFollowers(key objects.ShardKey) (watches, sets int) {
-	w := s.watchesBy(key)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.all, len(w.bySet)
-}
-
 // count counts the states of the object that the watches that are not woken do not select, as
 // upstream counts them for each watch.
 func (w *shardWatches) count(ev *mirror.Event, before, now string) {
