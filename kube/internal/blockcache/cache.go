@@ -51,8 +51,8 @@ const (
 	searchSteps = 64
 	stepBytes   = 512
 	searchPause = 32
-	// Overhead is the cost of a block in addition to its bytes: the struct, its payload, its place in the ring.
-	Overhead = 128
+	// overhead is the cost of a block in addition to its bytes: the struct, its payload, its place in the ring.
+	overhead = 128
 )
 
 // New returns a cache of at most limit bytes, of which rest bytes stay when they are not read, and objectLimit may be decoded objects.
@@ -141,12 +141,12 @@ func (b *Block) release() {
 
 // Add returns a block with a payload of size bytes and one reference, nil if there is no room for it.
 func (c *Cache) Add(p Payload, size int64, memoKey *memo.Key) *Block {
-	return c.add(p, size+Overhead, memoKey, false)
+	return c.add(p, size+overhead, memoKey, false)
 }
 
 // AddObject is Add for a decoded object, within the limit of objects.
 func (c *Cache) AddObject(obj any, size int64, memoKey *memo.Key) *Block {
-	size += Overhead
+	size += overhead
 	if c.objects.Add(size) > c.objectLimit && !c.makeRoom(size, true) {
 		c.objects.Add(-size)
 		c.refusals.Add(1)
@@ -160,11 +160,11 @@ func (c *Cache) AddObject(obj any, size int64, memoKey *memo.Key) *Block {
 }
 
 // Reserve takes room for a payload of size bytes, which Fill uses, or reports that there is none.
-func (c *Cache) Reserve(size int64) bool { return c.take(size + Overhead) }
+func (c *Cache) Reserve(size int64) bool { return c.take(size + overhead) }
 
 // Fill is Add for a payload with reserved room.
 func (c *Cache) Fill(p Payload, size int64, memoKey *memo.Key) *Block {
-	return c.newBlock(p, size+Overhead, memoKey, false)
+	return c.newBlock(p, size+overhead, memoKey, false)
 }
 
 // HasRoom reports whether there is room for size bytes now.

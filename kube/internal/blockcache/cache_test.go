@@ -76,7 +76,7 @@ func TestCache_RandomCalls_CountersEqualBlocks(t *testing.T) {
 			"add object": func(t *rapid.T) { held(c.AddObject(c, size(t), memoKey(t))) },
 			"reserve and fill": func(t *rapid.T) {
 				if n := size(t); c.Reserve(n) {
-					c.requireCheck(t, charged+n+Overhead)
+					c.requireCheck(t, charged+n+overhead)
 					held(c.Fill(Payload{}, n, memoKey(t)))
 				}
 			},
@@ -170,7 +170,7 @@ func fill(t *testing.T, n int, add func() *Block) {
 }
 
 func TestCache_IdleBlocksMakeRoom(t *testing.T) {
-	c := New(10*(1000+Overhead), 10*(1000+Overhead), 0)
+	c := New(10*(1000+overhead), 10*(1000+overhead), 0)
 	memoKey := &memo.Key{}
 	add := func() *Block { return c.Add(Payload{}, 1000, memoKey) }
 	first := add()
@@ -195,7 +195,7 @@ func TestCache_IdleBlocksMakeRoom(t *testing.T) {
 }
 
 func TestCache_IdleObjectsMakeRoomWithinTheirLimit(t *testing.T) {
-	const limit = 10 * (1000 + Overhead)
+	const limit = 10 * (1000 + overhead)
 	c := New(4*limit, 4*limit, limit)
 	memoKey := &memo.Key{}
 	other := c.Add(Payload{}, 1000, memoKey)
@@ -214,7 +214,7 @@ func TestCache_IdleObjectsMakeRoomWithinTheirLimit(t *testing.T) {
 
 func TestCache_LargeBlock_EvictsManySmallOnes(t *testing.T) {
 	const large = 1 << 20
-	c := New(large+Overhead, large+Overhead, 0)
+	c := New(large+overhead, large+overhead, 0)
 	memoKey := &memo.Key{}
 	for c.Add(Payload{}, 1000, memoKey) != nil {
 	}
@@ -235,7 +235,7 @@ func TestCache_ReleaseClosed_ReleasesBlocksOfClosedKeys(t *testing.T) {
 	if late := c.AddObject(c, 1000, closed); late.Load(Unread) != nil {
 		t.Error("a block of a closed memoKey holds its payload")
 	}
-	if used := c.Stats().Used; used != 1000+Overhead {
+	if used := c.Stats().Used; used != 1000+overhead {
 		t.Errorf("%d bytes are held, want those of one block", used)
 	}
 	kept.Unref()
@@ -249,7 +249,7 @@ func TestCache_ReleaseClosed_ReleasesBlocksOfClosedKeys(t *testing.T) {
 // stay, and so do blocks that are read.
 func TestCache_BeyondRest_DropsBlocksWithinMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const size = 1000 - Overhead
+		const size = 1000 - overhead
 		key := &memo.Key{}
 		c := New(100_000, 20_000, 0)
 		var blocks []*Block

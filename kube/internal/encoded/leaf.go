@@ -172,9 +172,6 @@ type Measurer interface {
 	Measure(start, end string, of any, measure func(mirror.Run) (int64, bool)) (int64, bool)
 }
 
-// IsCached reports whether the leaf has a run under a memo key.
-func IsCached(l *leaf, memoKey *memo.Key) bool { return leafMemos(l).find(memoKey) != nil }
-
 // DropClosed drops the items of closed representations from a leaf.
 func DropClosed(l *leaf) {
 	for {
