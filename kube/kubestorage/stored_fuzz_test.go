@@ -3,6 +3,7 @@ package kubestorage
 import (
 	"bytes"
 	"context"
+	"crypto/aes"
 	"errors"
 	"fmt"
 	"maps"
@@ -26,6 +27,7 @@ import (
 	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/value"
+	aestransformer "k8s.io/apiserver/pkg/storage/value/encrypt/aes"
 
 	"github.com/stratakube/strata/kube/transcode"
 	"github.com/stratakube/strata/mirror"
@@ -39,6 +41,20 @@ func storedCodecs() map[string]runtime.Codec {
 		made[info.MediaType] = factory.CodecForVersions(info.Serializer, factory.UniversalDeserializer(), examplev1.SchemeGroupVersion, example.SchemeGroupVersion)
 	}
 	return made
+}
+
+// aesTransformer encrypts as a provider of secrets does, with a prefix that names the key.
+func aesTransformer(t testing.TB, name string) value.PrefixTransformer {
+	t.Helper()
+	block, err := aes.NewCipher(fmt.Appendf(nil, "%-32s", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	transformer, err := aestransformer.NewGCMTransformer(block)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return value.PrefixTransformer{Prefix: []byte("k8s:enc:aesgcm:v1:" + name + ":"), Transformer: transformer}
 }
 
 // storedIn is a storage, and upstream's store on the same keys.

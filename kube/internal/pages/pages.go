@@ -84,7 +84,7 @@ func (p *Pages) List(ctx context.Context, etcd storage.Interface, key, prefix, s
 	if err != nil || list.GetContinue() == "" {
 		return err
 	}
-	token, err := Rebase(list.GetContinue(), prefix, scope)
+	token, err := rebase(list.GetContinue(), prefix, scope)
 	if err == nil {
 		token, err = p.Seal(ctx, scope, token)
 	}

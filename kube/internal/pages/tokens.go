@@ -22,10 +22,10 @@ import (
 // retrySeconds is the Retry-After of a request while tokens cannot be sealed or opened.
 const retrySeconds = 1
 
-// TokenKeys is the key in etcd of the keys of continue tokens, below the prefix of a cluster. No
+// tokenKeys is the key in etcd of the keys of continue tokens, below the prefix of a cluster. No
 // API shows it: built-in resources are stored below their names, and custom ones below a group,
 // which has a dot.
-const TokenKeys = "strata/continue-token-keys"
+const tokenKeys = "strata/continue-token-keys"
 
 // TokenOptions configures the continue tokens of a cluster.
 type TokenOptions struct {
@@ -53,7 +53,7 @@ type Tokens struct {
 func NewTokens(kv clientv3.KV, keyPrefix string, opts TokenOptions) *Tokens {
 	return &Tokens{opts: opts, prefix: keyPrefix, keeper: continuetoken.NewKeeper(continuetoken.Options{
 		KV:          kv,
-		Key:         keyPrefix + TokenKeys,
+		Key:         keyPrefix + tokenKeys,
 		Transformer: opts.Transformer,
 		Seal:        opts.Seal,
 		ReadOnly:    opts.ReadOnly,
@@ -127,13 +127,13 @@ func decodePlain(plain string) (continuetoken.Token, error) {
 	return continuetoken.Token{Revision: c.Revision, Start: c.Start}, err
 }
 
-// Rebase converts a plain token for the keys below prefix to one for the keys below scope, which is
+// rebase converts a plain token for the keys below prefix to one for the keys below scope, which is
 // shorter or equal. Both may end with a slash. "" stays "".
 //
 // Upstream's store makes tokens relative to the prefix of its read. When a field selector for one
 // namespace has narrowed that prefix, the request for the next page has the client's original
 // scope, all namespaces.
-func Rebase(plain, prefix, scope string) (string, error) {
+func rebase(plain, prefix, scope string) (string, error) {
 	prefix, scope = strings.TrimSuffix(prefix, "/")+"/", strings.TrimSuffix(scope, "/")+"/"
 	if plain == "" || prefix == scope {
 		return plain, nil

@@ -1,9 +1,7 @@
-package kubestorage
+package pages
 
 import (
-	"crypto/aes"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -17,43 +15,35 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/value"
-	aestransformer "k8s.io/apiserver/pkg/storage/value/encrypt/aes"
 	"pgregory.net/rapid"
 
-	"github.com/stratakube/strata/kube/internal/pages"
+	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/kube/internal/podtest"
 )
 
 var podsGroup = schema.GroupResource{Resource: "pods"}
 
-const tokenKey = testPrefix + pages.TokenKeys
+const tokenKey = podtest.Prefix + tokenKeys
 
-// aesTransformer encrypts as a provider of secrets does, with a prefix that names the key.
-func aesTransformer(t testing.TB, name string) value.PrefixTransformer {
-	t.Helper()
-	block, err := aes.NewCipher(fmt.Appendf(nil, "%-32s", name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	transformer, err := aestransformer.NewGCMTransformer(block)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return value.PrefixTransformer{Prefix: []byte("k8s:enc:aesgcm:v1:" + name + ":"), Transformer: transformer}
+// newKV returns a client of an empty etcd.
+func newKV() (*podtest.KV, *memory.Store) {
+	etcd := memory.New()
+	return podtest.NewKV(etcd, nil), etcd
 }
 
 // startTokens starts the tokens of one replica.
-func startTokens(t testing.TB, kv clientv3.KV, change ...func(*pages.TokenOptions)) *pages.Tokens {
-	opts := pages.TokenOptions{Seal: true, Transformer: value.NewPrefixTransformers(nil, aesTransformer(t, "key1")), Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
+func startTokens(t testing.TB, kv *podtest.KV, change ...func(*TokenOptions)) *Tokens {
+	opts := TokenOptions{Seal: true, Transformer: podtest.Encryption(t, "1"), Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
 	for _, f := range change {
 		f(&opts)
 	}
-	tokens := pages.NewTokens(kv, testPrefix, opts)
+	tokens := NewTokens(kv, podtest.Prefix, opts)
 	t.Cleanup(tokens.Close)
 	return tokens
 }
 
-func withoutSealing(o *pages.TokenOptions) { o.Seal = false }
-func withoutPlain(o *pages.TokenOptions)   { o.RefusePlain = true }
+func withoutSealing(o *TokenOptions) { o.Seal = false }
+func withoutPlain(o *TokenOptions)   { o.RefusePlain = true }
 
 func plainToken(t rapid.TB, prefix, start string, rev int64) string {
 	t.Helper()
@@ -76,11 +66,11 @@ func requireStatus(t testing.TB, what string, err error, code int32, reason meta
 // TestTokens_SealedOnOtherReplica_OpenUnchanged: a token sealed on one replica is opened on another as upstream's
 // plain form, byte by byte.
 func TestTokens_SealedOnOtherReplica_OpenUnchanged(t *testing.T) {
-	client := startEtcd(t, nil)
-	a, b := startTokens(t, client.KV), startTokens(t, client.KV, withoutSealing)
-	ctx := contextFor(t)
+	kv, _ := newKV()
+	a, b := startTokens(t, kv), startTokens(t, kv, withoutSealing)
+	ctx := podtest.Context(t)
 	rapid.Check(t, func(t *rapid.T) {
-		prefix := testPrefix + rapid.SampledFrom([]string{"pods/", "pods/ns/", "example.com/widgets/", "pods"}).Draw(t, "prefix")
+		prefix := podtest.Prefix + rapid.SampledFrom([]string{"pods/", "pods/ns/", "example.com/widgets/", "pods"}).Draw(t, "prefix")
 		start := rapid.StringMatching(`[/<>&"a-zé]{1,80}\x00?`).Draw(t, "start")
 		rev := rapid.OneOf(rapid.Just(int64(-1)), rapid.Int64Min(1)).Draw(t, "revision")
 		plain := plainToken(t, prefix, start, rev)
@@ -101,11 +91,11 @@ func TestTokens_SealedOnOtherReplica_OpenUnchanged(t *testing.T) {
 
 // TestRebase_OtherScope_StartsAtSameKey start at the same key.
 func TestRebase_OtherScope_StartsAtSameKey(t *testing.T) {
-	const narrow, wide = testPrefix + "pods/ns/", testPrefix + "pods/"
+	const narrow, wide = podtest.Prefix + "pods/ns/", podtest.Prefix + "pods/"
 	plain := plainToken(t, narrow, "name\x00", 7)
 	for _, prefix := range []string{narrow, strings.TrimSuffix(narrow, "/")} {
 		for _, scope := range []string{wide, strings.TrimSuffix(wide, "/"), narrow} {
-			got, err := pages.Rebase(plain, prefix, scope)
+			got, err := rebase(plain, prefix, scope)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -115,20 +105,21 @@ func TestRebase_OtherScope_StartsAtSameKey(t *testing.T) {
 			}
 		}
 	}
-	if got, err := pages.Rebase("", narrow, wide); got != "" || err != nil {
+	if got, err := rebase("", narrow, wide); got != "" || err != nil {
 		t.Errorf("no token: %q, %v", got, err)
 	}
-	if got, err := pages.Rebase(plain, narrow, testPrefix+"secrets/"); err == nil {
+	if got, err := rebase(plain, narrow, podtest.Prefix+"secrets/"); err == nil {
 		t.Errorf("for other keys: %q", got)
 	}
 }
 
 // TestTokens_OfOtherList_Return400WithoutKey: 400 with a message that names the reason, and no key.
 func TestTokens_OfOtherList_Return400WithoutKey(t *testing.T) {
-	client, elsewhere := startEtcd(t, nil), startEtcd(t, nil)
-	a := startTokens(t, client.KV)
-	ctx := contextFor(t)
-	const prefix = testPrefix + "pods/ns/"
+	kv, _ := newKV()
+	elsewhere, _ := newKV()
+	a := startTokens(t, kv)
+	ctx := podtest.Context(t)
+	const prefix = podtest.Prefix + "pods/ns/"
 	plain := plainToken(t, prefix, "very-secret\x00", 7)
 	sealed, err := a.Seal(ctx, podsGroup, prefix, plain)
 	if err != nil {
@@ -136,21 +127,21 @@ func TestTokens_OfOtherList_Return400WithoutKey(t *testing.T) {
 	}
 	const other = "issued for another list"
 	for what, test := range map[string]struct {
-		tokens   *pages.Tokens
+		tokens   *Tokens
 		resource schema.GroupResource
 		prefix   string
 		token    string
 		words    string
 	}{
-		"another namespace":  {a, podsGroup, testPrefix + "pods/ns2/", sealed, other},
-		"all namespaces":     {a, podsGroup, testPrefix + "pods/", sealed, other},
+		"another namespace":  {a, podsGroup, podtest.Prefix + "pods/ns2/", sealed, other},
+		"all namespaces":     {a, podsGroup, podtest.Prefix + "pods/", sealed, other},
 		"another resource":   {a, schema.GroupResource{Resource: "secrets"}, prefix, sealed, other},
 		"another group":      {a, schema.GroupResource{Group: "example.com", Resource: "pods"}, prefix, sealed, other},
-		"another etcd":       {startTokens(t, elsewhere.KV), podsGroup, prefix, sealed, "not sealed by this cluster"},
+		"another etcd":       {startTokens(t, elsewhere), podsGroup, prefix, sealed, "not sealed by this cluster"},
 		"changed":            {a, podsGroup, prefix, sealed[:len(sealed)-3] + "AAA", other},
 		"cut off":            {a, podsGroup, prefix, sealed[:47], "truncated"},
 		"another version":    {a, podsGroup, prefix, "s9" + sealed[2:], "version"},
-		"plain, and refused": {startTokens(t, client.KV, withoutPlain), podsGroup, prefix, plain, "accepts only sealed tokens"},
+		"plain, and refused": {startTokens(t, kv, withoutPlain), podsGroup, prefix, plain, "accepts only sealed tokens"},
 	} {
 		got, err := test.tokens.Open(ctx, test.resource, test.prefix, test.token)
 		requireStatus(t, what, err, http.StatusBadRequest, metav1.StatusReasonBadRequest, "continue key is not valid: ")
@@ -173,13 +164,13 @@ func TestTokens_OfOtherList_Return400WithoutKey(t *testing.T) {
 // TestTokens_ReplicasStartTogether_ShareOneRing: many start at once on an empty etcd; the ring in etcd is encrypted for
 // its key.
 func TestTokens_ReplicasStartTogether_ShareOneRing(t *testing.T) {
-	client := startEtcd(t, nil)
-	ctx := contextFor(t)
-	var all []*pages.Tokens
+	kv, _ := newKV()
+	ctx := podtest.Context(t)
+	var all []*Tokens
 	for range 10 {
-		all = append(all, startTokens(t, client.KV))
+		all = append(all, startTokens(t, kv))
 	}
-	const prefix = testPrefix + "pods/"
+	const prefix = podtest.Prefix + "pods/"
 	plain := plainToken(t, prefix, "a\x00", 7)
 	sealed := make([]string, len(all))
 	var done sync.WaitGroup
@@ -199,38 +190,36 @@ func TestTokens_ReplicasStartTogether_ShareOneRing(t *testing.T) {
 			}
 		}
 	}
-	resp, err := client.KV.Get(ctx, testPrefix, clientv3.WithPrefix())
-	if err != nil || len(resp.Kvs) != 1 || resp.Kvs[0].Version != 1 || string(resp.Kvs[0].Key) != tokenKey {
+	resp, err := kv.Get(ctx, podtest.Prefix, clientv3.WithPrefix())
+	if err != nil || len(resp.Kvs) != 1 || resp.Kvs[0].ModRevision != resp.Kvs[0].CreateRevision || string(resp.Kvs[0].Key) != tokenKey {
 		t.Fatalf("etcd has %v, %v, want one key, written once", resp.Kvs, err)
 	}
 	stored := resp.Kvs[0].Value
-	if !strings.HasPrefix(string(stored), "k8s:enc:aesgcm:v1:key1:") || strings.Contains(string(stored), "secret") {
+	if !strings.HasPrefix(string(stored), "key1:") || strings.Contains(string(stored), "secret") {
 		t.Errorf("stored as %.60q", stored)
 	}
-	transformer := value.NewPrefixTransformers(nil, aesTransformer(t, "key1"))
-	if _, _, err := transformer.TransformFromStorage(ctx, stored, value.DefaultContext(tokenKey)); err != nil {
+	if _, _, err := podtest.Encryption(t, "1").TransformFromStorage(ctx, stored, value.DefaultContext(tokenKey)); err != nil {
 		t.Errorf("not bound to its key in etcd: %v", err)
 	}
 }
 
 // TestTokens_WithoutSealing_OpenSealedTokens cost nothing and open tokens sealed by others.
 func TestTokens_WithoutSealing_OpenSealedTokens(t *testing.T) {
-	client := startEtcd(t, nil)
-	counted := &requests{KV: client.KV}
-	ctx := contextFor(t)
-	const prefix = testPrefix + "pods/"
+	kv, _ := newKV()
+	ctx := podtest.Context(t)
+	const prefix = podtest.Prefix + "pods/"
 	plain := plainToken(t, prefix, "a\x00", 7)
-	off := startTokens(t, counted, withoutSealing)
+	off := startTokens(t, kv, withoutSealing)
 	if got, err := off.Seal(ctx, podsGroup, prefix, plain); got != plain || err != nil {
 		t.Errorf("sealed as %q, %v", got, err)
 	}
 	if got, err := off.Open(ctx, podsGroup, prefix, plain); got != plain || err != nil {
 		t.Errorf("opened as %q, %v", got, err)
 	}
-	if gets, writes := counted.gets.Load(), counted.writes.Load(); gets+writes != 0 {
+	if gets, writes := kv.Requests(); gets+writes != 0 {
 		t.Errorf("%d reads, %d writes", gets, writes)
 	}
-	sealed, err := startTokens(t, client.KV).Seal(ctx, podsGroup, prefix, plain)
+	sealed, err := startTokens(t, kv).Seal(ctx, podsGroup, prefix, plain)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -242,16 +231,16 @@ func TestTokens_WithoutSealing_OpenSealedTokens(t *testing.T) {
 // TestTokens_RingUnavailable_Return429: 429 with Retry-After for requests that need the ring, and no fallback
 // to plain tokens.
 func TestTokens_RingUnavailable_Return429(t *testing.T) {
-	client := startEtcd(t, nil)
-	ctx := contextFor(t)
-	const prefix = testPrefix + "pods/"
+	kv, _ := newKV()
+	ctx := podtest.Context(t)
+	const prefix = podtest.Prefix + "pods/"
 	plain := plainToken(t, prefix, "a\x00", 7)
-	sealed, err := startTokens(t, client.KV).Seal(ctx, podsGroup, prefix, plain)
+	sealed, err := startTokens(t, kv).Seal(ctx, podsGroup, prefix, plain)
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := startTokens(t, client.KV, func(o *pages.TokenOptions) {
-		o.Transformer = value.NewPrefixTransformers(nil, aesTransformer(t, "another"))
+	k := startTokens(t, kv, func(o *TokenOptions) {
+		o.Transformer = podtest.Encryption(t, "2")
 	})
 	got, err := k.Seal(ctx, podsGroup, prefix, plain)
 	requireStatus(t, "seal", err, http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, "not available")
@@ -268,18 +257,16 @@ func TestTokens_RingUnavailable_Return429(t *testing.T) {
 // TestTokens_RingRemoved_Return410: tokens sealed before are 410 where their key was known, so that clients restart
 // their lists.
 func TestTokens_RingRemoved_Return410(t *testing.T) {
-	client := startEtcd(t, nil)
-	ctx := contextFor(t)
-	const prefix = testPrefix + "pods/"
+	kv, etcd := newKV()
+	ctx := podtest.Context(t)
+	const prefix = podtest.Prefix + "pods/"
 	plain := plainToken(t, prefix, "a\x00", 7)
-	k := startTokens(t, client.KV)
+	k := startTokens(t, kv)
 	sealed, err := k.Seal(ctx, podsGroup, prefix, plain)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := client.KV.Delete(ctx, tokenKey); err != nil {
-		t.Fatal(err)
-	}
+	etcd.Delete(tokenKey)
 	// A forged token makes it read the ring again.
 	made := sealed[:5] + "zzzz" + sealed[9:]
 	_, err = k.Open(ctx, podsGroup, prefix, made)
@@ -290,7 +277,7 @@ func TestTokens_RingRemoved_Return410(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	another := startTokens(t, client.KV)
+	another := startTokens(t, kv)
 	if got, err := another.Open(ctx, podsGroup, prefix, fresh); err != nil || got != plain {
 		t.Errorf("%q, %v", got, err)
 	}
@@ -301,17 +288,17 @@ func TestTokens_RingRemoved_Return410(t *testing.T) {
 // FuzzTokens opens any text: the result is an error for the client, or a token for upstream's
 // checks.
 func FuzzTokens(f *testing.F) {
-	client := startEtcd(f, nil)
-	k := startTokens(f, client.KV)
-	const prefix = testPrefix + "pods/ns/"
+	kv, _ := newKV()
+	k := startTokens(f, kv)
+	const prefix = podtest.Prefix + "pods/ns/"
 	plain := plainToken(f, prefix, "a\x00", 7)
-	sealed, err := k.Seal(contextFor(f), podsGroup, prefix, plain)
+	sealed, err := k.Seal(podtest.Context(f), podsGroup, prefix, plain)
 	if err != nil {
 		f.Fatal(err)
 	}
 	for _, seed := range []string{"", plain, sealed, sealed[:len(sealed)-1], "s1.", "s2.AAAA", "garbage", "!!!", "."} {
 		f.Add(seed, prefix)
-		f.Add(seed, testPrefix+"secrets/")
+		f.Add(seed, podtest.Prefix+"secrets/")
 	}
 	f.Fuzz(func(t *testing.T, token, at string) {
 		ctx := t.Context()
