@@ -26,8 +26,8 @@ func admit(ctx context.Context, d *listadmission.Decoded, r *ListRead) error {
 	return d.Take(ctx, n, bytes)
 }
 
-// etcdKeepBytes is etcdread.Source.Keep. A variable for tests.
-var etcdKeepBytes int64 = 16 << 20
+// etcdKeepBytes is etcdread.Reader.Keep.
+const etcdKeepBytes = 16 << 20
 
 // admitFromEtcd admits a list that is read from etcd before the read starts, sized by the cached
 // objects now in its range.

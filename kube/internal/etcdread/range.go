@@ -29,7 +29,7 @@ type Reader struct {
 }
 
 // Range is a range of keys at a revision that is older than memory but not compacted, read from etcd
-// page by page (D7, I7). It holds at most one page and Source.Keep, for a range of any length. Not
+// page by page (D7, I7). It holds at most one page and Reader.Keep, for a range of any length. Not
 // safe for concurrent use.
 type Range struct {
 	source  Reader
@@ -42,7 +42,7 @@ type Range struct {
 	next  *etcdsource.Pager // continues after kept
 	kept  []mirror.Run      // from the first on
 	taken int64             // keys in kept
-	own   int64             // bytes in kept that are not shared with the cache; above Source.Keep kept is dropped
+	own   int64             // bytes in kept that are not shared with the cache; above Reader.Keep kept is dropped
 	err   error             // the first one met
 }
 
@@ -75,9 +75,6 @@ func (p *Range) Count() int { return int(p.count) }
 
 // Err returns the error that ended Runs early, nil if there was none. Errors are those of Open.
 func (p *Range) Err() error { return p.err }
-
-// Kept returns the number of cached runs, and the bytes read so far that are not in memory.
-func (p *Range) Kept() (runs int, own int64) { return len(p.kept), p.own }
 
 // fetch reads a page when there is a place for it. The place is released before the page is written
 // to a client.
@@ -112,7 +109,7 @@ func (p *Range) cut(page etcdsource.Page) (runs []mirror.Run, own int64) {
 	return runs, own
 }
 
-// keep appends runs to those kept, or drops all of them above Source.Keep.
+// keep appends runs to those kept, or drops all of them above Reader.Keep.
 func (p *Range) keep(runs []mirror.Run, keys int, own int64) {
 	if p.own += own; p.own > p.source.Keep {
 		p.kept, p.next = nil, nil
