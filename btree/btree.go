@@ -122,9 +122,9 @@ func (t Tree[T]) Get(key string) (item T, ok bool) {
 	return item, false
 }
 
-// Rank returns the number of items with a key below key and the sum of their
+// rank returns the number of items with a key below key and the sum of their
 // sizes. Cost is O(log n).
-func (t Tree[T]) Rank(key string) (count int, bytes int64) {
+func (t Tree[T]) rank(key string) (count int, bytes int64) {
 	n := t.root
 	if n == nil {
 		return 0, 0
@@ -150,10 +150,10 @@ func (t Tree[T]) Count(start, end string) (count int, bytes int64) {
 	if end != "" && end <= start {
 		return 0, 0
 	}
-	c0, b0 := t.Rank(start)
+	c0, b0 := t.rank(start)
 	c1, b1 := t.Len(), t.Bytes()
 	if end != "" {
-		c1, b1 = t.Rank(end)
+		c1, b1 = t.rank(end)
 	}
 	return c1 - c0, b1 - b0
 }
