@@ -166,7 +166,9 @@ func TestDrain_DuringInitialEvents_SendsNoBookmark(t *testing.T) {
 	opts.SendInitialEvents = &yes
 	listing, complete := w.open(t, contextFor(t), opts), w.open(t, contextFor(t), opts)
 	take(t, complete)
-	w.cluster.watches.SetDraining()
+	drained := make(chan error, 1)
+	go func() { drained <- w.cluster.watches.Drain(contextFor(t)) }()
+	eventually(t, "the watches are drained", w.cluster.watches.Draining)
 	if b, err := listing.next(); !errors.Is(err, ErrStreamEnded) {
 		t.Errorf("in the middle: %+v, %v; want the end", b, err)
 	}
@@ -178,6 +180,11 @@ func TestDrain_DuringInitialEvents_SendsNoBookmark(t *testing.T) {
 	}
 	if b, err := complete.next(); !errors.Is(err, ErrStreamEnded) {
 		t.Errorf("behind the bookmark: %+v, %v; want the end", b, err)
+	}
+	listing.Close()
+	complete.Close()
+	if err := <-drained; err != nil {
+		t.Error(err)
 	}
 }
 

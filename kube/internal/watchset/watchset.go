@@ -34,9 +34,6 @@ func (r *Watches) Refuse() { r.refused.Store(true) }
 // Refused reports whether Add rejects watches.
 func (r *Watches) Refused() bool { return r.refused.Load() }
 
-// SetDraining makes Draining return true from now on. It does not notify the watches.
-func (r *Watches) SetDraining() { r.draining.Store(true) }
-
 // Draining reports whether watches must deliver their pending events, and end.
 func (r *Watches) Draining() bool { return r.draining.Load() }
 
@@ -113,7 +110,7 @@ func (r *Watches) Every(f func(Watch)) {
 // the remaining watches, and returns an error with their number.
 func (r *Watches) Drain(ctx context.Context) error {
 	r.Refuse()
-	r.SetDraining()
+	r.draining.Store(true)
 	r.EachDrainable(Watch.Drain)
 	r.mu.Lock()
 	if len(r.drainable) == 0 {
