@@ -3,7 +3,6 @@ package kubestorage
 import (
 	"context"
 	"errors"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -21,7 +20,6 @@ import (
 
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/kube/internal/encoded"
-	"github.com/stratakube/strata/kube/internal/keyrotation"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/memo"
@@ -47,51 +45,6 @@ func overrides(t value.Transformer) map[schema.GroupResource]value.Transformer {
 func (r reloaded) load(t value.Transformer) { r.Set(overrides(t), func() {}, nil, 0) }
 
 func (r reloaded) pods() value.Transformer { return r.TransformerForResource(podsResource) }
-
-func TestKeysOf_DynamicTransformer_ChangesWithReload(t *testing.T) {
-	r := newReloaded(encryption(t, "1"))
-	keys := func(gr schema.GroupResource) func() any {
-		t.Helper()
-		current, err := keyrotation.KeysOf(r.TransformerForResource(gr), gr)
-		if err != nil || current == nil {
-			t.Fatalf("keys of %s: %v, want a function", gr, err)
-		}
-		return current
-	}
-	pods, services := keys(podsResource), keys(schema.GroupResource{Resource: "services"})
-	secrets := keys(schema.GroupResource{Resource: "secrets"})
-	seen := []any{pods()}
-	plain := services()
-	if pods() != seen[0] {
-		t.Error("the identity of the keys changes without a reload")
-	}
-	for range 3 {
-		r.load(encryption(t, "1"))
-		if slices.Contains(seen, pods()) {
-			t.Error("a reload does not change the identity of the keys")
-		}
-		seen = append(seen, pods())
-		if services() != plain || secrets() != plain {
-			t.Error("a reload changes the identity of a resource that is not encrypted")
-		}
-	}
-	for _, gr := range []schema.GroupResource{{Group: "", Resource: "*"}, {Group: "*", Resource: "*"}} {
-		r.Set(map[schema.GroupResource]value.Transformer{gr: encryption(t, "1")}, func() {}, nil, 0)
-		if services() == plain {
-			t.Errorf("%s does not encrypt services", gr)
-		}
-	}
-	if n := testing.AllocsPerRun(100, func() { pods() }); n > 0 {
-		t.Errorf("%v allocations to learn whether keys have changed", n)
-	}
-
-	static := encryptionconfig.StaticTransformers(overrides(encryption(t, "1"))).TransformerForResource(podsResource)
-	for _, constant := range []value.Transformer{static, encryption(t, "1"), nil} {
-		if current, err := keyrotation.KeysOf(constant, podsResource); current != nil || err != nil {
-			t.Errorf("%T has keys that change: %v", constant, err)
-		}
-	}
-}
 
 // derivedReads reads pods in each form that a storage derives from stored objects and caches.
 type derivedReads struct {
@@ -479,24 +432,6 @@ func TestRekeyed_KeysReplaced_AreReported(t *testing.T) {
 	g.load(encryption(t, "1"))
 	if got := podNames(f.list(t, everything())); got != pod.Name {
 		t.Errorf("list has %q", got)
-	}
-}
-
-// BenchmarkGenerationNow is the cost per read of detecting reloads.
-func BenchmarkGenerationNow(b *testing.B) {
-	r := newReloaded(nil)
-	current, err := keyrotation.KeysOf(r.pods(), podsResource)
-	if err != nil {
-		b.Fatal(err)
-	}
-	for name, keys := range map[string]func() any{"constant": nil, "dynamic": current} {
-		b.Run(name, func(b *testing.B) {
-			v := objects.New(objects.Config{Keys: keys, Blocks: newBlocks(1)}, nil)
-			b.ReportAllocs()
-			for b.Loop() {
-				v.CurrentGeneration()
-			}
-		})
 	}
 }
 
