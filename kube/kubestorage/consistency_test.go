@@ -176,10 +176,7 @@ func requireExpired(t *testing.T, w watch.Interface) {
 func (c *checkedPods) listExactly(t *testing.T, resourceVersion string) (names string, fromEtcd bool) {
 	t.Helper()
 	suspect := func() float64 {
-		n, err := testutil.GetCounterMetricValue(metrics.ListsTotal.WithLabelValues(c.resource.Group, c.resource.Resource, metrics.SourceEtcd, metrics.ReasonDifference))
-		if err != nil {
-			t.Fatal(err)
-		}
+		n, _ := series(t, "strata_lists_total", c.resource, "source", metrics.SourceEtcd, "reason", metrics.ReasonDifference)
 		return n
 	}
 	opts := everything()

@@ -13,9 +13,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
-	cachermetrics "k8s.io/apiserver/pkg/storage/cacher/metrics"
-	"k8s.io/component-base/metrics"
-	"k8s.io/component-base/metrics/testutil"
 
 	enginemetrics "github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/watchset"
@@ -307,25 +304,20 @@ func TestWatchMetrics_CountStartsBookmarksAndEnds(t *testing.T) {
 		w := newTwin(t, mirror.DefaultWindow)
 		w.group = schema.GroupResource{Group: "metrics", Resource: t.Name()}
 		w.watchMetrics = enginemetrics.NewWatches(w.group)
-		value := func(m metrics.CounterMetric) int {
+		value := func(name string, labels ...string) int {
 			t.Helper()
-			v, err := testutil.GetCounterMetricValue(m)
-			if err != nil {
-				t.Fatal(err)
-			}
+			v, _ := series(t, name, w.group, labels...)
 			return int(v)
 		}
-		labels := []string{w.group.Group, w.group.Resource}
 		requireCounts := func(what string, initial, replayed, marks int) {
 			t.Helper()
-			if i, r, m := value(cachermetrics.InitCounter.WithLabelValues(labels...)), value(enginemetrics.WatchReplayed.WithLabelValues(labels...)),
-				value(enginemetrics.WatchBookmarks.WithLabelValues(labels...)); i != initial || r != replayed || m != marks {
+			if i, r, m := value("apiserver_init_events_total"), value("strata_watch_replayed_events_total"), value("strata_watch_bookmarks_total"); i != initial || r != replayed || m != marks {
 				t.Errorf("%s: %d initial events of which %d are replayed, %d bookmarks; want %d, %d, %d", what, i, r, m, initial, replayed, marks)
 			}
 		}
 		requireEnded := func(why watchset.Reason) {
 			t.Helper()
-			if n := value(enginemetrics.WatchesEnded.WithLabelValues(append(labels, why.String())...)); n != 1 {
+			if n := value("strata_watches_ended_total", "reason", why.String()); n != 1 {
 				t.Errorf("%d watches have ended by %s, want 1", n, why)
 			}
 		}

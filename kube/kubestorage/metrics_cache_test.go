@@ -3,59 +3,23 @@ package kubestorage
 import (
 	"context"
 	"errors"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/component-base/metrics/legacyregistry"
 
+	"github.com/stratakube/strata/kube/internal/podtest"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
 
 // series returns the value of a metric of the resource, for a histogram its count, and whether it
 // exists. Other labels must have the given values.
-func series(t *testing.T, name string, r schema.GroupResource, labels ...string) (float64, bool) {
+func series(t testing.TB, name string, r schema.GroupResource, labels ...string) (float64, bool) {
 	t.Helper()
-	families, err := legacyregistry.DefaultGatherer.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := map[string]string{"group": r.Group, "resource": r.Resource}
-	for i := 0; i+1 < len(labels); i += 2 {
-		want[labels[i]] = labels[i+1]
-	}
-	for _, f := range families {
-		if f.GetName() != name {
-			continue
-		}
-		if !strings.HasPrefix(f.GetHelp(), "[ALPHA] ") {
-			t.Errorf("%s has the help %q, want it to be ALPHA", name, f.GetHelp())
-		}
-	next:
-		for _, m := range f.GetMetric() {
-			if len(m.GetLabel()) != len(want) {
-				t.Fatalf("%s has the labels %v, want %v", name, m.GetLabel(), want)
-			}
-			for _, l := range m.GetLabel() {
-				if want[l.GetName()] != l.GetValue() {
-					continue next
-				}
-			}
-			switch {
-			case m.GetHistogram() != nil:
-				return float64(m.GetHistogram().GetSampleCount()), true
-			case m.GetGauge() != nil:
-				return m.GetGauge().GetValue(), true
-			default:
-				return m.GetCounter().GetValue(), true
-			}
-		}
-	}
-	return 0, false
+	return podtest.Series(t, name, r, labels...)
 }
 
 // requireSeries fails unless the metric has the value.
@@ -102,32 +66,6 @@ func TestCacheMetrics_OfEvents_CountThem(t *testing.T) {
 		if n, ok := series(t, name, pods); ok {
 			t.Errorf("%s is %v, want no series before the first", name, n)
 		}
-	}
-}
-
-// TestCacheMetrics_OfFailedLists_CountErrors: a resource that cannot be listed is an
-// initialization error each time, and one initialization when it can.
-func TestCacheMetrics_OfFailedLists_CountErrors(t *testing.T) {
-	pods := schema.GroupResource{Group: "metrics", Resource: "unlisted"}
-	lists := &failingLists{}
-	lists.fail.Store(true)
-	f := setup(t, beforeReady, func(o *options) { o.store.GroupResource = pods }, withSource(func(s driver.Source) driver.Source {
-		lists.Source = s
-		return lists
-	}))
-	eventually(t, "a list has failed", func() bool { return f.engine(t).resource.Stats().LoadFailures > 0 })
-	lists.fail.Store(false)
-	if err := f.engine(t).resource.WaitReady(contextFor(t)); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "the load is counted", func() bool { return f.engine(t).resource.Stats().Loads == 1 })
-	f.cluster.cache.Report()
-	st := f.engine(t).resource.Stats()
-	requireSeries(t, float64(st.LoadFailures), "apiserver_watch_cache_initialization_errors_total", pods)
-	requireSeries(t, 1, "apiserver_watch_cache_initializations_total", pods)
-	requireSeries(t, 1, "apiserver_watch_cache_initialization_duration_seconds", pods)
-	if st.LoadTime <= 0 {
-		t.Errorf("the load took %s", st.LoadTime)
 	}
 }
 

@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
-	"k8s.io/component-base/metrics/testutil"
 
 	"github.com/stratakube/strata/kube/internal/encoded"
 	"github.com/stratakube/strata/kube/internal/metrics"
@@ -226,16 +225,13 @@ func TestPastList_OvertakenByCompaction_Returns410(t *testing.T) {
 	f.compact(ctx, t, fmt.Sprint(f.cluster.mirror.PublishedRevision()))
 	for range r.Runs() {
 	}
-	before, err := testutil.GetCounterMetricValue(metrics.ListsExpired.WithLabelValues("", "pods"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	before, _ := series(t, "strata_lists_expired_total", podsResource)
 	for range 2 {
 		if err := r.Err(); !apierrors.IsResourceExpired(err) {
 			t.Errorf("in the middle: %v, want 410", err)
 		}
 	}
-	if n, _ := testutil.GetCounterMetricValue(metrics.ListsExpired.WithLabelValues("", "pods")); n != before+1 {
+	if n, _ := series(t, "strata_lists_expired_total", podsResource); n != before+1 {
 		t.Errorf("%v lists counted as expired, want 1", n-before)
 	}
 	// A request for a compacted revision does not wait for readers.
@@ -391,17 +387,11 @@ func TestListMetrics_CountBySourceAndReason(t *testing.T) {
 	f.create(t, newPod("a"), newPod("b"), newPod("c"))
 	f.catchUp(t)
 	count := func(source, reason string) float64 {
-		n, err := testutil.GetCounterMetricValue(metrics.ListsTotal.WithLabelValues("", "pods", source, reason))
-		if err != nil {
-			t.Fatal(err)
-		}
+		n, _ := series(t, "strata_lists_total", podsResource, "source", source, "reason", reason)
 		return n
 	}
 	pages := func(continued string) float64 {
-		n, err := testutil.GetCounterMetricValue(metrics.ListPages.WithLabelValues("", "pods", continued))
-		if err != nil {
-			t.Fatal(err)
-		}
+		n, _ := series(t, "strata_list_pages_total", podsResource, "continued", continued)
 		return n
 	}
 	list := func(source, reason string, change func(*storage.ListOptions)) *example.PodList {

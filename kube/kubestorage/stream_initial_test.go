@@ -9,10 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
-	"k8s.io/component-base/metrics"
-	"k8s.io/component-base/metrics/testutil"
 
-	strata "github.com/stratakube/strata/kube/internal/metrics"
+	"github.com/stratakube/strata/kube/internal/metrics"
 )
 
 // TestInitialEvents_MoreThanHeld_AreSifted begins watches that select half of the objects, more than a stream holds: the index selects
@@ -28,12 +26,9 @@ func TestInitialEvents_MoreThanHeld_AreSifted(t *testing.T) {
 	}
 	w.catchUp(t)
 	w.listLabelled(t, "half", "none") // the first use of the label
-	count := func(of *metrics.CounterVec) float64 {
+	count := func(name string) float64 {
 		t.Helper()
-		n, err := testutil.GetCounterMetricValue(of.WithLabelValues("bounds", "initial", strata.PlanIndex))
-		if err != nil {
-			t.Fatal(err)
-		}
+		n, _ := series(t, name, w.group, "plan", metrics.PlanIndex)
 		return n
 	}
 	sendInitialEvents := true
@@ -47,7 +42,7 @@ func TestInitialEvents_MoreThanHeld_AreSifted(t *testing.T) {
 		{"half=none", 0, 0},
 	} {
 		t.Run(c.selector, func(t *testing.T) {
-			plans, examined, returned := count(strata.ListPlans), count(strata.ListExamined), count(strata.ListSelected)
+			plans, examined, returned := count("strata_list_plans_total"), count("strata_list_examined_objects_total"), count("strata_list_selected_objects_total")
 			opts := storage.ListOptions{Recursive: true, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan, SendInitialEvents: &sendInitialEvents, Predicate: labelled("half", "")}
 			opts.Predicate.Label, opts.Predicate.AllowWatchBookmarks = parseLabels(t, c.selector), true
 			watching, err := w.Watch(contextFor(t), "/pods/", opts)
@@ -84,7 +79,7 @@ func TestInitialEvents_MoreThanHeld_AreSifted(t *testing.T) {
 			if n != c.returned {
 				t.Errorf("%d initial events, want %d", n, c.returned)
 			}
-			if got := [3]float64{count(strata.ListPlans) - plans, count(strata.ListExamined) - examined, count(strata.ListSelected) - returned}; got != [3]float64{1, float64(c.examined), float64(c.returned)} {
+			if got := [3]float64{count("strata_list_plans_total") - plans, count("strata_list_examined_objects_total") - examined, count("strata_list_selected_objects_total") - returned}; got != [3]float64{1, float64(c.examined), float64(c.returned)} {
 				t.Errorf("plans, examined and returned objects: %v, want 1, %d and %d", got, c.examined, c.returned)
 			}
 			for i := pods - 100; i < pods; i++ {

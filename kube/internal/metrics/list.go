@@ -39,52 +39,52 @@ const (
 
 // Metrics of lists, by resource.
 var (
-	ListsTotal = metrics.NewCounterVec(&metrics.CounterOpts{
+	listsTotal = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_lists_total", StabilityLevel: metrics.ALPHA,
 		Help: "Lists and pages of lists, by source (memory_present, memory_past, etcd) and reason. Reasons of memory: consistent (no resource version), any (resource version 0), " +
 			"not_older_than, exact, limit (a resource version and a limit), continue, inconsistent (a token that continues at the latest revision). Reasons of etcd: " +
 			"older_than_memory, gate (one is off), not_loaded (a small page, before memory is ready), no_progress (etcd's progress is unreliable), " +
 			"suspect (a consistency check has found a difference), uncached.",
 	}, []string{"group", "resource", "source", "reason"})
-	ListPages = metrics.NewCounterVec(&metrics.CounterOpts{
+	listPages = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_list_pages_total", StabilityLevel: metrics.ALPHA,
 		Help: "Lists, of strata_lists_total, with a limit or a continue token; continued is true for those with a token.",
 	}, []string{"group", "resource", "continued"})
-	ListsExpired = metrics.NewCounterVec(&metrics.CounterOpts{
+	listsExpired = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_lists_expired_total", StabilityLevel: metrics.ALPHA,
 		Help: "Lists answered with 410, because etcd has compacted their revision or the key of their token was deleted.",
 	}, []string{"group", "resource"})
-	ListPlans = metrics.NewCounterVec(&metrics.CounterOpts{
+	listPlans = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_list_plans_total", StabilityLevel: metrics.ALPHA,
 		Help: "Lists from memory and initial events of watches with a selector, by plan: index (candidates of indexes on labels or fields), stored (candidates found in stored values, without an index), shard (objects of the shard), scan (all objects of the range).",
 	}, []string{"group", "resource", "plan"})
-	ListExamined = metrics.NewCounterVec(&metrics.CounterOpts{
+	listExamined = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_list_examined_objects_total", StabilityLevel: metrics.ALPHA,
 		Help: "Objects that the lists and initial events of strata_list_plans_total compared with their selectors, by plan.",
 	}, []string{"group", "resource", "plan"})
-	ListSelected = metrics.NewCounterVec(&metrics.CounterOpts{
+	listSelected = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_list_selected_objects_total", StabilityLevel: metrics.ALPHA,
 		Help: "Objects that the lists and initial events of strata_list_plans_total returned, by plan.",
 	}, []string{"group", "resource", "plan"})
-	ListValues = metrics.NewCounterVec(&metrics.CounterOpts{
+	listValues = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_list_read_values_total", StabilityLevel: metrics.ALPHA,
 		Help: "Objects of which plans index and stored of strata_list_plans_total read the value of a label or field, to make an index or to find candidates, by source: stored (found in the stored value), decoded (the object was decoded). Values that an index or the cached attributes of an object have are not counted.",
 	}, []string{"group", "resource", "source"})
-	Indexes = metrics.NewGaugeVec(&metrics.GaugeOpts{
+	indexes = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Name: "strata_indexes", StabilityLevel: metrics.ALPHA,
 		Help: "Labels and fields that are indexed.",
 	}, []string{"group", "resource"})
-	IndexBytes = metrics.NewGaugeVec(&metrics.GaugeOpts{
+	indexBytes = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Name: "strata_index_bytes", StabilityLevel: metrics.ALPHA,
 		Help: "Memory of the indexes of strata_indexes for the newest version, as last counted, at most a minute ago. It is a part of strata_representation_bytes, and at most a quarter of its bound for each resource; of all resources at most half, and three quarters for fields that are indexed at their first use, such as spec.nodeName.",
 	}, []string{"group", "resource"})
-	IndexRefusals = metrics.NewCounterVec(&metrics.CounterOpts{
+	indexRefusals = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_index_refusals_total", StabilityLevel: metrics.ALPHA,
 		Help: "Times an index that found no room was dropped, because it alone took more than half of the bound of strata_index_bytes for its resource, or the indexes of all resources took more than 7/8 of theirs. Its lists do without it for the next ten minutes.",
 	}, []string{"group", "resource"})
 
 	registerListMetrics = sync.OnceFunc(func() {
-		legacyregistry.MustRegister(ListsTotal, ListPages, ListsExpired, ListPlans, ListExamined, ListSelected, ListValues, Indexes, IndexBytes, IndexRefusals)
+		legacyregistry.MustRegister(listsTotal, listPages, listsExpired, listPlans, listExamined, listSelected, listValues, indexes, indexBytes, indexRefusals)
 	})
 )
 
@@ -100,16 +100,16 @@ func NewLists(r schema.GroupResource) Lists {
 
 // Count counts a list by its source and the reason for that.
 func (m Lists) Count(opts storage.ListOptions, source, reason string) {
-	ListsTotal.WithLabelValues(m.group.Group, m.group.Resource, source, reason).Inc()
+	listsTotal.WithLabelValues(m.group.Group, m.group.Resource, source, reason).Inc()
 	if continued := opts.Predicate.Continue != ""; continued || opts.Predicate.Limit > 0 {
-		ListPages.WithLabelValues(m.group.Group, m.group.Resource, strconv.FormatBool(continued)).Inc()
+		listPages.WithLabelValues(m.group.Group, m.group.Resource, strconv.FormatBool(continued)).Inc()
 	}
 }
 
 // Failed counts the error of a list, if it is 410, and returns it.
 func (m Lists) Failed(err error) error {
 	if apierrors.IsResourceExpired(err) {
-		ListsExpired.WithLabelValues(m.group.Group, m.group.Resource).Inc()
+		listsExpired.WithLabelValues(m.group.Group, m.group.Resource).Inc()
 	}
 	return err
 }
@@ -131,26 +131,26 @@ const (
 // Selected counts a list or the initial events of a watch with a selector: the objects that were compared with the selector, and those
 // that were returned.
 func (m Lists) Selected(plan string, examined, returned int) {
-	ListPlans.WithLabelValues(m.group.Group, m.group.Resource, plan).Inc()
-	ListExamined.WithLabelValues(m.group.Group, m.group.Resource, plan).Add(float64(examined))
-	ListSelected.WithLabelValues(m.group.Group, m.group.Resource, plan).Add(float64(returned))
+	listPlans.WithLabelValues(m.group.Group, m.group.Resource, plan).Inc()
+	listExamined.WithLabelValues(m.group.Group, m.group.Resource, plan).Add(float64(examined))
+	listSelected.WithLabelValues(m.group.Group, m.group.Resource, plan).Add(float64(returned))
 }
 
 // Read counts objects of which a plan has read a value.
 func (m Lists) Read(stored, decoded int) {
 	if stored > 0 {
-		ListValues.WithLabelValues(m.group.Group, m.group.Resource, "stored").Add(float64(stored))
+		listValues.WithLabelValues(m.group.Group, m.group.Resource, "stored").Add(float64(stored))
 	}
 	if decoded > 0 {
-		ListValues.WithLabelValues(m.group.Group, m.group.Resource, "decoded").Add(float64(decoded))
+		listValues.WithLabelValues(m.group.Group, m.group.Resource, "decoded").Add(float64(decoded))
 	}
 }
 
 // Indexes records changes of the number of indexes and of their bytes.
 func (m Lists) Indexes(n, bytes int64) {
-	Indexes.WithLabelValues(m.group.Group, m.group.Resource).Add(float64(n))
-	IndexBytes.WithLabelValues(m.group.Group, m.group.Resource).Add(float64(bytes))
+	indexes.WithLabelValues(m.group.Group, m.group.Resource).Add(float64(n))
+	indexBytes.WithLabelValues(m.group.Group, m.group.Resource).Add(float64(bytes))
 }
 
 // IndexRefused counts an index that is too large.
-func (m Lists) IndexRefused() { IndexRefusals.WithLabelValues(m.group.Group, m.group.Resource).Inc() }
+func (m Lists) IndexRefused() { indexRefusals.WithLabelValues(m.group.Group, m.group.Resource).Inc() }

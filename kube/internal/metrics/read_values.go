@@ -35,7 +35,7 @@ type ListCounts struct{ Present, Past, Etcd int64 }
 func CountedLists() map[schema.GroupResource]ListCounts {
 	registerListMetrics()
 	all := map[schema.GroupResource]ListCounts{}
-	EachValue(ListsTotal, func(labels map[string]string, n int64) {
+	EachValue(listsTotal, func(labels map[string]string, n int64) {
 		r := schema.GroupResource{Group: labels["group"], Resource: labels["resource"]}
 		c := all[r]
 		switch labels["source"] {

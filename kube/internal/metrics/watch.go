@@ -14,25 +14,25 @@ import (
 
 // Metrics of watches, by resource.
 var (
-	WatchReplayed = metrics.NewCounterVec(&metrics.CounterOpts{
+	watchReplayed = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_watch_replayed_events_total", StabilityLevel: metrics.ALPHA,
 		Help: "Events, of apiserver_init_events_total, between the revision at which a watch began and the published revision at that moment, before selectors.",
 	}, []string{"group", "resource"})
-	WatchBookmarks = metrics.NewCounterVec(&metrics.CounterOpts{
+	watchBookmarks = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_watch_bookmarks_total", StabilityLevel: metrics.ALPHA,
 		Help: "Bookmarks sent, including those that end initial events.",
 	}, []string{"group", "resource"})
-	WatchBookmarksRequested = metrics.NewCounterVec(&metrics.CounterOpts{
+	watchBookmarksRequested = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_watch_bookmarks_requested_total", StabilityLevel: metrics.ALPHA,
 		Help: "Bookmarks, of strata_watch_bookmarks_total, that clients requested with the form WatchProgress of a list.",
 	}, []string{"group", "resource"})
-	WatchesEnded = metrics.NewCounterVec(&metrics.CounterOpts{
+	watchesEnded = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_watches_ended_total", StabilityLevel: metrics.ALPHA,
 		Help: "Watches that have ended, by reason: timeout, client (it disconnected or cancelled the watch), shutdown of the server, " +
 			"storage (a definition changed or was deleted, or the server ended), expired (410: the watch was older than memory, or the resource was relisted), " +
 			"slow_client (its client did not read the initial events in time), error.",
 	}, []string{"group", "resource", "reason"})
-	WatchesUnindexed = metrics.NewCounterVec(&metrics.CounterOpts{
+	watchesUnindexed = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_watches_unindexed_total", StabilityLevel: metrics.ALPHA,
 		Help: "Watches by one value of a label or field that were begun while the watches of the resource used the maximum of 8 others. They are woken by every event, not only by those of their value.",
 	}, []string{"group", "resource"})
@@ -44,7 +44,7 @@ var (
 	}, []string{"group", "resource"})
 
 	registerWatchMetrics = sync.OnceFunc(func() {
-		legacyregistry.MustRegister(WatchReplayed, WatchBookmarks, WatchBookmarksRequested, WatchesEnded, WatchesUnindexed, watchDelivery)
+		legacyregistry.MustRegister(watchReplayed, watchBookmarks, watchBookmarksRequested, watchesEnded, watchesUnindexed, watchDelivery)
 	})
 )
 
@@ -68,9 +68,9 @@ func NewWatches(r schema.GroupResource) Watches {
 	return Watches{
 		resource:   r,
 		initial:    counter(cachermetrics.InitCounter),
-		replayed:   counter(WatchReplayed),
-		marks:      counter(WatchBookmarks),
-		requested:  counter(WatchBookmarksRequested),
+		replayed:   counter(watchReplayed),
+		marks:      counter(watchBookmarks),
+		requested:  counter(watchBookmarksRequested),
 		terminated: counter(cachermetrics.TerminatedWatchersCounter),
 		dispatch:   newDispatchMetrics(r),
 		delivery:   sync.OnceValue(func() metrics.ObserverMetric { return watchDelivery.WithLabelValues(r.Group, r.Resource) }),
@@ -112,12 +112,12 @@ func (m *Watches) Filtered(n int) {
 
 // Unindexed counts a watch of one value that reads all events.
 func (m *Watches) Unindexed() {
-	WatchesUnindexed.WithLabelValues(m.resource.Group, m.resource.Resource).Inc()
+	watchesUnindexed.WithLabelValues(m.resource.Group, m.resource.Resource).Inc()
 }
 
 // Ended counts the end of a watch, by reason.
 func (m *Watches) Ended(reason string) {
-	WatchesEnded.WithLabelValues(m.resource.Group, m.resource.Resource, reason).Inc()
+	watchesEnded.WithLabelValues(m.resource.Group, m.resource.Resource, reason).Inc()
 }
 
 // Terminated counts a watch that ends because its position has left the window.
