@@ -1,11 +1,9 @@
 package kubestorage
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -215,63 +213,5 @@ func TestRead_RestoredEtcd_ReturnsItsContents(t *testing.T) {
 	out := &example.Pod{}
 	if err := f.Get(ctx, podKey(newPod("old")), storage.GetOptions{ResourceVersion: "0"}, out); !storage.IsNotFound(err) {
 		t.Errorf("get an object from before the restore: %v, want not found", err)
-	}
-}
-
-// odd is an etcd whose first GETs are not answered; get decides the next ones.
-type odd struct {
-	storage.Interface
-	silent atomic.Int64 // GETs that are not answered before their deadline
-	get    func(n int64) error
-	asked  atomic.Int64
-}
-
-func (o *odd) Get(ctx context.Context, key string, opts storage.GetOptions, out runtime.Object) error {
-	n := o.asked.Add(1)
-	if n <= o.silent.Load() {
-		<-ctx.Done()
-		return ctx.Err()
-	}
-	if err := o.get(n); err != nil {
-		return err
-	}
-	return o.Interface.Get(ctx, key, opts, out)
-}
-
-// TestGetFromEtcd_MemberDoesNotAnswer_IsRetried: the retry sends two requests, one successful answer is
-// enough, and a panic in them is that of the request.
-func TestGetFromEtcd_MemberDoesNotAnswer_IsRetried(t *testing.T) {
-	f := setup(t)
-	s := f.engine(t)
-	pod := f.create(t, newPod("a"))[0]
-	for _, c := range []struct {
-		name string
-		get  func(n int64) error
-		want string
-	}{
-		{"one answers", func(n int64) error {
-			if n == 2 {
-				return errors.New("broken")
-			}
-			return nil
-		}, ""},
-		{"both panic", func(int64) error { panic("bits flipped") }, "panic: bits flipped"},
-		{"both fail", func(int64) error { return errors.New("broken") }, "broken"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			etcd := &odd{Interface: s.etcd, get: c.get}
-			etcd.silent.Store(1)
-			before := s.etcd
-			s.etcd = etcd
-			defer func() { s.etcd = before }()
-			out := &example.Pod{}
-			err := s.cluster.getPlaces.Get(contextFor(t), s.etcd, podKey(pod), storage.GetOptions{}, out)
-			if fmt.Sprint(err) != cmp.Or(c.want, "<nil>") || c.want == "" && out.Name != "a" {
-				t.Errorf("%q, %v", out.Name, err)
-			}
-			if n := etcd.asked.Load(); n != 3 {
-				t.Errorf("%d requests to etcd", n)
-			}
-		})
 	}
 }

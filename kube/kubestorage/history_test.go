@@ -1,17 +1,13 @@
 package kubestorage
 
 import (
-	"fmt"
 	"testing"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/apis/example"
-	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/mirror"
 )
@@ -102,31 +98,6 @@ func TestContinueToken_Expired_ContinuesAtLatest(t *testing.T) {
 	}
 	if parseRevision(t, second.ResourceVersion) < parseRevision(t, last.ResourceVersion) {
 		t.Errorf("the page at the latest revision is of %s, the last write of %s", second.ResourceVersion, last.ResourceVersion)
-	}
-}
-
-// TestSelector_DecodesObjectOnce: an object's labels and fields are decoded once, and so are the objects
-// that a LIST returns.
-func TestSelector_DecodesObjectOnce(t *testing.T) {
-	f := setup(t)
-	for i := range 100 {
-		f.create(t, withLabel(newPod(fmt.Sprintf("pod-%02d", i)), "shard", fmt.Sprint(i%50)))
-	}
-	f.catchUp(t)
-	opts := everything()
-	opts.Predicate = storage.SelectionPredicate{
-		Label:    labels.SelectorFromSet(labels.Set{"shard": "7"}),
-		Field:    fields.Everything(),
-		GetAttrs: podAttrs,
-	}
-	f.list(t, opts)
-	decoded := f.codec.during(func() {
-		if got := podNames(f.list(t, opts)); got != "pod-07 pod-57" {
-			t.Errorf("list has %q", got)
-		}
-	})
-	if len(decoded) > 0 {
-		t.Errorf("decoded %v a second time", decoded)
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/apis/example"
 	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
-	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/kube/internal/encoded"
 	"github.com/stratakube/strata/kube/internal/objects"
@@ -30,36 +29,6 @@ func fillPods(t testing.TB, f *fixture, n int) {
 		}
 	}
 	f.catchUp(t)
-}
-
-// readAll returns the bytes of all objects that the options select, by key.
-func readAll(t testing.TB, s *Store, rep *encoded.Representation, opts storage.ListOptions) map[string][]byte {
-	t.Helper()
-	ctx := contextFor(t)
-	r, err := s.Read(ctx, "/pods", opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	out := map[string][]byte{}
-	for run := range r.Runs() {
-		for _, e := range run.Items() {
-			if r.Selective() {
-				ok, err := r.Matches(ctx, e)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if !ok {
-					continue
-				}
-			}
-			data, err := rep.Item(ctx, e)
-			if err != nil {
-				t.Fatal(err)
-			}
-			out[e.Key()] = data
-		}
-	}
-	return out
 }
 
 // newRepresentation returns a representation of the objects of a store, or of a type that embeds one.

@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/stratakube/strata/btree"
 	"github.com/stratakube/strata/kube/internal/podtest"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
@@ -422,5 +423,42 @@ func TestOf_OneName_IsOneRepresentation(t *testing.T) {
 	next := c.View.CurrentGeneration()
 	if rep.Fresh() || Of(next, "name", Format{Encode: podItem}) == rep || c.Blocks.Stats().Used != 0 {
 		t.Errorf("after a change of keys the representation is in use, or %d bytes are cached", c.Blocks.Stats().Used)
+	}
+}
+
+// TestRepresentation_LeafOfShard_UsesItemsOfResource: the leaves of a shard, which is a tree of some entries, have the items that a list of
+// the resource has made, and do not move them.
+func TestRepresentation_LeafOfShard_UsesItemsOfResource(t *testing.T) {
+	c := podtest.New(t)
+	c.Fill(t, 300)
+	rep := newRep(t, c, Format{})
+	list(t, c, rep)
+	used := c.Blocks.Stats().Used
+	var entries []*mirror.Entry
+	for e := range c.Latest(t).All("", "") {
+		if len(e.Key())%2 == 0 || e.ModRevision()%4 == 0 {
+			entries = append(entries, e)
+		}
+	}
+	shard := btree.Build(entries)
+	for run := range shard.Runs("", "") {
+		run.Selected = true
+		var spans Spans
+		if n := c.Decoded(func() {
+			if err := rep.AppendRun(podtest.Context(t), &spans, run); err != nil {
+				t.Fatal(err)
+			}
+		}); n != 0 || !rep.Keeps(run) {
+			t.Errorf("%d objects were decoded, and the items are cached: %t", n, rep.Keeps(run))
+		}
+	}
+	if n, known := rep.Measure(&shard, "", ""); !known || n == 0 || c.Blocks.Stats().Used != used {
+		t.Errorf("the shard has %d bytes, known %t; %d bytes are cached, %d before", n, known, c.Blocks.Stats().Used, used)
+	}
+	list(t, c, rep)
+	for _, run := range runs(t, c) {
+		if !rep.Keeps(run) {
+			t.Error("the items of the resource have moved")
+		}
 	}
 }

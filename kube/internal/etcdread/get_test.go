@@ -1,8 +1,10 @@
 package etcdread
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -18,38 +20,55 @@ import (
 type members struct {
 	storage.Interface
 	hang     func(request int64) bool
+	answer   func(request int64) error // nil: success
 	requests atomic.Int64
-	err      error
 }
 
 func (m *members) Get(ctx context.Context, key string, _ storage.GetOptions, out runtime.Object) error {
-	if n := m.requests.Add(1); m.hang != nil && m.hang(n) {
+	n := m.requests.Add(1)
+	if m.hang != nil && m.hang(n) {
 		<-ctx.Done()
 		return ctx.Err()
 	}
 	out.(*example.Pod).Name = key
-	return m.err
+	if m.answer != nil {
+		return m.answer(n)
+	}
+	return nil
 }
 
-// TestGet_MemberHangs_AsksAnother: after a second two requests are sent, of which the first answer counts; a missing key is an answer.
+// TestGet_MemberHangs_AsksAnother: after a second two requests are sent, of which one successful answer is enough. A missing key is an
+// answer, and a panic in them is that of the request.
 func TestGet_MemberHangs_AsksAnother(t *testing.T) {
+	odd := func(n int64) bool { return n%2 == 1 }
+	first := func(n int64) bool { return n == 1 }
+	broken, missing := errors.New("broken"), storage.NewKeyNotFoundError("a", 0)
 	for name, c := range map[string]struct {
 		hang     func(int64) bool
-		err      error
+		answer   func(int64) error
+		want     string // error
 		requests int64
 		took     time.Duration
 	}{
-		"none hangs":           {nil, nil, 1, 0},
-		"every second hangs":   {func(n int64) bool { return n%2 == 1 }, nil, 3, time.Second},
-		"all hang for a while": {func(n int64) bool { return n <= 5 }, nil, 7, 7 * time.Second},
-		"without the key":      {func(n int64) bool { return n%2 == 1 }, storage.NewKeyNotFoundError("a", 0), 3, time.Second},
-		"an error":             {nil, errors.New("failed"), 1, 0},
+		"none hangs":           {requests: 1},
+		"every second hangs":   {hang: odd, requests: 3, took: time.Second},
+		"all hang for a while": {hang: func(n int64) bool { return n <= 5 }, requests: 7, took: 7 * time.Second},
+		"without the key":      {hang: odd, answer: func(int64) error { return missing }, want: missing.Error(), requests: 3, took: time.Second},
+		"the first fails":      {answer: func(int64) error { return broken }, want: "broken", requests: 1},
+		"one of two fails": {hang: first, answer: func(n int64) error {
+			if n == 2 {
+				return broken
+			}
+			return nil
+		}, requests: 3, took: time.Second},
+		"both fail":  {hang: first, answer: func(int64) error { return broken }, want: "broken", requests: 3, took: time.Second},
+		"both panic": {hang: first, answer: func(int64) error { panic("bits flipped") }, want: "panic: bits flipped", requests: 3, took: time.Second},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			m, out := &members{hang: c.hang, err: c.err}, &example.Pod{}
+			m, out := &members{hang: c.hang, answer: c.answer}, &example.Pod{}
 			p, began := make(Places, 1), time.Now()
 			err := p.Get(t.Context(), m, "a", storage.GetOptions{}, out)
-			if !errors.Is(err, c.err) || c.err == nil && out.Name != "a" {
+			if fmt.Sprint(err) != cmp.Or(c.want, "<nil>") || c.want == "" && out.Name != "a" {
 				t.Errorf("%s: %v, %q", name, err, out.Name)
 			}
 			synctest.Wait() // the answer may precede the second request
