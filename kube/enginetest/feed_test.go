@@ -4,23 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"net"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/status"
 
 	"github.com/stratakube/strata/etcdfeed"
 	"github.com/stratakube/strata/etcdsource"
@@ -291,114 +283,6 @@ func short(value []byte) string {
 	return string(value)
 }
 
-// TestFeedServer_RequestsOutsideContract_AreRefused: writes and keys outside the prefix are refused with an error that says so, and change nothing.
-func TestFeedServer_RequestsOutsideContract_AreRefused(t *testing.T) {
-	etcd, prefix := open(t)
-	put(t, etcd, prefix+"key", "value")
-	f := serveFeed(t, etcd, prefix, etcdfeed.Options{})
-	client := connect(t, f.socket)
-	ctx := contextFor(t)
-	for name, request := range map[string]func() error{
-		"put":    func() error { _, err := client.Put(ctx, prefix+"key", "other"); return err },
-		"delete": func() error { _, err := client.Delete(ctx, prefix+"key"); return err },
-		"txn": func() error {
-			_, err := client.Txn(ctx).Then(clientv3.OpTxn(nil, []clientv3.Op{clientv3.OpPut(prefix+"key", "other")}, nil)).Commit()
-			return err
-		},
-		"compact":   func() error { _, err := client.Compact(ctx, 1); return err },
-		"lease":     func() error { _, err := client.Grant(ctx, 60); return err },
-		"other key": func() error { _, err := client.Get(ctx, "/elsewhere"); return err },
-		"all keys":  func() error { _, err := client.Get(ctx, "\x00", clientv3.WithFromKey()); return err },
-		"wider":     func() error { _, err := client.Get(ctx, prefix, clientv3.WithRange("\xff")); return err },
-	} {
-		err := request()
-		var known rpctypes.EtcdError
-		if errors.As(err, &known) || status.Code(err) != codes.PermissionDenied {
-			t.Errorf("%s: %v, want PermissionDenied", name, err)
-		}
-	}
-	if resp := <-client.Watch(ctx, "/elsewhere", clientv3.WithPrefix()); resp.Err() == nil || !strings.Contains(resp.Err().Error(), "is refused") {
-		t.Errorf("a watch outside the prefix: %v", resp.Err())
-	}
-	sameRange(t, client, etcd, prefix, clientv3.WithPrefix())
-}
-
-// TestFeedServer_WatchOfCompactionKey_IsAnsweredWithoutEtcd: a feed has no watch of the compaction key. A client that requests one learns that its revision is
-// compacted, or that there are no events.
-func TestFeedServer_WatchOfCompactionKey_IsAnsweredWithoutEtcd(t *testing.T) {
-	e := newEtcd(t)
-	e.run(t)
-	var followed atomic.Int64 // watches of etcd for compactions
-	etcd := connect(t, e.socket(), grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string,
-		stream grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-		if md, _ := metadata.FromOutgoingContext(ctx); slices.Contains(md.Get("strata-stream"), "compaction") {
-			followed.Add(1)
-		}
-		return stream(ctx, desc, conn, method, opts...)
-	}))
-	const prefix = "/registry/"
-	first := put(t, etcd, prefix+"key", "0")
-	compacted := put(t, etcd, prefix+"key", "1")
-	f := serveFeed(t, etcd, prefix, etcdfeed.Options{})
-	f.mirror.Compact(compacted)
-	client := connect(t, f.socket)
-	ctx, cancel := context.WithCancel(contextFor(t))
-	defer cancel()
-	other := client.Watch(ctx, prefix, clientv3.WithPrefix(), clientv3.WithCreatedNotify()) // of the same stream
-	if resp := <-other; !resp.Created {
-		t.Fatalf("a watch of the prefix: %+v", resp)
-	}
-	for range 2 {
-		resp := <-client.Watch(ctx, etcdsource.CompactionKey, clientv3.WithRev(first))
-		if resp.CompactRevision != compacted || !errors.Is(resp.Err(), rpctypes.ErrCompacted) {
-			t.Errorf("a watch from %d: %+v (%v), want compacted to %d", first, resp, resp.Err(), compacted)
-		}
-		for _, rev := range []mirror.Revision{0, compacted, compacted + 1} {
-			resp := <-client.Watch(ctx, etcdsource.CompactionKey, clientv3.WithRev(rev))
-			if resp.CompactRevision != 0 || resp.Err() == nil || !strings.Contains(resp.Err().Error(), "read the key instead") {
-				t.Errorf("a watch from %d: %+v (%v), want a refusal", rev, resp, resp.Err())
-			}
-		}
-	}
-	rev := put(t, etcd, prefix+"key", "2")
-	if resp := <-other; len(resp.Events) != 1 || resp.Events[0].Kv.ModRevision != rev {
-		t.Errorf("the other watch: %+v (%v), want revision %d", resp, resp.Err(), rev)
-	}
-	if n := followed.Load(); n != 0 {
-		t.Errorf("%d streams of etcd for compactions, want none", n)
-	}
-}
-
-// TestFeedServer_LogShorterThanHistory_CancelsWatchAsCompacted: a watch from before the log gets the revision from which it can continue, and a
-// mirror of the feed restores history from there.
-func TestFeedServer_LogShorterThanHistory_CancelsWatchAsCompacted(t *testing.T) {
-	etcd, prefix := open(t)
-	start := put(t, etcd, prefix+"key", "value")
-	f := serveFeed(t, etcd, prefix, etcdfeed.Options{LogBytes: 10_000})
-	for i := range 200 {
-		put(t, etcd, fmt.Sprintf("%smore/%d", prefix, i%10), "value")
-	}
-	catchUp(t, f.mirror)
-	client := connect(t, f.socket)
-	resp := <-client.Watch(contextFor(t), prefix, clientv3.WithPrefix(), clientv3.WithRev(start))
-	if !errors.Is(resp.Err(), rpctypes.ErrCompacted) || resp.CompactRevision <= start {
-		t.Fatalf("watch from %d: %v, compacted to %d", start, resp.Err(), resp.CompactRevision)
-	}
-	if _, err := client.Get(contextFor(t), prefix, clientv3.WithPrefix(), clientv3.WithRev(start)); !errors.Is(err, rpctypes.ErrCompacted) {
-		t.Errorf("range at %d: %v, want compacted", start, err)
-	}
-	oldest := resp.CompactRevision
-	m := newMirror(t, client, prefix, nil)
-	r := claim(t, m, prefix+"more/")
-	catchUp(t, m)
-	if err := r.WaitHistory(contextFor(t), oldest); err != nil {
-		t.Fatal(err)
-	}
-	if _, floor, err := r.Oldest(); err != nil || floor > oldest+1 {
-		t.Errorf("floor of the history %d (%v), want %d", floor, err, oldest)
-	}
-}
-
 // TestFeedServer_MirrorOfMirror_IsAsFreshAsEtcd: a read after a write, at a mirror of a mirror, sees it, without a relist.
 func TestFeedServer_MirrorOfMirror_IsAsFreshAsEtcd(t *testing.T) {
 	etcd, prefix := open(t)
@@ -466,60 +350,4 @@ func TestFeedServer_Compactions_ReachCompactorsBelow(t *testing.T) {
 	announced := put(t, etcd, prefix+"key", "2")
 	put(t, etcd, etcdsource.CompactionKey, fmt.Sprint(announced))
 	until(announced)
-}
-
-// TestFeedServer_ClientDoesNotRead_DelaysItselfOnly: a watch whose client does not read delays neither another one nor the mirror, and is canceled
-// with the compacted revision when the log has dropped its events.
-func TestFeedServer_ClientDoesNotRead_DelaysItselfOnly(t *testing.T) {
-	etcd, prefix := open(t)
-	start := put(t, etcd, prefix+"key", "value")
-	f := serveFeed(t, etcd, prefix, etcdfeed.Options{LogBytes: 1 << 20})
-	stalled, err := pb.NewWatchClient(connect(t, f.socket).ActiveConnection()).Watch(contextFor(t), grpc.MaxCallRecvMsgSize(math.MaxInt32))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := stalled.Send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: &pb.WatchCreateRequest{
-		Key: []byte(prefix), RangeEnd: []byte(clientv3.GetPrefixRangeEnd(prefix)), StartRevision: start + 1, Fragment: true,
-	}}}); err != nil {
-		t.Fatal(err)
-	}
-	if created, err := stalled.Recv(); err != nil || !created.Created || created.Canceled {
-		t.Fatalf("created: %v, %v", created, err)
-	}
-	live := connect(t, f.socket).Watch(contextFor(t), prefix, clientv3.WithPrefix(), clientv3.WithRev(start+1))
-	value := strings.Repeat("v", 100<<10)
-	var newest int64
-	for i := range 400 { // 40 MB: more than the windows of a connection and the log
-		newest = put(t, etcd, fmt.Sprintf("%skey-%d", prefix, i%10), value)
-		if i%5 == 0 {
-			eventsUntil(t, live, newest)
-		}
-	}
-	if got := catchUp(t, f.mirror); got < newest {
-		t.Errorf("the mirror is at %d, want %d", got, newest)
-	}
-	if n := f.server.Stats().LogBytes; n > 1<<20 {
-		t.Errorf("the log has %d bytes", n)
-	}
-	for last := start; ; {
-		resp, err := stalled.Recv()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if resp.Canceled {
-			if resp.CompactRevision <= last || resp.CompactRevision > newest {
-				t.Errorf("canceled with compacted revision %d after %d of %d", resp.CompactRevision, last, newest)
-			}
-			return
-		}
-		for _, e := range resp.Events {
-			if e.Kv.ModRevision <= last {
-				t.Fatalf("revision %d after %d", e.Kv.ModRevision, last)
-			}
-			last = e.Kv.ModRevision
-		}
-		if last >= newest {
-			t.Fatal("all events arrived, though the client did not read")
-		}
-	}
 }
