@@ -341,10 +341,8 @@ func TestReload_DuringDecryption_ValueIsNotCached(t *testing.T) {
 	f.create(t, newPod("one"))
 	f.catchUp(t)
 	e, _ := mustLatest(t, s).Get(etcdKey(newPod("one")))
-	set, ok := objects.ParseShardSet(shardOf(namespaceField, 0, 1))
-	if !ok {
-		t.Fatal("no shard set")
-	}
+	shardGate(t)
+	set := s.view.CurrentGeneration().Selector(ofShard(shardOf(namespaceField, 0, 1))).Shard
 	// Concurrent reads of these wait for the one that does the work, until their requests end.
 	oneReader := map[string]bool{"shard": true}
 	reads := map[string]func(ctx context.Context) error{

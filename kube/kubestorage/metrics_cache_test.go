@@ -45,10 +45,11 @@ func TestCacheMetrics_OfEvents_CountThem(t *testing.T) {
 	nextPod(t, w, watch.Modified)
 	f.remove(t, newPod("b"))
 	last := nextPod(t, w, watch.Deleted)
-	f.cluster.cache.Report()
-
+	eventually(t, "the events are reported", func() bool {
+		n, _ := series(t, "apiserver_watch_cache_events_dispatched_total", pods)
+		return n == 5
+	})
 	requireSeries(t, 5, "apiserver_watch_cache_events_received_total", pods)
-	requireSeries(t, 5, "apiserver_watch_cache_events_dispatched_total", pods)
 	requireSeries(t, 1, "apiserver_watch_cache_initializations_total", pods)
 	requireSeries(t, 1, "apiserver_watch_cache_initialization_duration_seconds", pods)
 	requireSeries(t, 5, "watch_cache_capacity", pods)

@@ -33,7 +33,7 @@ func fillPods(t testing.TB, f *fixture, n int) {
 
 // newRepresentation returns a representation of the objects of a store, or of a type that embeds one.
 func newRepresentation(s interface{ generation() *objects.Generation }, encode encoded.ItemEncoder, splice encoded.Splicer) *encoded.Representation {
-	return encoded.New(s.generation(), encoded.Format{Encode: encode, Splice: splice})
+	return encoded.Of(s.generation(), new(int), encoded.Format{Encode: encode, Splice: splice})
 }
 
 func (s *Store) generation() *objects.Generation { return s.view.CurrentGeneration() }

@@ -267,7 +267,7 @@ func TestShards_OfManySelectors_AreBounded(t *testing.T) {
 			t.Fatal("the shard has no tree")
 		}
 		r.Close()
-		set, _ := objects.ParseShardSet(sel)
+		set := s.view.CurrentGeneration().Selector(ofShard(sel)).Shard
 		if s.selections.KnownShard(set) == nil {
 			t.Fatalf("the shard of the last read was evicted")
 		}

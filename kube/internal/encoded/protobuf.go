@@ -14,8 +14,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// ProtobufPreamble begins every protobuf message that Kubernetes sends.
-var ProtobufPreamble = []byte("k8s\x00")
+// protobufPreamble begins every protobuf message that Kubernetes sends.
+var protobufPreamble = []byte("k8s\x00")
 
 // UnknownRaw is the tag of runtime.Unknown.Raw.
 const UnknownRaw = 2<<3 | 2
@@ -26,7 +26,7 @@ const ItemsTag = 2<<3 | 2
 // OpenUnknown splits an encoded runtime.Unknown into the bytes of its Raw field, the bytes before
 // that field's tag, and the bytes after the field.
 func OpenUnknown(data []byte) (raw, before, after []byte, err error) {
-	rest, ok := bytes.CutPrefix(data, ProtobufPreamble)
+	rest, ok := bytes.CutPrefix(data, protobufPreamble)
 	for ok && len(rest) > 0 {
 		tag, n := binary.Uvarint(rest)
 		if n <= 0 || tag&7 != 2 { // all its fields are delimited by a length
@@ -114,7 +114,7 @@ func Envelope(gvk schema.GroupVersionKind) (before, after []byte) {
 	if err != nil {
 		panic(err) // cannot happen: no field of u can fail to marshal
 	}
-	_, before, after, err = OpenUnknown(append(bytes.Clone(ProtobufPreamble), data...))
+	_, before, after, err = OpenUnknown(append(bytes.Clone(protobufPreamble), data...))
 	if err != nil {
 		panic(err)
 	}

@@ -51,7 +51,7 @@ func TestSpliceItem_StoredProtobuf_EqualsEncodedItem(t *testing.T) {
 	for _, pod := range protobufPods() {
 		stored := storedProtobuf(t, pod)
 		var u runtime.Unknown
-		if err := u.Unmarshal(stored[len(ProtobufPreamble):]); err != nil || u.Kind != "Pod" {
+		if err := u.Unmarshal(stored[len(protobufPreamble):]); err != nil || u.Kind != "Pod" {
 			t.Fatalf("the envelope is of %q: %v", u.Kind, err)
 		}
 		sent := pod.DeepCopy()

@@ -60,15 +60,15 @@ type Representation struct {
 	framing   flight.Group[*atomic.Pointer[Frame], *Frame]
 }
 
-// New returns a representation of a generation's objects. Close it after use.
-func New(g *objects.Generation, f Format) *Representation {
+// newRepresentation returns a representation of a generation's objects. Close it after use.
+func newRepresentation(g *objects.Generation, f Format) *Representation {
 	return &Representation{gen: g, format: f, blocks: g.Blocks(), memoKey: &memo.Key{}, deletedItemKey: &memo.Key{}}
 }
 
 // Of returns the generation's representation of a name, which must be comparable. It is made in the format f on the first
 // call, and closed with the generation.
 func Of(g *objects.Generation, name any, f Format) *Representation {
-	return g.Derived(name, func() objects.Derived { return New(g, f) }).(*Representation)
+	return g.Derived(name, func() objects.Derived { return newRepresentation(g, f) }).(*Representation)
 }
 
 // Close drops the cached items, as their entries are replaced or deleted.

@@ -29,7 +29,7 @@ func newRep(t testing.TB, c *podtest.Cluster, f Format) *Representation {
 	if f.Encode == nil {
 		f.Encode = podItem
 	}
-	rep := New(c.View.CurrentGeneration(), f)
+	rep := newRepresentation(c.View.CurrentGeneration(), f)
 	t.Cleanup(rep.Close)
 	return rep
 }

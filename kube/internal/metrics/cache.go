@@ -115,16 +115,16 @@ func (c *Cache) Run(ctx context.Context) {
 	for {
 		select {
 		case <-tick.C:
-			c.Report()
+			c.report()
 		case <-ctx.Done():
-			c.Report()
+			c.report()
 			return
 		}
 	}
 }
 
-// Report adds the events since the last call. Cost is O(resources).
-func (c *Cache) Report() {
+// report adds the events since the last call. Cost is O(resources).
+func (c *Cache) report() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	clock := c.mirror.PublishedRevision()

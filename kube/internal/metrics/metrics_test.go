@@ -69,7 +69,7 @@ func TestCache_Events_AreCountedOnce(t *testing.T) {
 		c.CatchUp(t)
 		podtest.Eventually(t, "the mirror counts the event", func() bool { return c.Resource.Stats().Published == int64(i+1) })
 		for range 2 {
-			cache.Report()
+			cache.report()
 			require(t, want, "apiserver_watch_cache_events_received_total", r)
 			require(t, want, "apiserver_watch_cache_events_dispatched_total", r)
 			require(t, want, "watch_cache_capacity", r)
@@ -100,7 +100,7 @@ func TestCacheMetrics_OfFailedLists_CountErrors(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		cache, failures := NewCache(m), pods.Stats().LoadFailures
 		cache.Add(pods, r)
-		if cache.Report(); failures == 0 {
+		if cache.report(); failures == 0 {
 			t.Error("no list has failed")
 		}
 		require(t, float64(failures), "apiserver_watch_cache_initialization_errors_total", r)

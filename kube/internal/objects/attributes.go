@@ -128,8 +128,8 @@ func (g *Generation) keepAttributes(e *mirror.Entry, obj runtime.Object) (*Attri
 
 func newAttributes(l labels.Set, f FieldSet, m metav1.Object) *Attributes {
 	a := &Attributes{Labels: newSet(l), Fields: f}
-	a.hashes[ByUID] = hashField(string(m.GetUID()))
-	a.hashes[ByNamespace] = hashField(m.GetNamespace())
+	a.hashes[byUID] = hashField(string(m.GetUID()))
+	a.hashes[byNamespace] = hashField(m.GetNamespace())
 	return a
 }
 

@@ -26,7 +26,7 @@ type Selector struct {
 func (g *Generation) Selector(pred storage.SelectionPredicate) Selector {
 	s := Selector{Generation: g, Predicate: pred}
 	if pred.ShardSelector != nil && !pred.ShardSelector.Empty() && utilfeature.DefaultFeatureGate.Enabled(features.ShardedListAndWatch) {
-		if set, ok := ParseShardSet(pred.ShardSelector); ok {
+		if set, ok := parseShardSet(pred.ShardSelector); ok {
 			s.Shard = set
 		} else {
 			s.NeedsObject = true
@@ -36,9 +36,6 @@ func (g *Generation) Selector(pred storage.SelectionPredicate) Selector {
 	s.All = s.Plain && s.Shard == nil
 	return s
 }
-
-// Sharded reports whether the request has a shard selector.
-func (s *Selector) Sharded() bool { return s.Shard != nil || s.NeedsObject }
 
 // Matches reports whether the entry's object matches. Errors are those of Decode; without a
 // selector the entry is not decoded.

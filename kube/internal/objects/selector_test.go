@@ -58,7 +58,7 @@ func TestSelector_LabelsAndFields_DecodeOnce(t *testing.T) {
 		want, decoded int
 	}{{"", "", 100, 0}, {"tier=3", "", 10, 100}, {"tier=3", "spec.nodeName=node-3", 5, 0}, {"tier notin (3,4)", "metadata.name!=pod-000", 79, 0}, {"!tier", "", 0, 0}} {
 		sel := gen.Selector(podtest.Selecting(t, s.label, s.field))
-		if sel.All != (s.label+s.field == "") || sel.Plain != sel.All || sel.Sharded() {
+		if sel.All != (s.label+s.field == "") || sel.Plain != sel.All || sel.Shard != nil {
 			t.Errorf("%q %q: all %t, plain %t", s.label, s.field, sel.All, sel.Plain)
 		}
 		if n := c.Decoded(func() {
@@ -91,8 +91,8 @@ func TestSelector_Shards_MatchAsUpstream(t *testing.T) {
 		pred := storage.Everything
 		pred.ShardSelector = shards("object.metadata.uid", "0x8000000000000000")
 		sel := gen.Selector(pred)
-		if sel.Sharded() != on || sel.All == on || !sel.Plain {
-			t.Errorf("gate %t: sharded %t, all %t, plain %t", on, sel.Sharded(), sel.All, sel.Plain)
+		if (sel.Shard != nil) != on || sel.All == on || !sel.Plain {
+			t.Errorf("gate %t: sharded %t, all %t, plain %t", on, sel.Shard != nil, sel.All, sel.Plain)
 		}
 		var want []string
 		for e := range c.Latest(t).All("", "") {
@@ -112,7 +112,7 @@ func TestSelector_Shards_MatchAsUpstream(t *testing.T) {
 	}
 	pred := storage.Everything
 	pred.ShardSelector = shards("object.metadata.unknown", "0x0000000000000000")
-	if sel := c.View.CurrentGeneration().Selector(pred); !sel.NeedsObject || sel.Plain || !sel.Sharded() {
+	if sel := c.View.CurrentGeneration().Selector(pred); !sel.NeedsObject || sel.Plain || sel.Shard != nil {
 		t.Errorf("a selector of another key: %+v", sel)
 	}
 }

@@ -13,8 +13,8 @@ import (
 type ShardKey uint8
 
 const (
-	ByUID ShardKey = iota
-	ByNamespace
+	byUID ShardKey = iota
+	byNamespace
 
 	ShardKeys // the number of keys
 )
@@ -30,16 +30,16 @@ type ShardSet struct {
 	Name string
 }
 
-// ParseShardSet returns the set of a selector, or false if the selector has another key than metadata.uid or
+// parseShardSet returns the set of a selector, or false if the selector has another key than metadata.uid or
 // metadata.namespace, both of them, or a malformed hash: it then has to be evaluated on objects.
-func ParseShardSet(sel sharding.Selector) (*ShardSet, bool) {
+func parseShardSet(sel sharding.Selector) (*ShardSet, bool) {
 	s := &ShardSet{}
 	for i, req := range sel.Requirements() {
-		key := ByUID
+		key := byUID
 		switch req.Key {
 		case "object.metadata.uid":
 		case "object.metadata.namespace":
-			key = ByNamespace
+			key = byNamespace
 		default:
 			return nil, false
 		}

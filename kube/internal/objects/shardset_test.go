@@ -49,7 +49,7 @@ func TestShardSet_Matches_EqualsUpstream(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		set, ok := ParseShardSet(sel)
+		set, ok := parseShardSet(sel)
 		if !ok {
 			for _, r := range reqs {
 				if r.Start == endOfHashes {
@@ -83,7 +83,7 @@ func TestShardSet_UnusualSelector_UsesUpstream(t *testing.T) {
 		{{Key: uidField, Start: "0x0000000000000000", End: "0xff"}},
 		{{Key: uidField, Start: "0x0000000000000000", End: endOfHashes}, {Key: namespaceField, Start: "0x0000000000000000", End: endOfHashes}},
 	} {
-		if set, ok := ParseShardSet(sharding.NewSelector(reqs...)); ok {
+		if set, ok := parseShardSet(sharding.NewSelector(reqs...)); ok {
 			t.Errorf("%v is parsed as %v", reqs, set)
 		}
 	}

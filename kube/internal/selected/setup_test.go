@@ -15,7 +15,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/apis/example"
 	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
+	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	featuregatetesting "k8s.io/component-base/featuregate/testing"
 
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/podtest"
@@ -47,6 +50,7 @@ func involvedAttrs(obj runtime.Object) (labels.Set, fields.Set, error) {
 // newFixture returns the selections of no pods. Their involved objects are eager fields, as those of events are.
 func newFixture(t testing.TB, change ...func(*podtest.Options)) *fixture {
 	t.Helper()
+	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.ShardedListAndWatch, true)
 	f := &fixture{}
 	attrs := func(o *podtest.Options) { o.Config.GetAttrs = involvedAttrs }
 	rotated := func(o *podtest.Options) {

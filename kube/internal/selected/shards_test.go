@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/sharding"
 	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/podtest"
@@ -37,8 +38,10 @@ func shardOf(t testing.TB, key string, i, n int) (sharding.Selector, *objects.Sh
 func shardFrom(t testing.TB, key, start, end string) (sharding.Selector, *objects.ShardSet) {
 	t.Helper()
 	sel := sharding.NewSelector(sharding.ShardRangeRequirement{Key: key, Start: start, End: end})
-	set, ok := objects.ParseShardSet(sel)
-	if !ok {
+	pred := storage.Everything
+	pred.ShardSelector = sel
+	set := (&objects.Generation{}).Selector(pred).Shard
+	if set == nil {
 		t.Fatalf("%s is no set", sel)
 	}
 	return sel, set
