@@ -45,6 +45,7 @@ const (
 	flagPrimary       = "primary"
 	flagPrimaryCAFile = "primary-ca-file"
 	flagDelegateAuth  = "delegate-auth"
+	flagAlwaysAllow   = "insecure-always-allow"
 	flagReadFrom      = "read-from"
 	flagFeedAddress   = "feed-bind-address"
 	flagFeedCAFile    = "feed-client-ca-file"
@@ -55,6 +56,7 @@ type server struct {
 	primaryURLs   []string
 	primaryCAFile string
 	delegateAuth  bool
+	alwaysAllow   bool
 	readFrom      string
 
 	options   options.CompletedOptions
@@ -98,6 +100,8 @@ func (s *server) AddFlags(own *pflag.FlagSet) {
 		"Without it the system's authorities verify them.")
 	own.BoolVar(&s.delegateAuth, flagDelegateAuth, false, "Let the API servers of --primary authenticate tokens (TokenReview) and authorize reads (SubjectAccessReview); "+
 		"answers are used for 10s. Client certificates are verified with --client-ca-file. Flags of authorization and of service accounts must not be set.")
+	own.BoolVar(&s.alwaysAllow, flagAlwaysAllow, false, "Accept the authorizer AlwaysAllow in --authorization-mode or --authorization-config: every authenticated user can then read everything, "+
+		"Secrets included. Without this flag the start fails.")
 	own.StringVar(&s.readFrom, flagReadFrom, "", "URL of the one member of etcd to read from, in place of --etcd-servers. It must vote: a learner refuses watches.")
 	own.StringVar(&s.feed.address, flagFeedAddress, "", "host:port at which other replicas can read in place of etcd, with this URL as their --etcd-servers. "+
 		"The certificate is that of the server. Requires --feed-client-ca-file; without both nothing listens.")
@@ -140,6 +144,9 @@ func (s *server) Options(ctx context.Context, flags *pflag.FlagSet, o *options.S
 			return err
 		}
 		s.reviews.anonymous = o.Authentication.Anonymous.Allow
+	}
+	if err := checkAuthorization(o.Authorization, s.alwaysAllow); err != nil {
+		return err
 	}
 	if s.readFrom != "" {
 		if u, err := url.Parse(s.readFrom); err != nil || u.Host == "" || strings.Contains(s.readFrom, ",") {

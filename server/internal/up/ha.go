@@ -236,8 +236,19 @@ func (p *haPlane) replicaSpec(replica haProcess) (supervise.Spec, error) {
 	for _, server := range p.layout.Servers {
 		primaries = append(primaries, server.url())
 	}
-	return p.readSpec(replica, "replica", "", "--primary="+strings.Join(primaries, ","), "--primary-ca-file="+p.files.CA,
+	more := append(sameAuthorization(p.serverFlags), "--primary="+strings.Join(primaries, ","), "--primary-ca-file="+p.files.CA,
 		"--proxy-client-cert-file="+p.haFiles.Replica, "--proxy-client-key-file="+p.haFiles.Replica)
+	return p.readSpec(replica, "replica", "", more...)
+}
+
+// sameAuthorization returns the flag with which a replica accepts every authorizer, if the user
+// names the authorizers. They are then the same on the API servers, so that a replica permits no
+// read that an API server refuses.
+func sameAuthorization(extra []string) []string {
+	if setsFlag(extra, "authorization-mode") {
+		return []string{"--insecure-always-allow"}
+	}
+	return nil
 }
 
 // readSpec describes an API server or a replica: a command with the flags of `strata apiserver`, and more.

@@ -163,3 +163,11 @@ func ended(pid int) bool {
 	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	return err != nil || strings.Contains(string(stat), ") Z ")
 }
+
+func TestSameAuthorization_ModeOfTheUser_IsAcceptedByReplicas(t *testing.T) {
+	for extra, want := range map[string]string{"": "", "--v=2": "", "--authorization-mode=AlwaysAllow": "--insecure-always-allow", "--authorization_mode=RBAC": "--insecure-always-allow"} {
+		if got := strings.Join(sameAuthorization(strings.Fields(extra)), " "); got != want {
+			t.Errorf("%q: flags %q, want %q", extra, got, want)
+		}
+	}
+}
