@@ -5,31 +5,56 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"mime"
 	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/rest"
 )
 
 // resourcePath is the path of a request for a resource.
 type resourcePath struct {
-	list        string // the path of the list
+	list        string // the path of the list: its segments are DNS names
 	group       schema.GroupResource
 	name        string
 	subresource string
 }
 
-// parsePath returns the resource of a path, or false for other paths.
-func parsePath(path string) (resourcePath, bool) {
-	parts := strings.Split(strings.Trim(path, "/"), "/")
+// segments returns the decoded segments of the path of a request target, or false unless the path is clean: it begins with one slash, and
+// has no empty segment, no segment "." or "..", and neither a backslash nor an encoded dot, slash, backslash, percent sign or control
+// character. The target is the request line's, which http.Server does not clean. One slash at the end is removed: some clients end the
+// paths of discovery with one, which slash reports.
+func segments(target string) (parts []string, slash, ok bool) {
+	path, _, _ := strings.Cut(target, "?")
+	path, ok = strings.CutPrefix(path, "/") // otherwise it is an absolute URI, or *
+	if !ok || path == "" {
+		return nil, false, false
+	}
+	path, slash = strings.CutSuffix(path, "/")
+	for raw := range strings.SplitSeq(path, "/") {
+		part, err := url.PathUnescape(raw)
+		switch {
+		case err != nil, part == "", part == ".", part == "..", strings.ContainsFunc(part, unicode.IsControl), strings.ContainsAny(part, `/\%`),
+			strings.Count(part, ".") != strings.Count(raw, "."):
+			return nil, false, false
+		}
+		parts = append(parts, part)
+	}
+	return parts, slash, true
+}
+
+// parsePath returns the resource of the segments of a path, or false for other paths.
+func parsePath(parts []string) (resourcePath, bool) {
 	var p resourcePath
 	var prefix int // the number of parts before the resource
 	switch {
@@ -44,6 +69,9 @@ func parsePath(path string) (resourcePath, bool) {
 	if rest[0] == "namespaces" && len(rest) > 2 && rest[2] != "status" && rest[2] != "finalize" {
 		prefix, rest = prefix+2, rest[2:]
 	}
+	if slices.ContainsFunc(parts[:prefix+1], isNoDNSName) {
+		return p, false
+	}
 	p.group.Resource = rest[0]
 	p.list = "/" + strings.Join(parts[:prefix+1], "/")
 	if len(rest) > 1 {
@@ -53,40 +81,61 @@ func parsePath(path string) (resourcePath, bool) {
 	return p, true
 }
 
-// passed are the paths, besides those of resources, that the server of the present answers: discovery, schemas and versions.
-func passed(path string) bool {
-	for _, root := range []string{"/api", "/apis", "/openapi", "/version"} {
-		if path == root || strings.HasPrefix(path, root+"/") {
-			return true
-		}
+func isNoDNSName(part string) bool { return len(validation.IsDNS1123Subdomain(part)) > 0 }
+
+// discovery reports whether the server of the present answers a path: discovery, schemas, the version and the state of the server.
+func discovery(parts []string) bool {
+	if slices.ContainsFunc(parts[1:], func(part string) bool {
+		return isNoDNSName(part) && part != ".well-known" && part != "openid-configuration"
+	}) {
+		return false
 	}
-	return path == "/healthz" || path == "/livez" || path == "/readyz"
+	switch parts[0] {
+	case "api":
+		return len(parts) <= 2
+	case "apis":
+		return len(parts) <= 3
+	case "openapi":
+		return len(parts) == 2 && parts[1] == "v2" || len(parts) >= 2 && len(parts) <= 5 && parts[1] == "v3"
+	case "version", "healthz", "livez", "readyz":
+		return len(parts) == 1
+	}
+	return false
 }
+
+// discoveryParams are the parameters of discovery, schemas and health checks. Others are not passed on, such as watch, whose answer
+// would have no end.
+var discoveryParams = []string{"exclude", "hash", "pretty", "timeout", "verbose"}
 
 func (s *pastServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if !s.authorized(req) {
 		fail(w, apierrors.NewUnauthorized("the token is not that of the kubeconfig that the replay has written"))
 		return
 	}
-	if req.Method != http.MethodGet && req.Method != http.MethodHead {
-		w.Header().Set("Allow", "GET, HEAD")
+	if req.Method != http.MethodGet {
+		w.Header().Set("Allow", http.MethodGet)
 		fail(w, &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: http.StatusMethodNotAllowed,
 			Reason: metav1.StatusReasonMethodNotAllowed, Message: fmt.Sprintf("%s is refused: the past is read-only; write to %s", req.Method, s.host)}})
 		return
 	}
-	p, ok := parsePath(req.URL.Path)
-	if !ok {
-		if !passed(req.URL.Path) {
-			fail(w, unavailable("%s has no past", req.URL.Path))
-			return
-		}
-		s.pass(w, req)
+	parts, slash, clean := segments(req.RequestURI)
+	if clean && discovery(parts) {
+		s.pass(w, req, "/"+strings.Join(parts, "/"))
+		return
+	}
+	var p resourcePath
+	isResource := false
+	if clean && !slash {
+		p, isResource = parsePath(parts)
+	}
+	if !isResource {
+		fail(w, unavailable("%s has no past", req.URL.Path))
 		return
 	}
 	accept := jsonForms(req.Header.Values("Accept"))
 	query := req.URL.Query()
 	switch {
-	case p.group.Resource == "watch" || p.subresource != "" && p.subresource != "status":
+	case p.group.Resource == "watch" || p.group.Resource == "proxy" || p.subresource != "" && p.subresource != "status":
 		fail(w, unavailable("%s has no past: GET, LIST and WATCH of whole objects have", req.URL.Path))
 	case accept == "":
 		fail(w, &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: http.StatusNotAcceptable,
@@ -140,10 +189,12 @@ func jsonForms(headers []string) string {
 	return strings.Join(forms, ",")
 }
 
-// pass answers with the server's answer.
-func (s *pastServer) pass(w http.ResponseWriter, req *http.Request) {
-	r := s.rest.Get().AbsPath(req.URL.Path).SetHeader("Accept", strings.Join(req.Header.Values("Accept"), ","))
-	result := params(r, req.URL.Query()).Do(req.Context())
+// pass answers with the server's answer for a path of discovery.
+func (s *pastServer) pass(w http.ResponseWriter, req *http.Request, path string) {
+	r := s.rest.Get().AbsPath(path).SetHeader("Accept", strings.Join(req.Header.Values("Accept"), ","))
+	query := req.URL.Query()
+	maps.DeleteFunc(query, func(key string, _ []string) bool { return !slices.Contains(discoveryParams, key) })
+	result := params(r, query).Do(req.Context())
 	data, err := raw(result)
 	if err != nil {
 		fail(w, err)

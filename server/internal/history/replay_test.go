@@ -84,7 +84,7 @@ func TestParsePath_Paths_HaveTheirResource(t *testing.T) {
 		"/api/v1/namespaces":                        "/api/v1/namespaces namespaces  ",
 		"/api/v1/namespaces/a":                      "/api/v1/namespaces namespaces a ",
 		"/api/v1/namespaces/a/status":               "/api/v1/namespaces namespaces a status",
-		"/api/v1/namespaces/a/pods/":                "/api/v1/namespaces/a/pods pods  ",
+		"/api/v1/namespaces/a/pods":                 "/api/v1/namespaces/a/pods pods  ",
 		"/api/v1/namespaces/a/pods/b":               "/api/v1/namespaces/a/pods pods b ",
 		"/api/v1/namespaces/a/services/b/proxy/x/y": "/api/v1/namespaces/a/services services b proxy/x/y",
 		"/apis/apps/v1/namespaces/a/deployments/b":  "/apis/apps/v1/namespaces/a/deployments deployments.apps b ",
@@ -93,10 +93,13 @@ func TestParsePath_Paths_HaveTheirResource(t *testing.T) {
 		"/api/v1":                                   "",
 		"/apis/apps/v1":                             "",
 		"/openapi/v3/apis/apps/v1":                  "",
-		"/":                                         "",
 	} {
 		got := ""
-		if p, ok := parsePath(path); ok {
+		parts, _, clean := segments(path)
+		if !clean {
+			t.Fatalf("%s is not clean", path)
+		}
+		if p, ok := parsePath(parts); ok {
 			got = strings.Join([]string{p.list, p.group.String(), p.name, p.subresource}, " ")
 		}
 		if got != want {
