@@ -49,7 +49,7 @@ the end of the window, and the server with Ctrl-C.`,
 	_ = cmd.RegisterFlagCompletionFunc("speed", cobra.FixedCompletions([]string{"1x", "10x", "100x", "max"}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.Flags().BoolVar(&o.serve, "serve", false, "serve the state of the replayed time, read-only, on this machine")
 	cmd.Flags().StringVar(&o.address, "listen", "127.0.0.1:0", "the loopback address of --serve; port 0 is a free one")
-	cmd.Flags().StringVar(&o.kubeconfig, "write-kubeconfig", "", "the file for the kubeconfig of --serve (a temporary file)")
+	cmd.Flags().StringVar(&o.kubeconfig, "write-kubeconfig", "", "a new file for the kubeconfig of --serve (a temporary file)")
 	return cmd
 }
 

@@ -79,7 +79,8 @@ func newPastServer(c *client, clock *clock, address string) (*pastServer, error)
 		token: base64.RawURLEncoding.EncodeToString(secret)}, nil
 }
 
-// writeKubeconfig writes a kubeconfig for the server, to a temporary file if path is "". remove deletes it.
+// writeKubeconfig writes a kubeconfig for the server, to a temporary file if path is "". It creates the file, with mode 0600: an existing
+// file or link is an error, because the file has a token of the user. remove deletes that file, unless path names another one by then.
 func (s *pastServer) writeKubeconfig(path, namespace string) (written string, remove func(), err error) {
 	const name = "strata-history"
 	config := clientcmdapi.NewConfig()
@@ -91,19 +92,51 @@ func (s *pastServer) writeKubeconfig(path, namespace string) (written string, re
 	if err != nil {
 		return "", nil, err
 	}
-	remove = func() { os.Remove(path) }
-	if path == "" {
-		dir, err := os.MkdirTemp("", "strata-history-")
+	if path != "" {
+		remove, err = createFile(path, data)
+		return path, remove, err
+	}
+	dir, err := os.MkdirTemp("", "strata-history-")
+	if err != nil {
+		return "", nil, fmt.Errorf("create a directory for the kubeconfig: %w", err)
+	}
+	path = filepath.Join(dir, "kubeconfig")
+	removeFile, err := createFile(path, data)
+	if err != nil {
+		os.Remove(dir)
+		return "", nil, err
+	}
+	return path, func() {
+		removeFile()
+		os.Remove(dir)
+	}, nil
+}
+
+// createFile creates the file of a kubeconfig. remove deletes it if path still names this file. The file is open until then, so that no
+// other file can have its identity.
+func createFile(path string, data []byte) (remove func(), err error) {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if errors.Is(err, os.ErrExist) {
+		return nil, fmt.Errorf("create the kubeconfig: %w; choose a name that does not exist with --write-kubeconfig", err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("create the kubeconfig: %w; choose another file with --write-kubeconfig", err)
+	}
+	remove = func() {
+		defer file.Close()
+		ours, err := file.Stat()
 		if err != nil {
-			return "", nil, fmt.Errorf("create a directory for the kubeconfig: %w", err)
+			return
 		}
-		path = filepath.Join(dir, "kubeconfig")
-		remove = func() { os.RemoveAll(dir) }
+		if named, err := os.Lstat(path); err == nil && os.SameFile(ours, named) {
+			os.Remove(path)
+		}
 	}
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		return "", nil, fmt.Errorf("write the kubeconfig: %w; choose another file with --write-kubeconfig", err)
+	if _, err := file.Write(data); err != nil {
+		remove()
+		return nil, fmt.Errorf("write the kubeconfig: %w; choose another file with --write-kubeconfig", err)
 	}
-	return path, remove, nil
+	return remove, nil
 }
 
 // run serves until ctx ends, and then ends open watches after the grace period.
