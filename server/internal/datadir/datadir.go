@@ -4,6 +4,7 @@ package datadir
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -51,10 +52,18 @@ type Dir struct {
 	lock *fileutil.LockedFile
 }
 
-// Open locks the directory at path, creating it with mode 0700 if it does not exist, and removes the permissions of other users
-// for all its content. A directory that is not empty and has no lock file is rejected, so that a mistyped path causes no
-// damage. Errors name the path and are complete sentences for the user.
+// Open locks the directory at path, creating it with mode 0700 if it does not exist, and removes
+// the permissions of other users for all its content. A directory that is not empty and has no lock
+// file is rejected, so that a mistyped path causes no damage. So is a directory of another owner,
+// or one with a file of another owner: that user could replace keys. Errors name the path and are
+// complete sentences for the user.
 func Open(path string) (*Dir, error) {
+	user := os.Geteuid()
+	return open(path, func(info fs.FileInfo) error { return CheckOwner(info, user) })
+}
+
+// open is Open with the check of owners.
+func open(path string, checkOwner func(fs.FileInfo) error) (*Dir, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
 		return nil, fmt.Errorf("data directory %s: %w", path, err)
@@ -78,12 +87,19 @@ func Open(path string) (*Dir, error) {
 			return nil, unusable(err)
 		}
 	}
+	info, err := os.Stat(abs)
+	if err != nil {
+		return nil, unusable(err)
+	}
+	if err := checkOwner(info); err != nil {
+		return nil, foreign(abs, err)
+	}
 	if d.lock, err = d.tryLock(os.O_RDWR | os.O_CREATE); err != nil {
 		return nil, err
 	}
-	if err := d.prepare(); err != nil {
+	if err := d.prepare(checkOwner); err != nil {
 		d.Close()
-		return nil, unusable(err)
+		return nil, err
 	}
 	return d, nil
 }
@@ -103,6 +119,11 @@ func CheckFree(path string) error {
 		return err
 	}
 	return lock.Close()
+}
+
+// foreign describes a file or directory of another owner, with the next step.
+func foreign(path string, err error) error {
+	return fmt.Errorf("data directory: %s: %w; choose another directory with --data-dir, or change the owner with chown -R", path, err)
 }
 
 // unusable describes an error of a file or directory, which the error names, with the next step.
@@ -133,33 +154,38 @@ func (d *Dir) tryLock(openFlags int) (*fileutil.LockedFile, error) {
 
 // prepare removes other users' permissions on the directory and writes the process id into the lock file, for
 // information.
-func (d *Dir) prepare() error {
+func (d *Dir) prepare(checkOwner func(fs.FileInfo) error) error {
 	if err := os.Chmod(d.Path, 0o700); err != nil {
-		return err
+		return unusable(err)
 	}
-	if err := d.close(); err != nil {
+	if err := d.close(checkOwner); err != nil {
 		return err
 	}
 	if err := d.lock.Truncate(0); err != nil {
-		return err
+		return unusable(err)
 	}
-	_, err := d.lock.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
-	return err
+	if _, err := d.lock.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0); err != nil {
+		return unusable(err)
+	}
+	return nil
 }
 
-// close removes other users' permissions on the content of the directory: keys may have been copied here with any mode. A file
-// of another owner is an error, unless this process may change its mode. Links are not followed.
-func (d *Dir) close() error {
+// close removes other users' permissions on the content of the directory: keys may have been copied
+// here with any mode. A file of another owner is an error. Links are not followed.
+func (d *Dir) close(checkOwner func(fs.FileInfo) error) error {
 	return filepath.WalkDir(d.Path, func(path string, entry os.DirEntry, err error) error {
-		if err != nil || !entry.IsDir() && !entry.Type().IsRegular() {
-			return err
+		if err != nil {
+			return unusable(err)
 		}
 		info, err := entry.Info()
 		if err != nil {
-			return err
+			return unusable(err)
+		}
+		if err := checkOwner(info); err != nil && path != d.Path { // Path may be a link
+			return foreign(path, err)
 		}
 		const others = 0o077
-		if info.Mode().Perm()&others == 0 {
+		if !entry.IsDir() && !entry.Type().IsRegular() || info.Mode().Perm()&others == 0 {
 			return nil
 		}
 		rel, err := filepath.Rel(d.Path, path)
@@ -167,7 +193,10 @@ func (d *Dir) close() error {
 			return err
 		}
 		d.Closed = append(d.Closed, rel)
-		return os.Chmod(path, info.Mode().Perm()&^others)
+		if err := os.Chmod(path, info.Mode().Perm()&^others); err != nil {
+			return unusable(err)
+		}
+		return nil
 	})
 }
 

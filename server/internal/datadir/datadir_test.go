@@ -1,7 +1,9 @@
 package datadir
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -9,7 +11,7 @@ import (
 	"testing"
 )
 
-func open(t *testing.T, path string) *Dir {
+func mustOpen(t *testing.T, path string) *Dir {
 	t.Helper()
 	d, err := Open(path)
 	if err != nil {
@@ -21,7 +23,7 @@ func open(t *testing.T, path string) *Dir {
 func TestOpen_MissingDirectory_IsNewOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "below", "data")
 	for i, wantNew := range []bool{true, false, false} {
-		d := open(t, path)
+		d := mustOpen(t, path)
 		if d.New != wantNew {
 			t.Errorf("open %d: New is %t", i, d.New)
 		}
@@ -35,7 +37,7 @@ func TestOpen_MissingDirectory_IsNewOnce(t *testing.T) {
 }
 
 func TestOpen_EmptyDirectory_IsNew(t *testing.T) {
-	d := open(t, t.TempDir())
+	d := mustOpen(t, t.TempDir())
 	defer d.Close()
 	if !d.New {
 		t.Error("an empty directory is not new")
@@ -44,7 +46,7 @@ func TestOpen_EmptyDirectory_IsNew(t *testing.T) {
 
 func TestOpen_AccessibleToOthers_RestrictsModes(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "data")
-	d := open(t, path)
+	d := mustOpen(t, path)
 	outside := filepath.Join(t.TempDir(), "outside")
 	for name, mode := range map[string]os.FileMode{outside: 0o644, d.join("private"): 0o600, d.Kubeconfig(): 0o644} {
 		if err := os.WriteFile(name, nil, mode); err != nil {
@@ -65,7 +67,7 @@ func TestOpen_AccessibleToOthers_RestrictsModes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, want := range [][]string{{"kubeconfig", "pki", "pki/key"}, nil} {
-		d := open(t, path)
+		d := mustOpen(t, path)
 		if !slices.Equal(d.Closed, want) {
 			t.Errorf("open %d: closed %q, want %q", i, d.Closed, want)
 		}
@@ -82,7 +84,7 @@ func TestOpen_AccessibleToOthers_RestrictsModes(t *testing.T) {
 
 func TestOpen_InUse_NamesProcess(t *testing.T) {
 	path := t.TempDir()
-	first := open(t, path)
+	first := mustOpen(t, path)
 	if _, err := Open(path); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("in use by another strata up (process %d)", os.Getpid())) {
 		t.Errorf("second open: %v", err)
 	}
@@ -95,7 +97,7 @@ func TestOpen_InUse_NamesProcess(t *testing.T) {
 	if err := CheckFree(path); err != nil {
 		t.Error(err)
 	}
-	open(t, path).Close()
+	mustOpen(t, path).Close()
 }
 
 func TestOpen_ForeignDirectory_IsRejectedUnchanged(t *testing.T) {
@@ -167,4 +169,56 @@ func TestCheckKind_DataOfOtherKind_NamesNextStep(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestOpen_DirectoryOfAnotherOwner_IsRefusedUnchanged(t *testing.T) {
+	path := t.TempDir()
+	if err := os.Chmod(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	stranger := os.Geteuid() + 1
+	d, err := open(path, func(info fs.FileInfo) error { return CheckOwner(info, stranger) })
+	if err == nil {
+		d.Close()
+		t.Fatal("opened")
+	}
+	want := fmt.Sprintf("%s: its owner is user %d, not user %d; choose another directory with --data-dir", path, os.Geteuid(), stranger)
+	if !strings.Contains(err.Error(), want) {
+		t.Errorf("error %v, want %q", err, want)
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o755 {
+		t.Errorf("mode %v (%v), want 0755 as before", info.Mode(), err)
+	}
+	if entries, err := os.ReadDir(path); err != nil || len(entries) > 0 {
+		t.Errorf("entries %v, %v; want none", entries, err)
+	}
+}
+
+func TestOpen_FileOfAnotherOwner_IsRefused(t *testing.T) {
+	path := t.TempDir()
+	d := mustOpen(t, path)
+	foreign := filepath.Join(d.PKI(), "ca.crt")
+	for _, err := range []error{os.Mkdir(d.PKI(), 0o700), os.WriteFile(foreign, nil, 0o600), os.Symlink(foreign, d.join("link")), d.Close()} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"pki", "pki/ca.crt", "link"} {
+		d, err := open(path, func(info fs.FileInfo) error {
+			if info.Name() == filepath.Base(name) {
+				return errors.New("of another owner")
+			}
+			return nil
+		})
+		if err == nil {
+			d.Close()
+			t.Errorf("%s: opened", name)
+		} else if want := filepath.Join(path, name) + ": of another owner; "; !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+		if err := CheckFree(path); err != nil {
+			t.Errorf("%s: the directory is locked: %v", name, err)
+		}
+	}
+	mustOpen(t, path).Close()
 }
