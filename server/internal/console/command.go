@@ -17,9 +17,9 @@ import (
 	"k8s.io/kubectl/pkg/scheme"
 )
 
-// NewCommand returns `strata console`. defaultKubeconfig returns the path of the kubeconfig that is used if the user names none, "" for
-// kubectl's rules.
-func NewCommand(defaultKubeconfig func() string) *cobra.Command {
+// NewCommand returns `strata console`. defaultKubeconfig returns the path of the kubeconfig that is
+// used if the user names none, "" for kubectl's rules. An error ends the command.
+func NewCommand(defaultKubeconfig func() (string, error)) *cobra.Command {
 	flags := genericclioptions.NewConfigFlags(true)
 	cmd := &cobra.Command{
 		Use:   "console",
@@ -32,7 +32,11 @@ there: the console then has the rights of your kubeconfig.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if *flags.KubeConfig == "" {
-				*flags.KubeConfig = defaultKubeconfig()
+				path, err := defaultKubeconfig()
+				if err != nil {
+					return err
+				}
+				*flags.KubeConfig = path
 			}
 			config, err := flags.ToRESTConfig()
 			if err != nil {

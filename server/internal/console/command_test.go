@@ -20,7 +20,7 @@ func command(t *testing.T, server string) (stdout string, err error) {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	cmd := NewCommand(func() string { return path })
+	cmd := NewCommand(func() (string, error) { return path, nil })
 	cmd.SetArgs(nil)
 	cmd.SetOut(&out)
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true

@@ -33,8 +33,9 @@ import (
 // Config is the environment of the commands.
 type Config struct {
 	genericiooptions.IOStreams
-	// DefaultKubeconfig returns a kubeconfig for users who name none, or "" for kubectl's rules. It may be nil.
-	DefaultKubeconfig func() string
+	// DefaultKubeconfig returns a kubeconfig for users who name none, or "" for kubectl's rules. An
+	// error ends the command. It may be nil.
+	DefaultKubeconfig func() (string, error)
 }
 
 // base is shared by all subcommands of one command.
@@ -129,7 +130,11 @@ func (b *base) commands() []*cobra.Command {
 // connect returns a client for the server of the user's flags.
 func (b *base) connect() (*client, error) {
 	if b.DefaultKubeconfig != nil && *b.flags.KubeConfig == "" && os.Getenv(clientcmd.RecommendedConfigPathEnvVar) == "" {
-		*b.flags.KubeConfig = b.DefaultKubeconfig()
+		path, err := b.DefaultKubeconfig()
+		if err != nil {
+			return nil, err
+		}
+		*b.flags.KubeConfig = path
 	}
 	if _, err := clientcmd.ParseTimeout(*b.flags.Timeout); err != nil {
 		return nil, cli.Misusef("--request-timeout %q: must be a duration such as 30s", *b.flags.Timeout)

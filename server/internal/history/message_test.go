@@ -67,13 +67,13 @@ func TestConnect_NoKubeconfig_IsNamedInErrors(t *testing.T) {
 	refused := &url.Error{Op: "Get", URL: "http://localhost:8080/api", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
 	const here = "run this in the working directory of strata up, or set STRATA_DATA"
 	for name, c := range map[string]struct {
-		kubeconfig     func() string
+		kubeconfig     func() (string, error)
 		server         string
 		hint, fromHere bool
 	}{
-		"strata history, no kubeconfig": {func() string { return "" }, "", true, true},
+		"strata history, no kubeconfig": {func() (string, error) { return "", nil }, "", true, true},
 		"plugin, no kubeconfig":         {nil, "", true, false},
-		"kubeconfig of strata up":       {func() string { return ours }, "", false, false},
+		"kubeconfig of strata up":       {func() (string, error) { return ours, nil }, "", false, false},
 		"address in a flag":             {nil, "http://127.0.0.1:1", false, false},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -31,7 +31,11 @@ func NewCommand() *cobra.Command {
 		// kubectl parses its flags, --help among them.
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if path := kubeconfig(args, os.Getenv); path != "" {
+			path, err := kubeconfig(args, os.Getenv, os.Geteuid())
+			if err != nil {
+				return err
+			}
+			if path != "" {
 				// In the environment, so that plugins find it too.
 				if err := os.Setenv(clientcmd.RecommendedConfigPathEnvVar, path); err != nil {
 					return err
@@ -66,29 +70,34 @@ func Run(args []string) {
 	}
 }
 
-// DefaultKubeconfig returns the path of the kubeconfig of `strata up`, or "" if the environment names a kubeconfig or the file does
-// not exist.
-func DefaultKubeconfig() string { return kubeconfig(nil, os.Getenv) }
+// DefaultKubeconfig returns the path of the kubeconfig of `strata up`, or "" if the environment
+// names a kubeconfig or the file does not exist. A file in the working directory that may not be
+// that of the user's `strata up` is an error.
+func DefaultKubeconfig() (string, error) { return kubeconfig(nil, os.Getenv, os.Geteuid()) }
 
-// kubeconfig returns the path of the kubeconfig of `strata up`. It returns "" if the arguments or the environment name a
-// kubeconfig, or if the file does not exist; kubectl then uses its usual rules.
-func kubeconfig(args []string, getenv func(string) string) string {
-	if getenv(clientcmd.RecommendedConfigPathEnvVar) != "" || namesKubeconfig(args) {
-		return ""
-	}
+// kubeconfig returns the path of the kubeconfig of `strata up`. It returns "" if the arguments or
+// the environment name a kubeconfig, or if the file does not exist; kubectl then uses its usual
+// rules. Unless the environment names the data directory, checkImplicit may refuse the file.
+func kubeconfig(args []string, getenv func(string) string, user int) (string, error) {
 	path, err := filepath.Abs(datadir.Kubeconfig(datadir.Default(getenv)))
-	if err != nil {
-		return ""
+	if err != nil || getenv(clientcmd.RecommendedConfigPathEnvVar) != "" || namesKubeconfig(args) {
+		return "", nil
 	}
-	if _, err := os.Stat(path); err != nil {
-		return ""
+	if _, err := os.Lstat(path); err != nil {
+		return "", nil
 	}
-	return path
+	if getenv(datadir.EnvVar) == "" {
+		if err := checkImplicit(path, user); err != nil {
+			return "", err
+		}
+	}
+	return path, nil
 }
 
-// missing returns the path of the kubeconfig of `strata up` if kubeconfig looked for it and it does not exist.
+// missing returns the path of the kubeconfig of `strata up` if kubeconfig looked for it and
+// returned "".
 func missing(args []string, getenv func(string) string) string {
-	if kubeconfig(args, getenv) != "" || getenv(clientcmd.RecommendedConfigPathEnvVar) != "" || namesKubeconfig(args) {
+	if getenv(clientcmd.RecommendedConfigPathEnvVar) != "" || namesKubeconfig(args) {
 		return ""
 	}
 	path, err := filepath.Abs(datadir.Kubeconfig(datadir.Default(getenv)))

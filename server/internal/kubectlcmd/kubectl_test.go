@@ -42,9 +42,9 @@ func TestKubeconfig_OfUp_HasLowestPrecedence(t *testing.T) {
 		"environment before data": {"get pods", map[string]string{"KUBECONFIG": "other", "STRATA_DATA": elsewhere}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := kubeconfig(strings.Fields(test.args), func(name string) string { return test.env[name] })
-			if got != test.want {
-				t.Errorf("kubeconfig %q, want %q", got, test.want)
+			got, err := kubeconfig(strings.Fields(test.args), func(name string) string { return test.env[name] }, os.Geteuid())
+			if got != test.want || err != nil {
+				t.Errorf("kubeconfig %q, %v, want %q", got, err, test.want)
 			}
 		})
 	}
