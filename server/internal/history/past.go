@@ -30,10 +30,11 @@ type resourcePath struct {
 	subresource string
 }
 
-// segments returns the decoded segments of the path of a request target, or false unless the path is clean: it begins with one slash, and
-// has no empty segment, no segment "." or "..", and neither a backslash nor an encoded dot, slash, backslash, percent sign or control
-// character. The target is the request line's, which http.Server does not clean. One slash at the end is removed: some clients end the
-// paths of discovery with one, which slash reports.
+// segments returns the decoded segments of the path of a request target, or false unless the path
+// is clean: it begins with one slash, and has no empty segment, no segment "." or "..", and neither
+// a backslash nor an encoded dot, slash, backslash, percent sign or control character. The target
+// is the request line's, which http.Server does not clean. One slash at the end is removed: some
+// clients end the paths of discovery with one, which slash reports.
 func segments(target string) (parts []string, slash, ok bool) {
 	path, _, _ := strings.Cut(target, "?")
 	path, ok = strings.CutPrefix(path, "/") // otherwise it is an absolute URI, or *
@@ -83,7 +84,8 @@ func parsePath(parts []string) (resourcePath, bool) {
 
 func isNoDNSName(part string) bool { return len(validation.IsDNS1123Subdomain(part)) > 0 }
 
-// discovery reports whether the server of the present answers a path: discovery, schemas, the version and the state of the server.
+// discovery reports whether the server of the present answers a path: discovery, schemas, the
+// version and the state of the server.
 func discovery(parts []string) bool {
 	if slices.ContainsFunc(parts[1:], func(part string) bool {
 		return isNoDNSName(part) && part != ".well-known" && part != "openid-configuration"
@@ -103,8 +105,8 @@ func discovery(parts []string) bool {
 	return false
 }
 
-// discoveryParams are the parameters of discovery, schemas and health checks. Others are not passed on, such as watch, whose answer
-// would have no end.
+// discoveryParams are the parameters of discovery, schemas and health checks. Others are not passed
+// on, such as watch, whose answer would have no end.
 var discoveryParams = []string{"exclude", "hash", "pretty", "timeout", "verbose"}
 
 func (s *pastServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
@@ -220,7 +222,9 @@ func params(r *rest.Request, query url.Values) *rest.Request {
 	return r
 }
 
-// read lists a path at a revision. The parameters of the query about revisions are replaced.
+// read lists a path at a revision, or continues a list. The parameters of the query about revisions
+// are replaced. An answer of the server of the present that is of another revision is an error: an
+// API that ignores revisions, or a continue token of a later one.
 func (s *pastServer) read(ctx context.Context, p resourcePath, query url.Values, accept string, revision int64) (media string, data []byte, err error) {
 	r := s.rest.Get().AbsPath(p.list).SetHeader("Accept", accept)
 	for key, values := range query {
@@ -228,16 +232,29 @@ func (s *pastServer) read(ctx context.Context, p resourcePath, query url.Values,
 			params(r, url.Values{key: values})
 		}
 	}
-	if query.Get("continue") == "" {
+	continued := query.Get("continue") != ""
+	if !continued {
 		r.Param("resourceVersion", strconv.FormatInt(revision, 10)).Param("resourceVersionMatch", string(metav1.ResourceVersionMatchExact))
 	}
 	if p.name != "" {
 		r.Param("fieldSelector", fields.OneTermEqualSelector("metadata.name", p.name).String())
 	}
 	result := r.Do(ctx)
-	data, err = raw(result)
+	if data, err = raw(result); err != nil {
+		return "", nil, err
+	}
+	var head struct {
+		Metadata metav1.ListMeta `json:"metadata"`
+	}
+	if err := json.Unmarshal(data, &head); err != nil {
+		return "", nil, fmt.Errorf("decode a list: %w", err)
+	}
+	answered, err := strconv.ParseInt(head.Metadata.ResourceVersion, 10, 64)
+	if err != nil || answered != revision && !(continued && answered <= revision) {
+		return "", nil, unavailable("%s has no past at revision %d: the server answered with resource version %q", p.list, revision, head.Metadata.ResourceVersion)
+	}
 	result.ContentType(&media)
-	return media, data, err
+	return media, data, nil
 }
 
 // revisionFor returns the revision at which a GET or a LIST is answered: that of the replayed time, or the requested one.

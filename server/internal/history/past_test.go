@@ -18,22 +18,24 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// presentServer is a server of the present that records the targets of its requests. It answers each with a list, and a watch with frames
-// until the client has gone.
+// presentServer is a server of the present that records the targets of its requests. It answers
+// each with a list, and a watch with frames until the client has gone.
 type presentServer struct {
 	*httptest.Server
+	revision string // of its lists
+
 	mu      sync.Mutex
 	targets []string
 }
 
-func newPresentServer(t *testing.T) *presentServer {
-	p := &presentServer{}
+func newPresentServer(t *testing.T, revision string) *presentServer {
+	p := &presentServer{revision: revision}
 	p.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		p.mu.Lock()
 		p.targets = append(p.targets, req.Method+" "+req.RequestURI)
 		p.mu.Unlock()
 		w.Header().Set("Content-Type", jsonMedia)
-		fmt.Fprintln(w, `{"kind":"ConfigMapList","apiVersion":"v1","items":[{"metadata":{"name":"x"}}]}`)
+		fmt.Fprintf(w, `{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":%q},"items":[{"metadata":{"name":"x"}}]}`, p.revision)
 		if req.URL.Query().Get("watch") == "true" {
 			w.(http.Flusher).Flush()
 			<-req.Context().Done()
@@ -52,7 +54,8 @@ func (p *presentServer) asked() []string {
 	return targets
 }
 
-// startPast serves revision 30 of the server of the present, and returns a function that sends a request line's target as it is.
+// startPast serves revision 30 of the server of the present, and returns a function that sends a
+// request line's target as it is.
 func startPast(t *testing.T, p *presentServer) (get func(target string) (code int, body string)) {
 	t.Helper()
 	config := &rest.Config{Host: p.URL}
@@ -89,9 +92,10 @@ func startPast(t *testing.T, p *presentServer) (get func(target string) (code in
 	}
 }
 
-// TestPastServer_PathThatIsNotClean_NeverReachesThePresent sends paths that a server of the present would clean, decode or proxy.
+// TestPastServer_PathThatIsNotClean_NeverReachesThePresent sends paths that a server of the present
+// would clean, decode or proxy.
 func TestPastServer_PathThatIsNotClean_NeverReachesThePresent(t *testing.T) {
-	p := newPresentServer(t)
+	p := newPresentServer(t, "30")
 	get := startPast(t, p)
 	const secrets = "api/v1/namespaces/default/secrets/live"
 	targets := []string{
@@ -131,7 +135,7 @@ func TestPastServer_PathThatIsNotClean_NeverReachesThePresent(t *testing.T) {
 }
 
 func TestPastServer_CleanPath_AsksForTheSamePath(t *testing.T) {
-	p := newPresentServer(t)
+	p := newPresentServer(t, "30")
 	get := startPast(t, p)
 	const at = "resourceVersion=30&resourceVersionMatch=Exact"
 	for target, want := range map[string]string{
@@ -166,6 +170,27 @@ func TestPastServer_CleanPath_AsksForTheSamePath(t *testing.T) {
 		code, body := get(target)
 		if asked := p.asked(); code != http.StatusOK || !slices.Equal(asked, []string{"GET " + want}) {
 			t.Errorf("%s: %d %.80q, the server of the present was asked %q; want %q", target, code, body, asked, want)
+		}
+	}
+}
+
+// TestPastServer_AnswerOfAnotherRevision_IsRefused: an API that ignores revisions answers with the
+// present, and so does a list that continues with a token of a later revision, which a client can
+// make.
+func TestPastServer_AnswerOfAnotherRevision_IsRefused(t *testing.T) {
+	for revision, want := range map[string]struct{ list, next int }{
+		"30": {http.StatusOK, http.StatusOK},
+		"29": {http.StatusNotFound, http.StatusOK}, // a list that the client began earlier
+		"31": {http.StatusNotFound, http.StatusNotFound},
+		"":   {http.StatusNotFound, http.StatusNotFound},
+	} {
+		get := startPast(t, newPresentServer(t, revision))
+		for target, want := range map[string]int{
+			"/api/v1/componentstatuses": want.list, "/api/v1/namespaces/a/configmaps/x": want.list, "/api/v1/configmaps?continue=token": want.next,
+		} {
+			if code, body := get(target); code != want {
+				t.Errorf("revision %q, %s: %d %.120q, want %d", revision, target, code, body, want)
+			}
 		}
 	}
 }
