@@ -80,12 +80,17 @@ func (o *exportOptions) run(ctx context.Context, args []string) (err error) {
 			}
 			return fmt.Errorf("create the recording: %w; choose another file with --file", err)
 		}
+		ours, err := file.Stat()
+		if err != nil {
+			file.Close()
+			return fmt.Errorf("create the recording: %w", err)
+		}
 		defer func() {
 			if closeErr := file.Close(); err == nil {
 				err = closeErr
 			}
 			if err != nil {
-				os.Remove(o.file)
+				removeSame(o.file, ours)
 			}
 		}()
 		out = file

@@ -79,8 +79,9 @@ func newPastServer(c *client, clock *clock, address string) (*pastServer, error)
 		token: base64.RawURLEncoding.EncodeToString(secret)}, nil
 }
 
-// writeKubeconfig writes a kubeconfig for the server, to a temporary file if path is "". It creates the file, with mode 0600: an existing
-// file or link is an error, because the file has a token of the user. remove deletes that file, unless path names another one by then.
+// writeKubeconfig writes a kubeconfig for the server, to a temporary file if path is "". It creates
+// the file, with mode 0600: an existing file or link is an error, because the file has a token of
+// the user. remove deletes that file, unless path names another one by then.
 func (s *pastServer) writeKubeconfig(path, namespace string) (written string, remove func(), err error) {
 	const name = "strata-history"
 	config := clientcmdapi.NewConfig()
@@ -112,8 +113,8 @@ func (s *pastServer) writeKubeconfig(path, namespace string) (written string, re
 	}, nil
 }
 
-// createFile creates the file of a kubeconfig. remove deletes it if path still names this file. The file is open until then, so that no
-// other file can have its identity.
+// createFile creates the file of a kubeconfig. remove deletes it if path still names this file. The
+// file is open until then, so that no other file can have its identity.
 func createFile(path string, data []byte) (remove func(), err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if errors.Is(err, os.ErrExist) {
@@ -128,15 +129,20 @@ func createFile(path string, data []byte) (remove func(), err error) {
 		if err != nil {
 			return
 		}
-		if named, err := os.Lstat(path); err == nil && os.SameFile(ours, named) {
-			os.Remove(path)
-		}
+		removeSame(path, ours)
 	}
 	if _, err := file.Write(data); err != nil {
 		remove()
 		return nil, fmt.Errorf("write the kubeconfig: %w; choose another file with --write-kubeconfig", err)
 	}
 	return remove, nil
+}
+
+// removeSame deletes the file at path if it is a given one, and not one that has replaced it.
+func removeSame(path string, file os.FileInfo) {
+	if named, err := os.Lstat(path); err == nil && os.SameFile(file, named) {
+		os.Remove(path)
+	}
 }
 
 // run serves until ctx ends, and then ends open watches after the grace period.
