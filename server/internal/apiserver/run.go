@@ -171,6 +171,9 @@ func (v *instance) start(ctx context.Context, s *settings, completed options.Com
 			return err
 		}
 	}
+	if o.NoHosts.IsValid() {
+		refuseConnections(config, o.NoHosts)
+	}
 	if err := s.variant.Config(config); err != nil {
 		return err
 	}

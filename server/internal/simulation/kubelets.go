@@ -37,9 +37,10 @@ const (
 	// of the previous process expire. The lock of the data directory excludes a second process.
 	holder = "strata-up"
 
-	// defaultPodCIDR has the addresses of pods on nodes without a podCIDR, which users have created. It follows the /24 of the last
-	// simulated node.
-	defaultPodCIDR = "10.132.0.0/16"
+	// defaultPodCIDR has the addresses of pods on nodes without a podCIDR, which users have
+	// created. kwok does not respect its end: after 1,022 pods it continues with the addresses of
+	// nodes, which follow.
+	defaultPodCIDR = "198.19.248.0/22"
 
 	// parallelism is the number of writes that kwok's controller has in flight, of pods, of nodes and of leases each. kwok's default of 4
 	// does not use two processors.

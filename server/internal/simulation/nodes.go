@@ -28,15 +28,24 @@ const (
 	// nodeWriters is the number of nodes that are created or deleted at once.
 	nodeWriters = 16
 
-	// podsPerNode is the kubelet's default. The pods of a node have a /24.
+	// podsPerNode is the kubelet's default. The pods of a node have a /25.
 	podsPerNode = 110
+
+	// kubeletPort is the port of kubelets, which do not exist: no program may listen on it without
+	// privileges. With 0, the API server would connect to its default, that of real kubelets.
+	kubeletPort = 1
 )
 
-// The addresses of node i, from 1 to MaxNodes, are i after nodeNetwork; those of its pods are the i-th /24 after podNetwork. Neither
-// overlaps with the range of services.
+// Network has the addresses of all simulated nodes and their pods. RFC 2544 reserves it for tests,
+// so that no host has one of them.
+//
+//	198.18.0.128 to 198.19.244.127   pods: node i, from 1 to MaxNodes, has the i-th /25 after podNetwork
+//	198.19.248.0/22                  pods of nodes of users (defaultPodCIDR)
+//	198.19.252.1 to 198.19.255.232   node i has the i-th address after nodeNetwork
 var (
-	nodeNetwork = netip.MustParseAddr("172.16.0.0")
-	podNetwork  = netip.MustParseAddr("10.128.0.0")
+	Network     = netip.MustParsePrefix("198.18.0.0/15")
+	nodeNetwork = netip.MustParseAddr("198.19.252.0")
+	podNetwork  = netip.MustParseAddr("198.18.0.0")
 )
 
 // nodeName returns the name of node i. Its width does not depend on the number of nodes, so that a restart with more nodes adds some.
@@ -54,7 +63,7 @@ func newNode(i int) *corev1.Node {
 		corev1.ResourceEphemeralStorage: resource.MustParse("100Gi"),
 		corev1.ResourcePods:             *resource.NewQuantity(podsPerNode, resource.DecimalSI),
 	}
-	podCIDR := netip.PrefixFrom(plus(podNetwork, i<<8), 24).String()
+	podCIDR := netip.PrefixFrom(plus(podNetwork, i<<7), 25).String()
 	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: name,
@@ -75,6 +84,7 @@ func newNode(i int) *corev1.Node {
 				{Type: corev1.NodeInternalIP, Address: plus(nodeNetwork, i).String()},
 				{Type: corev1.NodeHostName, Address: name},
 			},
+			DaemonEndpoints: corev1.NodeDaemonEndpoints{KubeletEndpoint: corev1.DaemonEndpoint{Port: kubeletPort}},
 		},
 	}
 }
@@ -86,29 +96,37 @@ func plus(addr netip.Addr, n int) netip.Addr {
 	return netip.AddrFrom4(bytes)
 }
 
-// adjustNodes creates the missing ones of nodes 1 to n, and deletes all other nodes with simulatedLabel. Existing ones remain as they
-// are. After an error, a second call continues, except after errForeignNode.
+// adjustNodes creates the missing ones of nodes 1 to n, and deletes all other nodes with
+// simulatedLabel. Existing ones remain as they are, except for those of an earlier version with
+// other addresses, which are created again. After an error, a second call continues, except after
+// errForeignNode.
 func adjustNodes(ctx context.Context, nodes corev1client.NodeInterface, n int) error {
 	list, err := nodes.List(ctx, metav1.ListOptions{LabelSelector: simulatedLabel})
 	if err != nil {
 		return err
 	}
-	surplus := map[string]bool{}
+	surplus := map[string]*corev1.Node{}
 	for i := range list.Items {
-		surplus[list.Items[i].Name] = true
+		surplus[list.Items[i].Name] = &list.Items[i]
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(nodeWriters)
 	for i := 1; i <= n; i++ {
-		name := nodeName(i)
-		if surplus[name] {
-			delete(surplus, name)
+		node := newNode(i)
+		existing := surplus[node.Name]
+		delete(surplus, node.Name)
+		if existing != nil && hasAddressesOf(existing, node) {
 			continue
 		}
 		group.Go(func() error {
-			_, err := nodes.Create(ctx, newNode(i), metav1.CreateOptions{})
+			if existing != nil {
+				if err := nodes.Delete(ctx, node.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+					return err
+				}
+			}
+			_, err := nodes.Create(ctx, node, metav1.CreateOptions{})
 			if apierrors.IsAlreadyExists(err) {
-				return fmt.Errorf("%w: %s; delete it, or start without --nodes", errForeignNode, name)
+				return fmt.Errorf("%w: %s; delete it, or start without --nodes", errForeignNode, node.Name)
 			}
 			return err
 		})
@@ -122,4 +140,10 @@ func adjustNodes(ctx context.Context, nodes corev1client.NodeInterface, n int) e
 		})
 	}
 	return group.Wait()
+}
+
+// hasAddressesOf reports whether a node has the range of pods and the port of the kubelet of
+// another one. Both cannot change later.
+func hasAddressesOf(node, other *corev1.Node) bool {
+	return node.Spec.PodCIDR == other.Spec.PodCIDR && node.Status.DaemonEndpoints == other.Status.DaemonEndpoints
 }

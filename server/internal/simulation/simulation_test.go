@@ -27,8 +27,15 @@ func TestNewNode_Addresses_AreDistinctAndOutsideOfServices(t *testing.T) {
 			t.Errorf("node %d has pods in %s", i, pods)
 		}
 		address := netip.MustParseAddr(node.Status.Addresses[0].Address)
-		if !address.IsPrivate() {
-			t.Errorf("node %d has address %s", i, address)
+		reserved := netip.MustParsePrefix("198.18.0.0/15") // RFC 2544
+		if !reserved.Contains(address) || unnamed.Contains(address) || !reserved.Overlaps(pods) || pods.Bits() < reserved.Bits() || pods.Contains(address) {
+			t.Errorf("node %d has address %s, its pods have %s", i, address, pods)
+		}
+		if pods.Bits() > 25 {
+			t.Errorf("node %d has no addresses for %d pods: %s", i, podsPerNode, pods)
+		}
+		if port := node.Status.DaemonEndpoints.KubeletEndpoint.Port; port != 1 {
+			t.Errorf("the kubelet of node %d has port %d", i, port)
 		}
 		for _, value := range []string{node.Name, pods.String(), address.String()} {
 			if seen[value] {
@@ -81,6 +88,27 @@ func TestAdjustNodes_CreatesMissingAndDeletesSurplus(t *testing.T) {
 			if !got[name] {
 				delete(labelled, name)
 			}
+		}
+	}
+}
+
+func TestAdjustNodes_NodeWithOtherAddresses_IsCreatedAgain(t *testing.T) {
+	earlier := newNode(1)
+	earlier.Spec.PodCIDR, earlier.Spec.PodCIDRs = "10.128.1.0/24", []string{"10.128.1.0/24"}
+	earlier.Status.Addresses[0].Address = "172.16.0.1"
+	earlier.Status.DaemonEndpoints = corev1.NodeDaemonEndpoints{}
+	nodes := fake.NewClientset(earlier, newNode(2)).CoreV1().Nodes()
+	if err := adjustNodes(t.Context(), nodes, 2); err != nil {
+		t.Fatal(err)
+	}
+	for i := 1; i <= 2; i++ {
+		node, err := nodes.Get(t.Context(), nodeName(i), metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := newNode(i)
+		if node.Spec.PodCIDR != want.Spec.PodCIDR || node.Status.Addresses[0] != want.Status.Addresses[0] || node.Status.DaemonEndpoints.KubeletEndpoint.Port != 1 {
+			t.Errorf("node %d: %s, %v, %v", i, node.Spec.PodCIDR, node.Status.Addresses, node.Status.DaemonEndpoints)
 		}
 	}
 }

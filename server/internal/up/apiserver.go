@@ -115,6 +115,8 @@ func serverFlags(etcdEndpoint string, overrides []string, a address, files *pki.
 		{"authorization-mode", "RBAC"},
 		{"anonymous-auth", "false"},
 		{"allow-privileged", "true"},
+		// Names of simulated nodes may be names of hosts. The default looks them up.
+		{"kubelet-preferred-address-types", "InternalIP"},
 		// Without these two flags, a stop waits a minute for watching clients. There is no other server to which they could
 		// reconnect.
 		{"shutdown-send-retry-after", "true"},

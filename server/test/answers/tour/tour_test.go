@@ -44,7 +44,7 @@ var variable = []struct {
 	{regexp.MustCompile(`hello-[0-9a-z]{6,10}-[0-9a-z]{5}\b`), "hello-POD"},
 	{regexp.MustCompile(`#token=[\w-]{43}`), "#token=TOKEN"}, // of a link of the console
 	{regexp.MustCompile(`\bnode-\d{4}\b`), "NODE"},
-	{regexp.MustCompile(`\b10\.128(\.\d+){2}\b`), "IP"},
+	{regexp.MustCompile(`\b198\.1[89](\.\d+){2}\b`), "IP"},
 	{regexp.MustCompile(`"hash": "[0-9a-f]+"`), `"hash": HASH`},
 	{regexp.MustCompile(`"seconds": [0-9.e-]+`), `"seconds": SECONDS`},
 	{regexp.MustCompile(`resource version: \d+ \(\d+\)`), "resource version: N (N)"},

@@ -1,0 +1,55 @@
+package apiserver
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apiserver/pkg/server/egressselector"
+	"k8s.io/kubernetes/cmd/kube-apiserver/app"
+)
+
+// refuseConnections makes connections of the server to kubelets, pods and services fail at
+// addresses that no host has. Other hosts would otherwise receive the requests, or the default
+// gateway.
+func refuseConnections(config *app.Config, noHosts netip.Prefix) {
+	transport := config.KubeAPIs.ControlPlane.ProxyTransport
+	transport.DialContext = refusing(transport.DialContext, noHosts)
+	kubelets := &config.KubeAPIs.Extra.KubeletClientConfig
+	kubelets.Lookup = lookup(kubelets.Lookup, noHosts)
+}
+
+// lookup returns a lookup of dial functions that refuse addresses. next may be nil.
+func lookup(next egressselector.Lookup, noHosts netip.Prefix) egressselector.Lookup {
+	return func(to egressselector.NetworkContext) (utilnet.DialFunc, error) {
+		var dial utilnet.DialFunc
+		if next != nil {
+			var err error
+			if dial, err = next(to); err != nil {
+				return nil, err
+			}
+		}
+		return refusing(dial, noHosts), nil
+	}
+}
+
+// refusing returns a dial function that refuses IP addresses of noHosts. dial may be nil, for
+// direct connections.
+func refusing(dial utilnet.DialFunc, noHosts netip.Prefix) utilnet.DialFunc {
+	if dial == nil {
+		dial = (&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext // as net/http
+	}
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		host, _, err := net.SplitHostPort(address)
+		if err != nil {
+			return nil, err
+		}
+		if ip, err := netip.ParseAddr(host); err == nil && noHosts.Contains(ip.Unmap()) {
+			return nil, fmt.Errorf("%s belongs to a simulated node or pod, on which no container runs", host)
+		}
+		return dial(ctx, network, address)
+	}
+}
