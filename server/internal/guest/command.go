@@ -102,6 +102,9 @@ func NewCommand() *cobra.Command {
 // run serves requests until in ends or ctx is cancelled, and removes dir. The process ends next: control planes are not stopped, because
 // upstream's server exits the process if it is stopped while its start hooks run.
 func run(ctx context.Context, dir string, args []string, in io.Reader, out io.Writer) (err error) {
+	if err := checkDir(dir); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	// The test process ends the guest: an interrupt of the terminal reaches both, and the tests' own cleanup may still need the
@@ -135,6 +138,23 @@ func run(ctx context.Context, dir string, args []string, in io.Reader, out io.Wr
 		}
 		go h.serve(ctx, conn)
 	}
+}
+
+// logName is the file of a directory to which the client redirects standard error before the start.
+const logName = "log"
+
+// checkDir returns an error if dir has files of others: the end of the process would delete them.
+func checkDir(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("directory of the guest: %w", err)
+	}
+	for _, entry := range entries {
+		if entry.Name() != logName {
+			return fmt.Errorf("directory of the guest: %s contains %s, and is removed at the end; choose an empty directory with --dir", dir, entry.Name())
+		}
+	}
+	return nil
 }
 
 // removeDir removes dir while etcd, which creates files in it, still runs.

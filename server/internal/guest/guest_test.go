@@ -2,6 +2,7 @@ package guest
 
 import (
 	"context"
+	"io"
 	"maps"
 	"net"
 	"os"
@@ -265,5 +266,20 @@ func TestCutListener_Cut_ClosesEarlierAndLaterConnections(t *testing.T) {
 	}
 	if len(l.conns) > 0 {
 		t.Errorf("%d connections are kept", len(l.conns))
+	}
+}
+
+func TestRun_DirectoryWithOtherFiles_IsRefusedAndRemains(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "mine")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	err := run(t.Context(), dir, nil, strings.NewReader(""), io.Discard)
+	if err == nil || !strings.Contains(err.Error(), "contains mine") || !strings.Contains(err.Error(), "--dir") {
+		t.Errorf("error %v, want one that names the file and --dir", err)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Errorf("the file of the user: %v", err)
 	}
 }
