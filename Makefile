@@ -43,7 +43,7 @@ NEWEST := apiserver_v0_37
 OLDEST := apiserver_v0_36
 
 .DEFAULT_GOAL := build
-.PHONY: help build kubectl-strata run test test-engine test-kube test-server test-stratatest test-race test-long test-storage test-oldest \
+.PHONY: help build kubectl-strata run test test-engine test-kube test-server test-stratatest test-race test-runner test-long test-storage test-oldest \
         test-invariants fuzz bench bench-read bench-consistent bench-watch bench-lists bench-selectors bench-storm bench-check bench-profiles scaling conformance robustness stock etcd-contract skew \
         suites suites-quick release release-ci release-check lint gofmt vet staticcheck boundaries tidy generate console check-docs check-commits prose vulncheck clean envtest envtest-archive newcomer recording screenshots
 
@@ -60,33 +60,38 @@ kubectl-strata: ## build bin/kubectl-strata, the plugin of kubectl that reads th
 run: build ## run a control plane on an embedded etcd: make run ARGS='--help'
 	./$(BIN) up $(ARGS)
 
-# Runs modules one after another and prints a summary; see there.
-RUN_TESTS = GO='$(GO)' RACE='$(RACE)' TEST_TIMEOUT='$(TEST_TIMEOUT)' TEST_FLAGS='$(TEST_FLAGS)' .ci/test
+# tools/testrun runs the tests, decides whether they passed, and prints a summary; see there.
+RUN_TESTS = (cd tools && $(ALONE) $(GO) build -o ../bin/testrun ./testrun) && bin/testrun -go '$(GO)' -timeout '$(TEST_TIMEOUT)' -flags '$(TEST_FLAGS)'
 
-test: ## run all tests; engine, kube and stratatest with the race detector
-	@$(RUN_TESTS) engine kube server bench stratatest
+# Packages of make test, from the top, or modules: PKGS='./mirror/... ./kube/readpath' or PKGS=kube
+PKGS ?= engine kube server bench stratatest
+
+test: ## run all tests, or some packages: make test PKGS=./mirror/...; engine, kube and stratatest with the race detector
+	@$(RUN_TESTS) $(RACE) $(PKGS)
 
 test-engine: ## tests of the engine
-	@$(RUN_TESTS) engine
+	@$(RUN_TESTS) $(RACE) engine
 
 test-kube: ## tests of the adapter, on a real embedded etcd
-	@$(RUN_TESTS) kube
+	@$(RUN_TESTS) $(RACE) kube
 
 test-server: ## tests of the command and of the benchmark, which start it
 	@$(RUN_TESTS) server bench
 
 test-stratatest: ## tests of stratatest, and of the example that uses it
-	@$(RUN_TESTS) stratatest
+	@$(RUN_TESTS) $(RACE) stratatest
 
-test-race: RACE := -race
 test-race: ## the race detector on engine and kube
-	@$(RUN_TESTS) engine kube
+	@$(RUN_TESTS) -race engine kube
+
+test-runner: ## the tests of tools/testrun: planted failures, which it must not report as passed
+	cd tools && $(ALONE) $(GO) test -vet=off ./testrun
 
 test-invariants: ## tests of the mirror, which checks its invariants after every batch
 	$(ALONE) $(GO) test -short -count=1 -timeout $(TEST_TIMEOUT) -tags strata_invariants $(TEST_FLAGS) ./mirror/...
 
 test-long: ## tests of kube and of the command in their long forms: hours, and gigabytes of memory
-	@STRATA_TEST_LONG=1 TEST_TIMEOUT=4h GO='$(GO)' TEST_FLAGS='-p 1 $(TEST_FLAGS)' .ci/test kube server bench
+	@export STRATA_TEST_LONG=1 && $(RUN_TESTS) -timeout 4h -flags '-p=1 $(TEST_FLAGS)' kube server bench
 
 test-storage: ## only upstream's storage suites on the adapter, every test named
 	cd kube && $(GO) test $(RACE) -timeout $(TEST_TIMEOUT) -count=1 -v -run "Suite|Recorders" ./kubestorage

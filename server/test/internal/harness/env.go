@@ -18,6 +18,9 @@ import (
 // readyTimeout bounds the start of a server, which takes about 4 s on two cores.
 const readyTimeout = 2 * time.Minute
 
+// outside begins the message of a failure that is of no test. tools/testrun never runs such a package again.
+const outside = "outside of the tests:"
+
 // Env owns a directory and the processes that were started in it. Its methods end the test (or, for Main, the whole test binary)
 // when a process cannot be started. They may be called concurrently, but not from goroutines that outlive the test.
 type Env struct {
@@ -63,7 +66,7 @@ func Main(m *testing.M, start func(*Env)) {
 		defer os.RemoveAll(dir)
 		e := &Env{dir: dir}
 		e.fail = func(err error) {
-			fmt.Fprintln(os.Stderr, err)
+			fmt.Fprintln(os.Stderr, outside, err)
 			e.stop()
 			os.RemoveAll(dir)
 			os.Exit(1)
@@ -75,7 +78,7 @@ func Main(m *testing.M, start func(*Env)) {
 			fmt.Fprintln(os.Stderr, e.tails())
 		}
 		for _, err := range append(checked, e.stop()...) {
-			fmt.Fprintln(os.Stderr, err)
+			fmt.Fprintln(os.Stderr, outside, err)
 			code = 1
 		}
 		return code

@@ -1,0 +1,178 @@
+// Command testrun runs the tests of the modules of this repository, and decides whether they passed.
+// `make test` calls it. Usage, from the top of the repository:
+//
+//	testrun [flags] engine|kube|server|bench|stratatest|tools|./path|./path/... ...
+//
+// It prints a line per package, then the output of each failed test, and counts of failed and skipped
+// tests. bin/test.json has all output, as `go test -json` prints it. The run passes only if
+//
+//   - every package passed, and no invocation of go test failed in another way;
+//   - or each failure is of a test that .ci/flaky.txt lists, and the test then passed by itself.
+//
+// A listed test runs again once. It does not if its package had a data race or failed outside of its
+// tests (TestMain, exit status, panic, time limit, build), or if the test printed a random seed: the
+// second run would draw another one.
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	r := &runner{out: os.Stdout}
+	flag.StringVar(&r.root, "root", ".", "top of the repository")
+	flag.StringVar(&r.goCommand, "go", "go", "the go command")
+	flag.BoolVar(&r.race, "race", false, "the race detector on engine, kube and stratatest")
+	timeout := flag.Duration("timeout", 15*time.Minute, "time limit of a package's tests")
+	flags := flag.String("flags", "", "further flags of go test")
+	flag.Parse()
+	r.flags = append([]string{"-timeout=" + timeout.String()}, strings.Fields(*flags)...)
+	if err := r.run(ctx, flag.Args()); err != nil {
+		fmt.Fprintln(os.Stderr, "testrun:", err)
+		os.Exit(1)
+	}
+}
+
+// runner runs the tests of one call.
+type runner struct {
+	root, goCommand string
+	race            bool
+	flags           []string // of go test, for all modules
+	out             io.Writer
+	environ         []string // additions to the environment of tests
+
+	mu struct {
+		sync.Mutex
+		log     io.Writer // bin/test.json
+		results results
+	}
+}
+
+// run runs the tests that the words select. An error means that the run did not pass.
+func (r *runner) run(ctx context.Context, words []string) error {
+	began := time.Now()
+	listed, err := readFlaky(filepath.Join(r.root, ".ci", "flaky.txt"))
+	if err != nil {
+		return err
+	}
+	stages, err := r.plan(words)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Join(r.root, "bin"), 0o755); err != nil {
+		return err
+	}
+	log, err := os.Create(filepath.Join(r.root, "bin", "test.json"))
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	r.mu.log = log
+
+	if err := r.buildPrograms(ctx, stages); err != nil {
+		return err
+	}
+	var other []string // failures of go test that no package reports
+	for _, stage := range stages {
+		errs := make([]error, len(stage))
+		var all sync.WaitGroup
+		for i, inv := range stage {
+			all.Go(func() { errs[i] = r.invoke(ctx, inv, &r.mu.results) })
+		}
+		all.Wait()
+		for i, err := range errs {
+			if err != nil && !r.mu.results.failed(stage[i]) {
+				other = append(other, fmt.Sprintf("go test of %s: %v, and no package failed", stage[i].name, err))
+			}
+		}
+	}
+	if ctx.Err() != nil {
+		other = append(other, "interrupted")
+	}
+	failures := r.mu.results.failures()
+	for i, f := range failures {
+		if f.denied() == "" && listed[f.id()] != "" && ctx.Err() == nil {
+			failures[i].passedAgain = r.again(ctx, f)
+		}
+	}
+	passed := report(r.out, &r.mu.results, failures, other, listed, time.Since(began))
+	if !passed {
+		return fmt.Errorf("the tests did not pass; bin/test.json has all output")
+	}
+	return nil
+}
+
+// again reports whether a failed test passes by itself.
+func (r *runner) again(ctx context.Context, f failure) bool {
+	inv := f.pkg.inv
+	inv.args = append(append([]string{}, inv.args...), "-count=1", "-run=^"+f.test.name+"$")
+	inv.packages = []string{f.pkg.path}
+	var second results
+	if r.invoke(ctx, inv, &second) != nil || len(second.failures()) > 0 {
+		return false
+	}
+	p := second.pkg(inv, f.pkg.path)
+	t := p.tests[f.test.name]
+	return p.action == "pass" && t != nil && t.action == "pass"
+}
+
+// invoke runs go test and adds the events to the results. It prints a line for each package that ends.
+func (r *runner) invoke(ctx context.Context, inv invocation, into *results) error {
+	args := append([]string{"test", "-json"}, inv.args...)
+	cmd := exec.CommandContext(ctx, r.goCommand, append(args, inv.packages...)...)
+	cmd.Dir = filepath.Join(r.root, inv.dir)
+	cmd.Env = append(os.Environ(), r.environ...)
+	if inv.alone {
+		cmd.Env = append(cmd.Env, "GOWORK=off")
+	}
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = time.Minute
+	cmd.Stderr = os.Stderr
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	lines := bufio.NewReader(stdout)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if len(line) > 0 {
+			r.record(inv, line, into)
+		}
+		if err != nil {
+			break
+		}
+	}
+	return cmd.Wait()
+}
+
+func (r *runner) record(inv invocation, line []byte, into *results) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.mu.log.Write(line) // a lost line of the log changes no verdict
+	var e event
+	if err := json.Unmarshal(line, &e); err != nil {
+		fmt.Fprintf(r.out, "%s", line) // go test itself: not an event
+		return
+	}
+	if p := into.add(inv, e); p != nil && p.action != "skip" {
+		fmt.Fprintln(r.out, p.line())
+	}
+}

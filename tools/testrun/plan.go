@@ -1,0 +1,294 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+)
+
+// module is a Go module of the repository, or a part of the workspace that runs with its flags.
+type module struct {
+	name string
+	dir  string // from the top
+	from string // the directory of go test: modules of one directory share an invocation
+	// longest are packages that start first: their tests take the longest, and others fill the gaps.
+	longest []string
+}
+
+// modules are in the order in which their tests run.
+var modules = []module{
+	{name: "engine", dir: ".", from: ".", longest: []string{"./mirror"}},
+	{name: "kube", dir: "kube", from: "kube", longest: []string{"./kubestorage", "./enginetest", "./readpath"}},
+	{name: "server", dir: "server", from: "server", longest: []string{
+		"./test/resumption/dropin", "./test/replica", "./test/answers/readclients", "./test/faults/chaos",
+		"./test/resumption/restart", "./internal/up", "./test/answers/history", "./test/answers/tables"}},
+	{name: "bench", dir: "server/bench", from: "server", longest: []string{"./bench"}},
+	{name: "stratatest", dir: "stratatest", from: "stratatest"},
+	{name: "stratatest", dir: "stratatest/example", from: "stratatest"},
+	{name: "tools", dir: "tools", from: "tools"},
+}
+
+// withoutRace are the packages that run a second time without the race detector: they have tests that
+// skip themselves under it.
+var withoutRace = []string{"mirror"}
+
+// program is a program that tests start. It is built before the tests, whose time limits are not for
+// builds. The tests find it up to date.
+type program struct {
+	path  string   // below bin
+	dir   string   // of go build
+	pkg   string   // the package of the program
+	alone bool     // outside of the workspace
+	users []string // directories of packages that run it
+}
+
+// A test of a missing program fails, or skips itself with the reason: a failed build is a warning,
+// except that of the command.
+var programs = []program{
+	{"test/strata", ".", "./server/cmd/strata", false, []string{"server", "stratatest"}},
+	{"test/kubectl-strata", "server", "./cmd/kubectl-strata", false, []string{"server/test/answers/history"}},
+	{"test/kine", "tools/kine", "github.com/k3s-io/kine", true, []string{"server/test/answers/contract", "server/test/answers/kine"}},
+	{"test/kwok", "tools/kwok", ".", true, []string{"server/test/answers/history"}},
+	{"test/release", "tools", "./release", true, []string{"server/test/answers/history"}},
+	{"stock/etcd-3.5", "tools/stock/etcd-3.5", "go.etcd.io/etcd/server/v3", true, []string{"server/test/answers/contract"}},
+	{"stock/etcd-3.6", "tools/stock/etcd-3.6", "go.etcd.io/etcd/server/v3", true, []string{"server/test/answers/contract", "server/test/resumption/skew"}},
+	{"stock/etcd-3.7", "server", "go.etcd.io/etcd/server/v3", true, []string{"server/test/resumption/skew"}},
+}
+
+// binaryEnv names the command that tests run.
+const binaryEnv = "STRATA_BINARY"
+
+// invocation is one call of go test.
+type invocation struct {
+	name     string
+	dir      string
+	alone    bool // GOWORK=off
+	args     []string
+	packages []string // relative to dir
+	covers   []pattern
+}
+
+// pattern selects packages by their directory from the top, like a pattern of the go command that
+// reaches into other modules.
+type pattern struct {
+	dir       string
+	recursive bool
+}
+
+func (p pattern) matches(dir string) bool { return dir == p.dir || p.recursive && below(dir, p.dir) }
+
+// below reports whether dir is the directory of, or stands below it.
+func below(dir, of string) bool { return of == "." || dir == of || strings.HasPrefix(dir, of+"/") }
+
+// plan returns the invocations for the words: stages that follow one another, of invocations that run
+// at the same time.
+func (r *runner) plan(words []string) (stages [][]invocation, err error) {
+	byDir := map[string]*invocation{}
+	add := func(m module, arg string, p pattern) {
+		inv := byDir[m.from]
+		if inv == nil {
+			inv = r.invocation(m)
+			byDir[m.from] = inv
+		}
+		if !slices.Contains(inv.packages, arg) {
+			inv.packages = append(inv.packages, arg)
+		}
+		inv.covers = append(inv.covers, p)
+	}
+	whole := func(m module) {
+		for _, first := range m.longest {
+			if _, err := os.Stat(filepath.Join(r.root, m.from, first)); err == nil {
+				add(m, first, pattern{m.dir, true})
+			}
+		}
+		add(m, relative(m.dir, m.from)+"/...", pattern{m.dir, true})
+	}
+	for _, word := range words {
+		if !strings.ContainsAny(word, "./") {
+			if !slices.ContainsFunc(modules, func(m module) bool { return m.name == word }) {
+				return nil, fmt.Errorf("no module %q; a package is ./path, several are ./path/...", word)
+			}
+			for _, m := range modules {
+				if m.name == word {
+					whole(m)
+				}
+			}
+			continue
+		}
+		p := pattern{dir: filepath.ToSlash(filepath.Clean(word))}
+		if filepath.Base(word) == "..." {
+			p = pattern{filepath.ToSlash(filepath.Dir(filepath.Clean(word))), true}
+		}
+		owner, err := r.owner(p.dir)
+		if err != nil {
+			return nil, err
+		}
+		switch {
+		case p.recursive && p.dir == owner.dir:
+			whole(owner)
+		case p.recursive:
+			add(owner, relative(p.dir, owner.from)+"/...", p)
+		default:
+			add(owner, relative(p.dir, owner.from), p)
+		}
+		for _, m := range modules {
+			if p.recursive && m.dir != owner.dir && below(m.dir, p.dir) {
+				if _, err := os.Stat(filepath.Join(r.root, m.dir, "go.mod")); err == nil {
+					whole(m)
+				}
+			}
+		}
+	}
+	if len(byDir) == 0 {
+		return nil, fmt.Errorf("no packages; the arguments name modules or packages")
+	}
+	for _, from := range []string{".", "kube", "server", "stratatest", "tools"} {
+		inv := byDir[from]
+		if inv == nil {
+			continue
+		}
+		if from == "stratatest" && byDir["server"] != nil {
+			stages[len(stages)-1] = append(stages[len(stages)-1], *inv) // both wait for servers most of the time
+			continue
+		}
+		stages = append(stages, []invocation{*inv})
+		if again := r.withoutRace(*inv); again != nil {
+			stages = append(stages, []invocation{*again})
+		}
+	}
+	return stages, nil
+}
+
+// owner returns the module of a directory.
+func (r *runner) owner(dir string) (module, error) {
+	if info, err := os.Stat(filepath.Join(r.root, dir)); err != nil || !info.IsDir() {
+		return module{}, fmt.Errorf("no directory %s", dir)
+	}
+	for at := dir; ; at = filepath.ToSlash(filepath.Dir(at)) {
+		if _, err := os.Stat(filepath.Join(r.root, at, "go.mod")); err == nil {
+			for _, m := range modules {
+				if m.dir == at {
+					return m, nil
+				}
+			}
+			return module{}, fmt.Errorf("module %s has other tests than make test runs (see make help)", at)
+		}
+		if at == "." || at == "/" {
+			return module{}, fmt.Errorf("%s is in no module", dir)
+		}
+	}
+}
+
+// relative returns dir, from the top, as an argument of the go command in another directory above it.
+func relative(dir, from string) string {
+	rel, err := filepath.Rel(from, dir)
+	if err != nil {
+		panic(err) // both are relative to the top
+	}
+	if rel == "." {
+		return "."
+	}
+	return "./" + filepath.ToSlash(rel)
+}
+
+// invocation returns the call for a module, without packages.
+func (r *runner) invocation(m module) *invocation {
+	// Tests of kube and server wait for processes, intervals and deadlines a third of the time. More
+	// packages of the server at a time than processors take as long, and clients then time out.
+	waiting := fmt.Sprintf("-parallel=%d", 2*runtime.NumCPU())
+	inv := &invocation{name: m.from, dir: m.from}
+	var race bool
+	switch m.from {
+	case ".":
+		inv.name, inv.alone, race = "engine", true, r.race
+	case "kube":
+		// The tag selects the suites of the minor version of k8s.io/apiserver in the workspace.
+		inv.args = []string{fmt.Sprintf("-p=%d", runtime.NumCPU()+1), waiting, "-tags=apiserver_v0_37"}
+		race = r.race
+	case "server":
+		// The server's test programs link all of Kubernetes: without symbols for a debugger, that takes
+		// half the time. Go's cache of results does not know the processes that tests start.
+		inv.args = []string{waiting, "-ldflags=-s", "-count=1"}
+	case "stratatest":
+		inv.args = []string{"-count=1"}
+		race = r.race
+	case "tools":
+		inv.alone = true
+	}
+	if race {
+		inv.args = append(inv.args, "-race")
+	}
+	inv.args = append(inv.args, r.flags...)
+	return inv
+}
+
+// withoutRace returns the second call for packages of withoutRace, or nil.
+func (r *runner) withoutRace(inv invocation) *invocation {
+	if !slices.Contains(inv.args, "-race") {
+		return nil
+	}
+	again := inv
+	again.name += ", without the race detector"
+	again.args = slices.DeleteFunc(slices.Clone(inv.args), func(arg string) bool { return arg == "-race" })
+	again.packages = nil
+	for _, dir := range withoutRace {
+		if _, err := os.Stat(filepath.Join(r.root, dir)); err == nil && inv.covered(dir) {
+			again.packages = append(again.packages, relative(dir, inv.dir))
+		}
+	}
+	if len(again.packages) == 0 {
+		return nil
+	}
+	return &again
+}
+
+func (inv invocation) covered(dir string) bool {
+	return slices.ContainsFunc(inv.covers, func(p pattern) bool { return p.matches(dir) })
+}
+
+// uses reports whether the invocation runs tests of packages in or below dir.
+func (inv invocation) uses(dir string) bool {
+	return inv.dir != "." && below(dir, inv.dir) && slices.ContainsFunc(inv.covers, func(p pattern) bool { return p.matches(dir) || below(p.dir, dir) })
+}
+
+// needed reports whether tests of the invocations run the program.
+func (p program) needed(stages [][]invocation) bool {
+	return slices.ContainsFunc(slices.Concat(stages...), func(inv invocation) bool {
+		return slices.ContainsFunc(p.users, inv.uses)
+	})
+}
+
+// buildPrograms builds the programs that the invocations need.
+func (r *runner) buildPrograms(ctx context.Context, stages [][]invocation) error {
+	for _, p := range programs {
+		command := p.path == "test/strata"
+		if !p.needed(stages) || command && os.Getenv(binaryEnv) != "" {
+			continue
+		}
+		path, err := filepath.Abs(filepath.Join(r.root, "bin", p.path))
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(r.out, "build   bin/%s\n", p.path)
+		build := exec.CommandContext(ctx, r.goCommand, "build", "-o", path, p.pkg)
+		build.Dir = filepath.Join(r.root, p.dir)
+		if build.Env = os.Environ(); p.alone {
+			build.Env = append(build.Env, "GOWORK=off")
+		}
+		out, err := build.CombinedOutput()
+		switch {
+		case err != nil && command:
+			return fmt.Errorf("build the command: %w\n%s", err, out)
+		case err != nil:
+			fmt.Fprintf(r.out, "warning: build bin/%s: %v\n%s\n", p.path, err, out)
+		case command:
+			r.environ = append(r.environ, binaryEnv+"="+path)
+		}
+	}
+	return nil
+}

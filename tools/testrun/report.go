@@ -1,0 +1,212 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// maxFlaky is the number of tests that .ci/flaky.txt may list: with more, the tests decide nothing.
+const maxFlaky = 3
+
+// readFlaky returns the reasons of the listed tests, by failure.id. Each line has the package, the
+// top-level test, the date (2006-01-02) and the reason; # begins a comment. No file means no tests.
+func readFlaky(path string) (map[string]string, error) {
+	text, err := os.ReadFile(path)
+	if err != nil && !os.IsNotExist(err) {
+		return nil, err
+	}
+	listed := map[string]string{}
+	for i, line := range strings.Split(string(text), "\n") {
+		line, _, _ = strings.Cut(line, "#")
+		fields := strings.Fields(line)
+		if len(fields) == 0 {
+			continue
+		}
+		if len(fields) < 4 || !strings.HasPrefix(fields[1], "Test") || strings.Contains(fields[1], "/") {
+			return nil, fmt.Errorf("%s:%d: want package, top-level test, date, reason", path, i+1)
+		}
+		if _, err := time.Parse(time.DateOnly, fields[2]); err != nil {
+			return nil, fmt.Errorf("%s:%d: %w", path, i+1, err)
+		}
+		listed[fields[0]+" "+fields[1]] = strings.Join(fields[2:], " ")
+	}
+	if len(listed) > maxFlaky {
+		return nil, fmt.Errorf("%s lists %d tests, more than %d", path, len(listed), maxFlaky)
+	}
+	return listed, nil
+}
+
+// report prints the failures and the counts, and returns the verdict.
+func report(out io.Writer, rs *results, failures []failure, other []string, listed map[string]string, took time.Duration) bool {
+	failed := 0
+	for _, f := range failures {
+		if f.passedAgain {
+			continue
+		}
+		failed++
+		fmt.Fprintf(out, "\n=== FAILED: %s", f.title())
+		if denied := f.denied(); denied != "" {
+			fmt.Fprintf(out, " (%s)", denied)
+		} else if listed[f.id()] != "" {
+			fmt.Fprint(out, " (twice)")
+		}
+		fmt.Fprintf(out, "\n    %s\n", f.command())
+		for _, line := range f.output(rs) {
+			fmt.Fprint(out, line)
+		}
+	}
+	for _, f := range failures {
+		if f.passedAgain {
+			fmt.Fprintf(out, "\n=== FLAKY: %s passed by itself; .ci/flaky.txt: %s\n", f.title(), listed[f.id()])
+		}
+	}
+	for _, text := range other {
+		failed++
+		fmt.Fprintf(out, "\n=== FAILED: %s\n", text)
+	}
+	tests, skips := rs.count()
+	if tests == 0 && failed == 0 {
+		failed++
+		fmt.Fprintf(out, "\n=== FAILED: no test ran\n")
+	}
+	fmt.Fprintf(out, "\n%d tests in %d packages, %d failures, %s\n", tests, len(rs.packages), failed, took.Round(time.Second))
+	if text := summary(skips); text != "" {
+		fmt.Fprintln(out, text)
+	}
+	return failed == 0
+}
+
+// title names a failure in the report.
+func (f failure) title() string {
+	if f.test == nil {
+		return f.pkg.short()
+	}
+	return f.pkg.short() + " " + f.test.name
+}
+
+// command is the command line that repeats a failure.
+func (f failure) command() string {
+	line := "go test"
+	for _, arg := range f.pkg.inv.args {
+		if !strings.HasPrefix(arg, "-timeout=") {
+			line += " " + arg
+		}
+	}
+	if f.pkg.inv.alone {
+		line = "GOWORK=off " + line
+	}
+	if f.pkg.inv.dir != "." {
+		line = "cd " + f.pkg.inv.dir + " && " + line
+	}
+	if f.test != nil {
+		line += " -run='^" + f.test.name + "$'"
+	}
+	return line + " " + f.pkg.path
+}
+
+// output returns the lines that a failure printed.
+func (f failure) output(rs *results) (lines []string) {
+	if f.test == nil {
+		for path, build := range rs.builds {
+			if path == f.pkg.build {
+				lines = append(lines, build...)
+			}
+		}
+		lines = append(lines, f.pkg.output...)
+		for _, t := range f.pkg.order {
+			if t.action == "" {
+				lines = append(lines, t.output...) // a panic, or the stacks at the time limit
+			}
+		}
+	} else {
+		for _, t := range f.pkg.order {
+			if name, _, _ := strings.Cut(t.name, "/"); name == f.test.name && t.action == "fail" {
+				lines = append(lines, t.output...)
+			}
+		}
+	}
+	return slices.DeleteFunc(lines, func(line string) bool { return strings.HasPrefix(line, "=== ") })
+}
+
+// count returns the number of tests and subtests that ran, and the reasons of the skipped ones. A test
+// that another pass ran is not skipped.
+func (rs *results) count() (tests int, skips map[string]int) {
+	skips = map[string]int{}
+	ran := map[string]bool{}
+	for _, p := range rs.packages {
+		for _, t := range p.order {
+			tests++
+			ran[p.path+" "+t.name] = ran[p.path+" "+t.name] || t.action != "skip"
+		}
+	}
+	seen := map[string]bool{}
+	for _, p := range rs.packages {
+		for _, t := range p.order {
+			if id := p.path + " " + t.name; t.action == "skip" && !ran[id] && !seen[id] {
+				seen[id] = true
+				skips[reason(t.output)]++
+			}
+		}
+	}
+	return tests, skips
+}
+
+var (
+	message = regexp.MustCompile(`^\s+\S+\.go:\d+: (.*)`)
+	without = regexp.MustCompile(`^skipped without (\S+?):? `)
+	// reasons are the reasons of skips, in a form that is the same for all tests with that reason.
+	reasons = []struct {
+		pattern *regexp.Regexp
+		reason  string
+	}{
+		{regexp.MustCompile(`STRATA_TEST_LONG`), "only in make nightly"},
+		{regexp.MustCompile(`^short: `), "not in make quick"},
+		{regexp.MustCompile(`race detector`), "not under the race detector"},
+		{regexp.MustCompile(`systemd-analyze`), "without systemd-analyze"},
+		{regexp.MustCompile(`C compiler`), "without a C compiler"},
+		{regexp.MustCompile(`^upstream|the console is a part of the engine`), "not on the engine under test"},
+		{regexp.MustCompile(`not (yet )?supported|[Ff]eature ?[Gg]ate|does not know the gate`), "not in this version of k8s.io/apiserver"},
+	}
+)
+
+// reason returns why a test skipped itself: the last message of its output.
+func reason(output []string) string {
+	text := "without a reason"
+	for _, line := range output {
+		if m := message.FindStringSubmatch(line); m != nil {
+			text = strings.TrimSpace(m[1])
+		}
+	}
+	if m := without.FindStringSubmatch(text); m != nil {
+		return "without " + m[1]
+	}
+	for _, r := range reasons {
+		if r.pattern.MatchString(text) {
+			return r.reason
+		}
+	}
+	return text
+}
+
+// summary returns the counts of skipped tests, the most frequent reason first.
+func summary(skips map[string]int) string {
+	total := 0
+	var parts []string
+	for _, text := range slices.SortedFunc(maps.Keys(skips), func(a, b string) int {
+		return cmp.Or(skips[b]-skips[a], strings.Compare(a, b))
+	}) {
+		total += skips[text]
+		parts = append(parts, fmt.Sprintf("%d %s", skips[text], text))
+	}
+	if total == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d skipped: %s", total, strings.Join(parts, ", "))
+}

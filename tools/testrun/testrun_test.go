@@ -1,0 +1,346 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// planted are packages with defects, by directory.
+var planted = map[string]string{
+	"race": `func TestRace(t *testing.T) {
+	n, done := 0, make(chan bool)
+	go func() { n++; close(done) }()
+	n++
+	<-done
+}`,
+	"before":  `func TestMain(m *testing.M) { os.Exit(1) }; func TestPasses(t *testing.T) {}`,
+	"after":   `func TestMain(m *testing.M) { m.Run(); os.Exit(1) }; func TestPasses(t *testing.T) {}`,
+	"both":    `func TestMain(m *testing.M) { m.Run(); println("outside of the tests: planted"); os.Exit(1) }; ` + once,
+	"panics":  `func TestPanics(t *testing.T) { panic("planted") }`,
+	"exits":   `func TestExits(t *testing.T) { os.Exit(1) }`,
+	"hangs":   `func TestHangs(t *testing.T) { select {} }; func TestTicks(t *testing.T) { t.Parallel(); for range time.Tick(time.Second) {} }`,
+	"builds":  `func TestBuilds(t *testing.T) { undefined() }`,
+	"once":    once,
+	"seeded":  `func TestOnce(t *testing.T) { t.Log("STRATA_TEST_SEED=42"); t.Run("part", testOnce) }; ` + testOnce,
+	"always":  `func TestAlways(t *testing.T) { t.Run("part", func(t *testing.T) { t.Error("planted") }) }`,
+	"skips":   `func TestSkips(t *testing.T) { t.Skip("skipped without chromium: none here") }`,
+	"passing": `func TestPasses(t *testing.T) { t.Run("part", func(t *testing.T) {}) }`,
+}
+
+const (
+	// once fails in its first run only.
+	once     = `func TestOnce(t *testing.T) { testOnce(t) }; ` + testOnce
+	testOnce = `func testOnce(t *testing.T) {
+	if _, err := os.Stat("ran"); err != nil {
+		os.WriteFile("ran", nil, 0o644)
+		t.Fatal("first run")
+	}
+}`
+)
+
+// plant writes a repository with some of the planted packages, and returns a runner of its tests.
+func plant(t *testing.T, names ...string) (*runner, *strings.Builder) {
+	t.Helper()
+	root := t.TempDir()
+	write(t, filepath.Join(root, "go.mod"), "module "+modulePath+"\n\ngo 1.26\n")
+	for _, name := range names {
+		write(t, filepath.Join(root, name, name+"_test.go"), "package "+name+`
+
+import (
+	"os"
+	"testing"
+	"time"
+)
+
+var _, _ = os.Exit, time.Now
+
+`+planted[name]+"\n")
+	}
+	out := &strings.Builder{}
+	return &runner{root: root, goCommand: "go", flags: []string{"-timeout=5s"}, out: out}, out
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// list lists tests in .ci/flaky.txt.
+func list(t *testing.T, r *runner, tests ...string) {
+	t.Helper()
+	text := "# package, test, date, reason\n"
+	for _, test := range tests {
+		text += modulePath + "/" + test + " 2026-01-02 it is planted\n"
+	}
+	write(t, filepath.Join(r.root, ".ci", "flaky.txt"), text)
+}
+
+// requireRun runs the tests and checks the verdict, and that the report has each text.
+func requireRun(t *testing.T, r *runner, out *strings.Builder, passes bool, want ...string) {
+	t.Helper()
+	err := r.run(t.Context(), []string{"./..."})
+	if (err == nil) != passes {
+		t.Errorf("passed %v, want %v", err == nil, passes)
+	}
+	for _, text := range want {
+		if !strings.Contains(out.String(), text) {
+			t.Errorf("the report lacks %q", text)
+		}
+	}
+	if t.Failed() {
+		t.Logf("report:\n%s", out)
+	}
+}
+
+// requireNoSecondRun fails if a test of the package that fails once ran again: it would have passed.
+func requireNoSecondRun(t *testing.T, out *strings.Builder) {
+	t.Helper()
+	if strings.Contains(out.String(), "FLAKY") || strings.Count(out.String(), "FAIL    ") == 0 {
+		t.Errorf("a test ran again:\n%s", out)
+	}
+}
+
+// TestRun_PlantedFailures_FailTheRun plants one defect per package. Each test that could run again is
+// listed, or has no listed form.
+func TestRun_PlantedFailures_FailTheRun(t *testing.T) {
+	t.Parallel()
+	names := []string{"before", "after", "both", "panics", "exits", "hangs", "builds", "once", "seeded", "always", "skips", "passing"}
+	r, out := plant(t, names...)
+	list(t, r, "both TestOnce", "seeded TestOnce", "exits TestExits")
+	requireRun(t, r, out, false,
+		"=== FAILED: before (outside of its tests, exit status 1)",
+		"=== FAILED: after (outside of its tests, no test failed)",
+		"=== FAILED: both TestOnce (outside of its tests, planted)",
+		"=== FAILED: both (outside of its tests, planted)",
+		"=== FAILED: panics (outside of its tests, panic: planted",
+		"=== FAILED: exits (outside of its tests, TestExits has not ended)",
+		"=== FAILED: hangs (outside of its tests, panic: test timed out after 5s)",
+		"=== FAILED: builds (outside of its tests, build or vet failed)", "undefined: undefined",
+		"=== FAILED: once TestOnce\n    GOWORK=off go test -run='^TestOnce$' "+modulePath+"/once\n",
+		"=== FAILED: seeded TestOnce (random seed)",
+		"=== FAILED: always TestAlways\n", "planted\n",
+		"1 skipped: 1 without chromium")
+	requireNoSecondRun(t, out)
+	for _, name := range []string{"skips", "passing"} {
+		if strings.Contains(out.String(), "=== FAILED: "+name) {
+			t.Errorf("package %s failed", name)
+		}
+	}
+	if info, err := os.Stat(filepath.Join(r.root, "bin", "test.json")); err != nil || info.Size() == 0 {
+		t.Errorf("bin/test.json: %v", err)
+	}
+}
+
+func TestRun_DataRace_FailsTheRun(t *testing.T) {
+	t.Parallel()
+	if out, err := exec.Command("go", "env", "CGO_ENABLED").Output(); err != nil || strings.TrimSpace(string(out)) != "1" {
+		t.Skip("the race detector needs a C compiler")
+	}
+	r, out := plant(t, "race", "passing")
+	r.race = true
+	list(t, r, "race TestRace")
+	requireRun(t, r, out, false, "=== FAILED: race TestRace (data race in the package)", "WARNING: DATA RACE", "ok      passing")
+	requireNoSecondRun(t, out)
+}
+
+func TestRun_ListedTestThatPassesByItself_PassesTheRun(t *testing.T) {
+	t.Parallel()
+	r, out := plant(t, "once", "passing")
+	list(t, r, "once TestOnce")
+	requireRun(t, r, out, true, "=== FLAKY: once TestOnce passed by itself; .ci/flaky.txt: 2026-01-02 it is planted", "0 failures")
+}
+
+func TestRun_ListedTestThatFailsTwice_FailsTheRun(t *testing.T) {
+	t.Parallel()
+	r, out := plant(t, "always")
+	list(t, r, "always TestAlways")
+	requireRun(t, r, out, false, "=== FAILED: always TestAlways (twice)")
+}
+
+func TestRun_WithoutTests_FailsTheRun(t *testing.T) {
+	t.Parallel()
+	r, out := plant(t, "passing")
+	r.flags = append(r.flags, "-run=^TestOfAnotherName$")
+	requireRun(t, r, out, false, "no test ran")
+}
+
+// TestRun_GoTestFails_FailsTheRun has go test end before it has events.
+func TestRun_GoTestFails_FailsTheRun(t *testing.T) {
+	t.Parallel()
+	r, out := plant(t, "passing")
+	r.flags = append(r.flags, "-p=none")
+	requireRun(t, r, out, false, "=== FAILED: go test of engine", "no package failed")
+}
+
+func TestFlakyFile_Misuse_IsRefused(t *testing.T) {
+	line := modulePath + "/mirror TestX 2026-01-02 the reason\n"
+	for name, text := range map[string]string{
+		"four tests": line + strings.ReplaceAll(line, "TestX", "TestY") + strings.ReplaceAll(line, "TestX", "TestZ") + strings.ReplaceAll(line, "TestX", "Test"),
+		"no reason":  strings.ReplaceAll(line, "the reason", ""),
+		"no date":    strings.ReplaceAll(line, "2026-01-02", "lately"),
+		"a subtest":  strings.ReplaceAll(line, "TestX", "TestX/part"),
+	} {
+		path := filepath.Join(t.TempDir(), "flaky.txt")
+		write(t, path, text)
+		if listed, err := readFlaky(path); err == nil {
+			t.Errorf("%s: accepted, %v", name, listed)
+		}
+	}
+}
+
+// TestFlakyFile_OfThisRepository_IsAccepted also requires that the listed tests exist.
+func TestFlakyFile_OfThisRepository_IsAccepted(t *testing.T) {
+	listed, err := readFlaky("../../.ci/flaky.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for id := range listed {
+		path, name, _ := strings.Cut(id, " ")
+		files, err := filepath.Glob(filepath.Join("../..", strings.TrimPrefix(path, modulePath), "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.ContainsFunc(files, func(file string) bool {
+			text, err := os.ReadFile(file)
+			return err == nil && strings.Contains(string(text), "\nfunc "+name+"(")
+		}) {
+			t.Errorf("%s does not exist", id)
+		}
+	}
+}
+
+// TestPlan_Patterns_AreOfTheirModules plans runs of this repository.
+func TestPlan_Patterns_AreOfTheirModules(t *testing.T) {
+	r := &runner{root: "../..", goCommand: "go", race: true, out: io.Discard}
+	for words, want := range map[string]string{
+		"./btree":                            "engine[./btree]",
+		"./mirror/...":                       "engine[./mirror/...] engine, without the race detector[./mirror]",
+		"./kube/readpath ./kube/kubestorage": "kube[./readpath ./kubestorage]",
+		"./server/test/replica":              "server[./test/replica]",
+		"./server/bench/...":                 "server[./bench ./bench/...]",
+		"./server/test/... ./stratatest":     "server[./test/...]+stratatest[.]",
+		"./stratatest/...":                   "stratatest[./... ./example/...]",
+		"./btree ./tools/prose":              "engine[./btree] tools[./prose]",
+	} {
+		stages, err := r.plan(strings.Fields(words))
+		if err != nil {
+			t.Errorf("%s: %v", words, err)
+			continue
+		}
+		var got []string
+		for _, stage := range stages {
+			var names []string
+			for _, inv := range stage {
+				names = append(names, fmt.Sprintf("%s%v", inv.name, inv.packages))
+			}
+			got = append(got, strings.Join(names, "+"))
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s: %q, want %q", words, got, want)
+		}
+	}
+	for _, words := range []string{"", "nothing", "./nothing", "./suites", "../other"} {
+		if stages, err := r.plan(strings.Fields(words)); err == nil {
+			t.Errorf("%q: %v, want an error", words, stages)
+		}
+	}
+}
+
+// TestPlan_LongestPackages_Exist fails when a package moved.
+func TestPlan_LongestPackages_Exist(t *testing.T) {
+	for _, m := range modules {
+		for _, dir := range m.longest {
+			if _, err := os.Stat(filepath.Join("../..", m.from, dir)); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	for _, p := range programs {
+		for _, dir := range p.users {
+			if _, err := os.Stat(filepath.Join("../..", dir)); err != nil {
+				t.Errorf("%s: %v", p.path, err)
+			}
+		}
+	}
+}
+
+func TestPrograms_AreNeededByTheirUsersOnly(t *testing.T) {
+	for dir, want := range map[string]int{"./btree": 0, "./kube/...": 0, "./...": len(programs), "./server/internal/up": 1,
+		"./server/test/answers/kine": 2, "./server/test/...": len(programs), "./stratatest": 1} {
+		r := &runner{root: "../..", out: io.Discard}
+		stages, err := r.plan([]string{dir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		needed := 0
+		for _, p := range programs {
+			if p.needed(stages) {
+				needed++
+			}
+		}
+		if needed != want {
+			t.Errorf("%s needs %d programs, want %d", dir, needed, want)
+		}
+	}
+}
+
+// TestReason_Messages_AreCountedTogether has messages of tests of this repository.
+func TestReason_Messages_AreCountedTogether(t *testing.T) {
+	rs := &results{}
+	for i, text := range []string{
+		"skipped without stock: STRATA_TEST_STOCK does not name the directory (STRATA_TEST_REQUIRE=stock makes this a failure)",
+		"skipped without stock: another text",
+		"takes minutes: STRATA_TEST_LONG=1",
+		"the race detector's heap is another",
+		"something else",
+	} {
+		name := fmt.Sprintf("Test%d", i)
+		rs.add(invocation{}, event{Action: "output", Package: "p", Test: name, Output: "    x_test.go:1: " + text + "\n"})
+		rs.add(invocation{}, event{Action: "skip", Package: "p", Test: name})
+	}
+	// Another pass runs the one that the race detector excludes.
+	rs.add(invocation{name: "again"}, event{Action: "pass", Package: "p", Test: "Test3"})
+	_, skips := rs.count()
+	if got, want := summary(skips), "4 skipped: 2 without stock, 1 only in make nightly, 1 something else"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+func TestSeed_FormsOfTests_AreFound(t *testing.T) {
+	for _, line := range []string{
+		"    stream_test.go:251: STRATA_TEST_SEED=17276\n",
+		"    log_test.go:23: To reproduce, specify -run=\"TestLog\" -rapid.failfile=\"x\" (or -rapid.seed=1234)\n",
+		"    orderings_test.go:392: seed 12: lost\n",
+	} {
+		rs := &results{}
+		rs.add(invocation{}, event{Action: "output", Package: "p", Test: "TestX/part", Output: line})
+		if !rs.packages[0].test("TestX").seeded {
+			t.Errorf("%q has no seed", line)
+		}
+	}
+	if seed.MatchString("configmap seed-12 lacks") {
+		t.Error("a name is no seed")
+	}
+}
+
+func TestReport_Duration_IsRounded(t *testing.T) {
+	var out strings.Builder
+	rs := &results{}
+	rs.add(invocation{}, event{Action: "pass", Package: "p", Test: "TestX"})
+	rs.add(invocation{}, event{Action: "pass", Package: "p"})
+	if !report(&out, rs, nil, nil, nil, 61400*time.Millisecond) || !strings.Contains(out.String(), "1 tests in 1 packages, 0 failures, 1m1s\n") {
+		t.Errorf("%q", out.String())
+	}
+}
