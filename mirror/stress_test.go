@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/testseed"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -25,6 +26,8 @@ const (
 // race runs readers of every kind on real threads while a writer commits.
 type race struct {
 	t     *testing.T
+	seed  uint64
+	drawn uint64 // number of sources that random returned
 	store *memory.Store
 	m     *mirror.Mirror
 	all   []*mirror.Resource
@@ -47,7 +50,7 @@ func number(i, n int) memory.Op {
 
 func newRace(t *testing.T) *race {
 	t.Helper()
-	x := &race{t: t, store: memory.New()}
+	x := &race{t: t, seed: testseed.New(t), store: memory.New()}
 	x.store.Txn(numbers(0)...)
 	x.m = start(t, x.store, func(o *mirror.Options) {
 		o.Window = mirror.Window{MaxAge: time.Hour, MaxBytes: raceLimit}
@@ -76,9 +79,15 @@ func (x *race) fail(format string, args ...any) {
 	}
 }
 
+// random returns another source of the seed. It is called by the test's goroutine.
+func (x *race) random() *rand.Rand {
+	x.drawn++
+	return rand.New(rand.NewPCG(x.seed, x.drawn))
+}
+
 // reader calls f until the race ends.
 func (x *race) reader(f func(rnd *rand.Rand)) {
-	rnd := rand.New(rand.NewPCG(rand.Uint64(), 0))
+	rnd := x.random()
 	x.wg.Go(func() {
 		for !x.done.Load() {
 			f(rnd)
@@ -324,7 +333,7 @@ func (x *race) readConsistently(rnd *rand.Rand) {
 // write commits transactions, each of which writes its number to all resources, until a reader
 // fails. Sometimes the feed breaks, or etcd is compacted. History stays within its bound.
 func (x *race) write(txns int) {
-	rnd := rand.New(rand.NewPCG(rand.Uint64(), 1))
+	rnd := x.random()
 	for n := 1; n <= txns && !x.done.Load(); n++ {
 		x.store.Txn(append(numbers(n),
 			memory.Op{Key: fmt.Sprintf("/registry/r%d/%d", rnd.IntN(raceResources), rnd.IntN(40)), Value: strings.Repeat("v", rnd.IntN(300)), Delete: rnd.IntN(3) == 0},

@@ -17,6 +17,7 @@ import (
 	"github.com/stratakube/strata/etcdfeed"
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/etcdsource/contracttest"
+	"github.com/stratakube/strata/internal/testseed"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -164,9 +165,7 @@ func TestFeedServer_RandomWrites_RangesAndWatchesEqualEtcd(t *testing.T) {
 		t.Fatal(err)
 	}
 	client := connect(t, f.socket)
-	seed := uint64(rand.Int64())
-	t.Logf("seed %d", seed)
-	r := rand.New(rand.NewPCG(seed, 1))
+	r := rand.New(rand.NewPCG(testseed.New(t), 1))
 	dirs := []string{"pods/", "pods/nested/", "secrets/", "uncached/", "other/", ""}
 	first := catchUp(t, f.mirror)
 	live := client.Watch(contextFor(t), prefix, clientv3.WithPrefix(), clientv3.WithRev(first+1))

@@ -19,6 +19,7 @@ import (
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 
 	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/internal/testseed"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -328,13 +329,7 @@ func (x *randomReader) compare(t *testing.T) {
 // connection breaks from time to time. It compares snapshots at the latest and at random past
 // revisions, and states built from cursors, with etcd's responses at the same revision.
 func TestMirror_RandomWrites_EqualsEtcdAtRandomRevisions(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	if s := os.Getenv("STRATA_SEED"); s != "" {
-		if _, err := fmt.Sscan(s, &seed); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Logf("STRATA_SEED=%d draws the same writes again", seed)
+	seed := testseed.New(t) // draws the same writes again
 	client, prefix := open(t)
 	p, socket := newProxy(t, shared.etcd.socket())
 	resources := []string{prefix + "pods/", prefix + "nodes/", prefix + "leases/"}

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/testseed"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -126,8 +127,7 @@ func TestSelectors_AnyRevisionLimitAndToken_EqualsModel(t *testing.T) {
 
 func testSelectors(t *testing.T, opts ...func(*options)) {
 	t.Helper()
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := testseed.New(t)
 	f, etcd := inMemory(t, opts...)
 	s, ctx := f.engine(t), contextFor(t)
 	m := &selectorModel{rnd: rand.New(rand.NewPCG(seed, 1)), live: map[string]*example.Pod{}}

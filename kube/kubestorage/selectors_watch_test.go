@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/stratakube/strata/internal/testseed"
 )
 
 // events returns the events of a watch with the selector after the revision revs[at].
@@ -171,8 +173,7 @@ func (c *selectorWatch) reach(t *testing.T, ctx context.Context, m *selectorMode
 // in order. Initial events lead to the objects that the selector selects at the end; with a bookmark that closes them, they are the
 // selected objects at its revision in key order, and the model's events after it follow.
 func TestSelectors_Watches_EqualModel(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := testseed.New(t)
 	f, etcd := inMemory(t, onDemand)
 	s, ctx := f.engine(t), contextFor(t)
 	m := &selectorModel{rnd: rand.New(rand.NewPCG(seed, 2)), live: map[string]*example.Pod{}}

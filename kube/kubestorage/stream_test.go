@@ -24,6 +24,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/testseed"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
 )
@@ -247,9 +248,7 @@ func TestStream_SelectsNoEvent_GetsBookmarks(t *testing.T) {
 // TestStream_Bookmark_ComesAfterItsEvents drives random writes, reads and pauses (I4).
 func TestStream_Bookmark_ComesAfterItsEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		seed := rand.Uint64()
-		t.Logf("seed %d", seed)
-		random := rand.New(rand.NewPCG(seed, 0))
+		random := rand.New(rand.NewPCG(testseed.New(t), 0))
 		w := newTwin(t, mirror.DefaultWindow)
 		st := w.open(t, t.Context(), withBookmarks(w.fromNow()))
 		var written []mirror.Revision // not delivered yet

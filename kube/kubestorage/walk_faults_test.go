@@ -143,7 +143,7 @@ func TestWalk_FaultyStorage_IsDetected(t *testing.T) {
 	t.Parallel()
 	for name, fault := range listFaults {
 		t.Run(name, func(t *testing.T) {
-			_, err := walk(t, 0, 60, func(s storage.Interface) storage.Interface { return wrongLists{s, fault} })
+			_, err := walk(t, 60, func(s storage.Interface) storage.Interface { return wrongLists{s, fault} })
 			if err == nil {
 				t.Fatal("it was not found")
 			}

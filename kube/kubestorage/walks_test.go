@@ -3,7 +3,6 @@ package kubestorage
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -28,12 +27,11 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
 	"k8s.io/component-base/featuregate"
 
+	"github.com/stratakube/strata/internal/testseed"
 	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
-
-var walksSeed = flag.Uint64("walks.seed", 0, "seed of TestWalk_PagesFromAnyReplica_EqualEtcd; 0 for a random one")
 
 // replica is one engine on the shared etcd.
 type replica struct {
@@ -463,14 +461,14 @@ func (w *walksWorld) readExactly(ctx context.Context, seed uint64, present mirro
 // in pages, each page from any replica, and read at exact revisions; some replicas seal their tokens. Each list equals etcd's
 // contents at its revision; a walk that is overtaken by a compaction gets a 410 and continues in the present.
 //
-// -walks.seed repeats a run, up to the order of concurrent actions; with STRATA_TEST_LONG=1 it runs for some minutes.
+// STRATA_TEST_SEED repeats a run, up to the order of concurrent actions; with STRATA_TEST_LONG=1 it runs for some minutes.
 func TestWalk_PagesFromAnyReplica_EqualEtcd(t *testing.T) {
 	t.Parallel()
 	rounds := 50
 	if os.Getenv("STRATA_TEST_LONG") == "1" {
 		rounds = 1500
 	}
-	w, err := walk(t, *walksSeed, rounds, nil)
+	w, err := walk(t, rounds, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -490,13 +488,10 @@ func TestWalk_PagesFromAnyReplica_EqualEtcd(t *testing.T) {
 	}
 }
 
-// walk runs a world with the seed, or a random one.
-func walk(t *testing.T, seed uint64, rounds int, wrap func(storage.Interface) storage.Interface) (*walksWorld, error) {
+// walk runs a world with a seed of the test.
+func walk(t *testing.T, rounds int, wrap func(storage.Interface) storage.Interface) (*walksWorld, error) {
 	t.Helper()
-	if seed == 0 {
-		seed = rand.Uint64()
-	}
-	t.Logf("-walks.seed=%d", seed)
+	seed := testseed.New(t)
 	ctx, cancel := context.WithTimeout(t.Context(), patience+time.Duration(rounds)*time.Second)
 	defer cancel()
 	w := &walksWorld{client: startEtcd(t, nil), wrap: wrap}

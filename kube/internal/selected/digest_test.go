@@ -3,13 +3,13 @@ package selected
 import (
 	"math/rand/v2"
 	"testing"
+
+	"github.com/stratakube/strata/internal/testseed"
 )
 
 // TestDigest_BitsOf_AnyHashes_EqualsMap: the bits of a hash are found wherever the hash is expected, also if hashes are few or not evenly distributed.
 func TestDigest_BitsOf_AnyHashes_EqualsMap(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	rnd := rand.New(rand.NewPCG(seed, 0))
+	rnd := rand.New(rand.NewPCG(testseed.New(t), 0))
 	for range 2000 {
 		mask := ^uint32(0) >> rnd.IntN(32)
 		want := map[uint32]uint64{}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/testseed"
 	"github.com/stratakube/strata/kube/internal/podtest"
 	"github.com/stratakube/strata/mirror"
 )
@@ -171,8 +172,7 @@ func TestPlan_AnySelectorAndRevision_EqualsModel(t *testing.T) {
 
 func testPlans(t *testing.T, f *fixture) {
 	t.Helper()
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := testseed.New(t)
 	m := &model{rnd: rand.New(rand.NewPCG(seed, 1)), live: map[string]*example.Pod{}}
 	planned := 0
 	for range 20 {
@@ -207,7 +207,7 @@ func testPlans(t *testing.T, f *fixture) {
 // TestIndex_OldRevision_ExaminesSelectedOnly: the candidates of a declared field at an old revision are the selected objects.
 func TestIndex_OldRevision_ExaminesSelectedOnly(t *testing.T) {
 	f := newFixture(t)
-	m := &model{rnd: rand.New(rand.NewPCG(rand.Uint64(), 0)), live: map[string]*example.Pod{}}
+	m := &model{rnd: rand.New(rand.NewPCG(testseed.New(t), 0)), live: map[string]*example.Pod{}}
 	for range 400 {
 		m.step(t, f.Etcd)
 	}

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/internal/testseed"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/podtest"
 	"github.com/stratakube/strata/mirror/memo"
@@ -50,8 +51,7 @@ func shardFrom(t testing.TB, key, start, end string) (sharding.Selector, *object
 // TestShard_AnyRevision_EqualsSelectedPods writes pods at random and compares shards, followed to the present and rolled back to old
 // revisions, with the pods that upstream's selector selects there.
 func TestShard_AnyRevision_EqualsSelectedPods(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := testseed.New(t)
 	f := newFixture(t)
 	m := &model{rnd: rand.New(rand.NewPCG(seed, 2)), live: map[string]*example.Pod{}}
 	for range 15 {

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/internal/testseed"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/podtest"
 	"github.com/stratakube/strata/mirror"
@@ -92,8 +93,7 @@ func TestFollow_ByField_EqualsWatchOfAllEvents(t *testing.T) {
 	nodes := []string{"", "a", "b", "ab", "c"}
 	begin := f.Put(t, podOn("first", "a"))
 	f.CatchUp(t)
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := testseed.New(t)
 	var writing sync.WaitGroup
 	writing.Go(func() {
 		rnd := rand.New(rand.NewPCG(seed, 0))

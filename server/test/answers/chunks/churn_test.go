@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stratakube/strata/internal/testseed"
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
@@ -70,8 +71,10 @@ func TestHistory_ContinuousWrites_StaysReadable(t *testing.T) {
 	var mu sync.Mutex
 	var moments []listAnswer
 	var group sync.WaitGroup
+	seed, drawn := testseed.New(t), uint64(0)
 	work := func(f func(rnd *rand.Rand) error) {
-		rnd := rand.New(rand.NewPCG(rand.Uint64(), 0))
+		drawn++
+		rnd := rand.New(rand.NewPCG(seed, drawn))
 		group.Go(func() {
 			for working.Err() == nil {
 				if err := f(rnd); err != nil && working.Err() == nil {
@@ -186,7 +189,7 @@ func TestHistory_ContinuousWrites_StaysReadable(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	rnd := rand.New(rand.NewPCG(rand.Uint64(), 0))
+	rnd := rand.New(rand.NewPCG(seed, 0))
 	for i := 0; i < len(moments); i += 1 + len(moments)/200 {
 		harness.Check(t, again(ctx, rnd, moments[i]))
 	}
