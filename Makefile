@@ -37,8 +37,8 @@ TEST_TIMEOUT ?= 15m
 ALONE := GOWORK=off
 export GOFLAGS := $(strip $(filter-out -buildvcs=%,$(GOFLAGS)) -buildvcs=false)
 
-# Upstream's storage suites that only one of the two minors has are in files with a build tag of kube/kubestorage. The
-# tests set it themselves; vet and staticcheck need it here.
+# Upstream's storage suites that only one of the two minors has are in files with a build tag of kube/kubestorage.
+# Without it, a test builds its package again with the tag.
 NEWEST := apiserver_v0_37
 OLDEST := apiserver_v0_36
 
@@ -94,10 +94,10 @@ test-long: ## tests of kube and of the command in their long forms: hours, and g
 	@export STRATA_TEST_LONG=1 && $(RUN_TESTS) -timeout 4h -flags '-p=1 $(TEST_FLAGS)' kube server bench
 
 test-storage: ## only upstream's storage suites on the adapter, every test named
-	cd kube && $(GO) test $(RACE) -timeout $(TEST_TIMEOUT) -count=1 -v -run "Suite|Recorders" ./kubestorage
+	cd kube && $(GO) test $(RACE) -tags $(NEWEST) -timeout $(TEST_TIMEOUT) -count=1 -v -run "Suite|Recorders" ./kubestorage
 
 test-oldest: ## upstream's storage suites with the oldest supported k8s.io/apiserver, of kube/go.mod
-	cd kube && $(ALONE) $(GO) vet -tags $(OLDEST) ./... && $(ALONE) $(GO) test -vet=off -timeout $(TEST_TIMEOUT) -run "Suite|Recorders" ./kubestorage
+	cd kube && $(ALONE) $(GO) vet -tags $(OLDEST) ./... && $(ALONE) $(GO) test -vet=off -tags $(OLDEST) -timeout $(TEST_TIMEOUT) -run "Suite|Recorders" ./kubestorage
 
 # How long each fuzz target runs; the long run is 10m. What it finds stays in testdata/fuzz of the package, for
 # every later run of the tests; inputs that only add coverage stay in the build cache.

@@ -2,6 +2,7 @@ package kubestorage
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"go/build/constraint"
 	"go/parser"
 	"go/token"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime/debug"
@@ -322,23 +324,45 @@ func TestRecordersRecord(t *testing.T) {
 // (etcd3.WithCorruptObjErrorHandlingTransformer). docs/keps.md lists them.
 const notForTheEngine = "/GetListWithErrorAggregation/(first_error_is_an_unexpected_error|feature_enabled,_aggregation_should_abort_as_soon)"
 
+// minorSuitesEnv is the environment variable with which TestSuitesOfThisMinor runs TestMinorSuites.
+const minorSuitesEnv = "STRATA_TEST_MINOR_SUITES"
+
+// onlyInItsProcess skips a test that needs the flags of TestSuitesOfThisMinor.
+func onlyInItsProcess(t *testing.T) {
+	t.Helper()
+	if os.Getenv(minorSuitesEnv) != "1" {
+		t.Skip("TestSuitesOfThisMinor runs it, in a process without the cases of notForTheEngine")
+	}
+}
+
 // TestSuitesOfThisMinor runs TestMinorSuites and BenchmarkMinorSuites: the suites that only some
 // supported minors of k8s.io/apiserver export, or in different forms. Their files have a build tag
-// per minor, which go does not set by itself, so this test runs go test with the tag of the built
-// version.
+// per minor. A test program that was built with the tag, as make test does, runs itself; otherwise
+// go test builds it, which takes minutes under the race detector.
 func TestSuitesOfThisMinor(t *testing.T) {
 	_, minor := upstreamSuites(t)
-	// Without vet, which would analyse all dependencies again; make vet runs with the tag.
-	args := []string{"test", "-tags", minorTag(minor), "-vet=off", "-count=1", "-v", "-timeout=5m",
-		"-run=^TestMinorSuites$", "-skip=" + notForTheEngine, "-bench=^BenchmarkMinorSuites$", "-benchtime=1x"}
-	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
-		args = append(args, "-race")
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		t.Fatal("no build info")
+	}
+	settings := map[string]string{}
+	for _, s := range info.Settings {
+		settings[s.Key] = s.Value
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, "go", append(args, ".")...).CombinedOutput()
+	args := []string{"-test.count=1", "-test.v", "-test.timeout=5m", "-test.run=^TestMinorSuites$", "-test.skip=" + notForTheEngine,
+		"-test.bench=^BenchmarkMinorSuites$", "-test.benchtime=1x"}
+	cmd := exec.CommandContext(ctx, os.Args[0], args...)
+	if !slices.Contains(strings.Split(settings["-tags"], ","), minorTag(minor)) {
+		// Without vet, which would analyse all dependencies again; make vet runs with the tag.
+		build := []string{"test", "-tags=" + minorTag(minor), "-vet=off", "-race=" + cmp.Or(settings["-race"], "false"), "."}
+		cmd = exec.CommandContext(ctx, "go", append(build, args...)...)
+	}
+	cmd.Env = append(os.Environ(), minorSuitesEnv+"=1")
+	out, err := cmd.CombinedOutput()
 	if err != nil || !bytes.Contains(out, []byte("--- PASS: TestMinorSuites (")) || !bytes.Contains(out, []byte("\nBenchmarkMinorSuites/")) {
-		t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, out)
+		t.Fatalf("%s: %v\n%s", strings.Join(cmd.Args, " "), err, out)
 	}
 	t.Logf("%s", out)
 }

@@ -20,6 +20,7 @@ import (
 
 // TestMinorSuites runs the suites that v0.36 exports in a different form.
 func TestMinorSuites(t *testing.T) {
+	onlyInItsProcess(t)
 	suite(t, "WatchWithUnsafeDelete", func(t *testing.T) {
 		featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, true)
 		swap := newSwappable(identity.NewEncryptCheckTransformer())

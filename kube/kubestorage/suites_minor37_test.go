@@ -23,6 +23,7 @@ import (
 
 // TestMinorSuites runs the suites that only v0.37 exports, or exports in a different form.
 func TestMinorSuites(t *testing.T) {
+	onlyInItsProcess(t)
 	unsafeDeletion := func(t *testing.T) {
 		featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, true)
 	}

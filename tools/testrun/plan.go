@@ -37,27 +37,33 @@ var modules = []module{
 // skip themselves under it.
 var withoutRace = []string{"mirror"}
 
-// program is a program that tests start. It is built before the tests, whose time limits are not for
-// builds. The tests find it up to date.
+// program is a program that tests start or build. It is built before the tests, whose time limits
+// are not for builds. The tests find it up to date, or its packages in the build cache.
 type program struct {
 	path  string   // below bin
 	dir   string   // of go build
 	pkg   string   // the package of the program
-	alone bool     // outside of the workspace
+	env   []string // additions to the environment of go build
 	users []string // directories of packages that run it
 }
+
+var (
+	alone   = []string{"GOWORK=off"}
+	release = []string{"CGO_ENABLED=0", "GOFLAGS=-trimpath", "GOFIPS140=off"} // as tools/release builds
+)
 
 // A test of a missing program fails, or skips itself with the reason: a failed build is a warning,
 // except that of the command.
 var programs = []program{
-	{"test/strata", ".", "./server/cmd/strata", false, []string{"server", "stratatest"}},
-	{"test/kubectl-strata", "server", "./cmd/kubectl-strata", false, []string{"server/test/answers/history"}},
-	{"test/kine", "tools/kine", "github.com/k3s-io/kine", true, []string{"server/test/answers/contract", "server/test/answers/kine"}},
-	{"test/kwok", "tools/kwok", ".", true, []string{"server/test/answers/history"}},
-	{"test/release", "tools", "./release", true, []string{"server/test/answers/history"}},
-	{"stock/etcd-3.5", "tools/stock/etcd-3.5", "go.etcd.io/etcd/server/v3", true, []string{"server/test/answers/contract"}},
-	{"stock/etcd-3.6", "tools/stock/etcd-3.6", "go.etcd.io/etcd/server/v3", true, []string{"server/test/answers/contract", "server/test/resumption/skew"}},
-	{"stock/etcd-3.7", "server", "go.etcd.io/etcd/server/v3", true, []string{"server/test/resumption/skew"}},
+	{"test/strata", ".", "./server/cmd/strata", nil, []string{"server", "stratatest"}},
+	{"test/kubectl-strata", "server", "./cmd/kubectl-strata", nil, []string{"server/test/answers/history"}},
+	{"test/kubectl-strata-release", "server", "./cmd/kubectl-strata", release, []string{"server/test/answers/history"}},
+	{"test/release", "tools", "./release", alone, []string{"server/test/answers/history"}},
+	{"test/kwok", "tools/kwok", ".", alone, []string{"server/test/answers/history"}},
+	{"test/kine", "tools/kine", "github.com/k3s-io/kine", alone, []string{"server/test/answers/contract", "server/test/answers/kine"}},
+	{"stock/etcd-3.5", "tools/stock/etcd-3.5", "go.etcd.io/etcd/server/v3", alone, []string{"server/test/answers/contract"}},
+	{"stock/etcd-3.6", "tools/stock/etcd-3.6", "go.etcd.io/etcd/server/v3", alone, []string{"server/test/answers/contract", "server/test/resumption/skew"}},
+	{"stock/etcd-3.7", "server", "go.etcd.io/etcd/server/v3", alone, []string{"server/test/resumption/skew"}},
 }
 
 // binaryEnv names the command that tests run.
@@ -277,9 +283,7 @@ func (r *runner) buildPrograms(ctx context.Context, stages [][]invocation) error
 		fmt.Fprintf(r.out, "build   bin/%s\n", p.path)
 		build := exec.CommandContext(ctx, r.goCommand, "build", "-o", path, p.pkg)
 		build.Dir = filepath.Join(r.root, p.dir)
-		if build.Env = os.Environ(); p.alone {
-			build.Env = append(build.Env, "GOWORK=off")
-		}
+		build.Env = append(os.Environ(), p.env...)
 		out, err := build.CombinedOutput()
 		switch {
 		case err != nil && command:

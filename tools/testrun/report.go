@@ -166,6 +166,7 @@ var (
 		pattern *regexp.Regexp
 		reason  string
 	}{
+		{regexp.MustCompile(`^Test\w+ runs it`), "as a part of another test"},
 		{regexp.MustCompile(`STRATA_TEST_LONG`), "only in make nightly"},
 		{regexp.MustCompile(`^short: `), "not in make quick"},
 		{regexp.MustCompile(`race detector`), "not under the race detector"},

@@ -92,15 +92,15 @@ func TestDocument_Sessions_HaveTheirOutput(t *testing.T) {
 
 // TestKrewManifest_Release_NamesItsArchive makes the archive of one platform as a release does, and reads the manifest.
 func TestKrewManifest_Release_NamesItsArchive(t *testing.T) {
-	ctx := harness.Context(t, testTimeout)
 	dir := t.TempDir()
-	cmd := exec.CommandContext(ctx, "go", "run", "./release", "-only-plugin", "-version", "1.2.3", "-url", "https://example.com/files/",
+	cmd := exec.CommandContext(t.Context(), "go", "run", "./release", "-only-plugin", "-version", "1.2.3", "-url", "https://example.com/files/",
 		"-plugin-platforms", runtime.GOOS+"/"+runtime.GOARCH, "-out", dir)
 	cmd.Dir = "../../../../tools"
 	cmd.Env = append(os.Environ(), "GOWORK=off")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
+	ctx := harness.Context(t, testTimeout) // not for the builds above, which take minutes the first time
 	var manifest struct {
 		APIVersion, Kind string
 		Metadata         struct{ Name string }

@@ -211,8 +211,8 @@ func TestReplayServer_Informer_SeesTheEvents(t *testing.T) {
 // TestExport_Recording_IsReplayedByKwok replays an export with kwok's own code to another etcd, and compares the objects there.
 func TestExport_Recording_IsReplayedByKwok(t *testing.T) {
 	harness.OnlyStrata(t)
+	replayer := harness.KwokReplay(t) // is built before the time limit begins
 	ctx := harness.Context(t, testTimeout)
-	replayer := harness.KwokReplay(t)
 	namespace := harness.NewName("export")
 	states := story(t, ctx, namespace)
 	file := filepath.Join(t.TempDir(), "window.yaml.gz")
