@@ -165,6 +165,9 @@ func replayAll(t *testing.T, s *Source, after, through int64) (events int64) {
 
 // TestReplay_AnyFragmentsAndBreaks_IsComplete: any size of responses, any fragments, and streams that break at any place.
 func TestReplay_AnyFragmentsAndBreaks_IsComplete(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short: takes seconds")
+	}
 	t.Parallel()
 	const newest = 200
 	for _, batch := range []int64{1, 3, 1000} {
@@ -211,6 +214,9 @@ func TestReplay_MemberHangs_ContinuesOnAnother(t *testing.T) {
 // TestFeed_AfterSilentFeed_StartsOnAnotherMember: after a silent feed the next one begins on another member if one creates
 // it, otherwise on the same.
 func TestFeed_AfterSilentFeed_StartsOnAnotherMember(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short: takes seconds")
+	}
 	t.Parallel()
 	members := []*member{{newest: 100, batch: 5}, {newest: 100, batch: 5}, {newest: 100, batch: 5}}
 	s := New(serveMembers(t, members...), "test", "/probe")

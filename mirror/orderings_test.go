@@ -155,6 +155,7 @@ func (f few) requireNothingEarly(t *testing.T, overtakes, eventsOnly bool) {
 
 // TestOrderings_AllOfFewSteps_HaveNoEarlyReads: an etcd without the bug.
 func TestOrderings_AllOfFewSteps_HaveNoEarlyReads(t *testing.T) {
+	slow(t)
 	t.Parallel()
 	for _, f := range []few{{"be", 2}, {"eb", 2}, {"bq", 2}, {"ebe", 1}, {"ceq", 1}} {
 		t.Run(f.String(), func(t *testing.T) { f.requireNothingEarly(t, false, false) })
@@ -164,6 +165,7 @@ func TestOrderings_AllOfFewSteps_HaveNoEarlyReads(t *testing.T) {
 // TestOrderings_EventsOnly_HaveNoEarlyReads: an etcd with the bug, and a published revision that ignores progress. Reads
 // wait for the next event.
 func TestOrderings_EventsOnly_HaveNoEarlyReads(t *testing.T) {
+	slow(t)
 	t.Parallel()
 	for _, f := range []few{{"eb", 1}, {"be", 1}, {"bq", 1}, {"ebe", 1}} {
 		t.Run(f.String(), func(t *testing.T) { f.requireNothingEarly(t, true, true) })
@@ -203,6 +205,7 @@ func requireDivergence(t *testing.T, g *stage) {
 // them are detected, and a comparison with etcd at the mirror's own revision finds their keys. When
 // the event arrives the mirror discards its whole state, ends the cursors, and relists.
 func TestOrderings_ProgressAheadOfEvents_IsDetected(t *testing.T) {
+	slow(t)
 	t.Parallel()
 	for _, f := range []few{{"eb", 2}, {"be", 1}, {"cq", 1}, {"ebe", 1}} {
 		t.Run(f.String(), func(t *testing.T) {
@@ -328,6 +331,7 @@ func (g *randomStage) run(choose func(n int) int) error {
 // repeated, or missing, reads that share a revision or wait for a future one, a feed that breaks,
 // replies that fail, readers that give up, and time that passes.
 func TestOrderings_Random_HaveNoEarlyReads(t *testing.T) {
+	slow(t)
 	t.Parallel()
 	for _, tt := range []struct {
 		name                string

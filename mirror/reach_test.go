@@ -139,6 +139,7 @@ func TestRestoredHistory_DroppedPart_IsReleased(t *testing.T) {
 // TestMirror_EmptyUnclaimedResources_UseNoMemory: resources without a claim and without keys use no memory,
 // however many there were, and can be claimed again.
 func TestMirror_EmptyUnclaimedResources_UseNoMemory(t *testing.T) {
+	slow(t)
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		store.Put("/registry/a/x", "kept")

@@ -140,6 +140,7 @@ func (x *incarnations) run(t *testing.T, m *mirror.Mirror) {
 // TestSnapshot_RestoresOfEtcd_AreNotMixed restores etcd under readers. No reader may see the data of one
 // incarnation at a revision of another, and a cursor never continues from one to the other.
 func TestSnapshot_RestoresOfEtcd_AreNotMixed(t *testing.T) {
+	slow(t)
 	t.Parallel()
 	const rounds, restores = 3, 4 // a mirror backs off between lists
 	for range rounds {

@@ -264,6 +264,7 @@ func TestCheckpoints_AreCheckpointEventsApart(t *testing.T) {
 // TestHistory_MemoryPerRevision_IsBounded is a small BenchmarkHistoryMemory: the memory of history in addition to the
 // superseded keys and values (events, entries, allocator rounding, versions).
 func TestHistory_MemoryPerRevision_IsBounded(t *testing.T) {
+	slow(t)
 	if raceEnabled {
 		t.Skip("the race detector's heap is another")
 	}
@@ -282,6 +283,7 @@ func TestHistory_MemoryPerRevision_IsBounded(t *testing.T) {
 
 // TestWindow_CachedVersions_AreEvictedBeforeEvents: versions cached for readers are evicted before events.
 func TestWindow_CachedVersions_AreEvictedBeforeEvents(t *testing.T) {
+	slow(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()

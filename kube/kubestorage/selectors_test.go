@@ -114,6 +114,9 @@ func selectedOf(t *testing.T, state map[string]*example.Pod, prefix string, pred
 // TestSelectors_AnyRevisionLimitAndToken_EqualsModel lists with random selectors, of everything or of a namespace, at the latest and at old
 // revisions, whole and in pages, and compares with a filter of the model's state at that revision.
 func TestSelectors_AnyRevisionLimitAndToken_EqualsModel(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short: takes seconds")
+	}
 	for _, finds := range []bool{false, true} {
 		t.Run(fmt.Sprintf("values found in stored bytes %t", finds), func(t *testing.T) {
 			opts := []func(*options){onDemand}

@@ -173,6 +173,9 @@ func (c *selectorWatch) reach(t *testing.T, ctx context.Context, m *selectorMode
 // in order. Initial events lead to the objects that the selector selects at the end; with a bookmark that closes them, they are the
 // selected objects at its revision in key order, and the model's events after it follow.
 func TestSelectors_Watches_EqualModel(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short: takes seconds")
+	}
 	seed := testseed.New(t)
 	f, etcd := inMemory(t, onDemand)
 	s, ctx := f.engine(t), contextFor(t)

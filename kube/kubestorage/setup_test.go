@@ -253,6 +253,9 @@ func eventually(t testing.TB, what string, condition func() bool) {
 // startEtcd runs an etcd inside the test on a unix socket, and returns a client of it.
 func startEtcd(t testing.TB, configure func(*embed.Config), opts ...grpc.DialOption) *kubernetes.Client {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("short: runs an etcd")
+	}
 	dir, err := os.MkdirTemp("", "strata-etcd-") // short: the path of a socket has a limit
 	if err != nil {
 		t.Fatal(err)

@@ -293,6 +293,9 @@ func TestHandle_Overload_BacklogIsBounded(t *testing.T) {
 
 // TestHandle_Overload_OtherFlowsAreServed: neither a user with few requests at the overloaded level nor one at another level is refused.
 func TestHandle_Overload_OtherFlowsAreServed(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short: takes seconds")
+	}
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const duration = 20 * time.Second
@@ -320,6 +323,9 @@ func TestHandle_Overload_OtherFlowsAreServed(t *testing.T) {
 
 // TestHandle_OverloadByManyUsers_BacklogIsBounded: no user alone sends more than the level serves.
 func TestHandle_OverloadByManyUsers_BacklogIsBounded(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short: takes seconds")
+	}
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const users, duration = 40, 20 * time.Second

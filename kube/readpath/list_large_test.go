@@ -90,6 +90,9 @@ func TestList_LargeObjectsSlowClient_HoldsFewObjects(t *testing.T) {
 // TestList_SlowClient_PreparesFewLeaves: the bytes that one list prepares for a slow client are bounded, independent of the number of
 // processors.
 func TestList_SlowClient_PreparesFewLeaves(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short: takes seconds")
+	}
 	was := readying
 	readying = make(chan struct{}, 16) // of 8 processors
 	t.Cleanup(func() { readying = was })

@@ -120,6 +120,9 @@ func TestCompressedWatch_EndsMemberAtEachFlush(t *testing.T) {
 
 // TestCompressedWatch_Conditions_EqualUpstream checks that the same watches are compressed as upstream's.
 func TestCompressedWatch_Conditions_EqualUpstream(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short: takes seconds")
+	}
 	compresses(t)
 	w := watchedPods(t)
 	w.put(t, w.labelled("a", nil))

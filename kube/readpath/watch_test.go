@@ -32,6 +32,9 @@ import (
 
 // TestWatch_FramesAndHeaders_EqualUpstream compares the frames, byte by byte, and the headers.
 func TestWatch_FramesAndHeaders_EqualUpstream(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short: takes seconds")
+	}
 	const expired = "resourceVersion=1"
 	queries := map[string]bool{ // value: whether HTTP/2 is used
 		"resourceVersion=0": true,

@@ -67,6 +67,9 @@ func encodedAgain(t testing.TB, data []byte, gvk schema.GroupVersionKind) []byte
 
 // Every kind of the client's scheme that can be described is transcoded to the bytes of encoding/json, for random objects.
 func TestTranscoder_EveryKind_EqualsEncodingJSON(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short: takes seconds")
+	}
 	fill := fuzzer.FuzzerFor(fuzzer.MergeFuzzerFuncs(metafuzzer.Funcs), rand.NewSource(1), serializer.NewCodecFactory(scheme.Scheme)).
 		NilChance(0.5).NumElements(1, 2).MaxDepth(12)
 	kinds, accepted := 0, 0

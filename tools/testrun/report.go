@@ -160,6 +160,7 @@ func (rs *results) count() (tests int, skips map[string]int) {
 
 var (
 	message = regexp.MustCompile(`^\s+\S+\.go:\d+: (.*)`)
+	logged  = regexp.MustCompile(`^[IWEF]\d{4} `) // a line of klog
 	without = regexp.MustCompile(`^skipped without (\S+?):? `)
 	// reasons are the reasons of skips, in a form that is the same for all tests with that reason.
 	reasons = []struct {
@@ -181,8 +182,8 @@ var (
 func reason(output []string) string {
 	text := "without a reason"
 	for _, line := range output {
-		if m := message.FindStringSubmatch(line); m != nil {
-			text = strings.TrimSpace(m[1])
+		if m := message.FindStringSubmatch(line); m != nil && !logged.MatchString(m[1]) {
+			text = cmp.Or(strings.TrimSpace(m[1]), "without a reason")
 		}
 	}
 	if m := without.FindStringSubmatch(text); m != nil {

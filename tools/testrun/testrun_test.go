@@ -308,6 +308,7 @@ func TestReason_Messages_AreCountedTogether(t *testing.T) {
 	} {
 		name := fmt.Sprintf("Test%d", i)
 		rs.add(invocation{}, event{Action: "output", Package: "p", Test: name, Output: "    x_test.go:1: " + text + "\n"})
+		rs.add(invocation{}, event{Action: "output", Package: "p", Test: name, Output: "    x.go:2: I1126 11:36:48.455545] a cleanup\n"})
 		rs.add(invocation{}, event{Action: "skip", Package: "p", Test: name})
 	}
 	// Another pass runs the one that the race detector excludes.

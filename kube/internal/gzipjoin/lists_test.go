@@ -254,6 +254,9 @@ func joined(leaves [][]byte) func(io.Writer) error {
 
 // A leaf of the tree has 21 to 64 objects; leaves filled with ascending keys have 32.
 func TestCompress_JoinedLeaves_AreNearStandardSize(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short: takes seconds")
+	}
 	encoded(t, func(l list) {
 		want := sizeOf(t, standard(bytes.Join(l.items, nil)))
 		for _, items := range []int{21, 32, 64} {

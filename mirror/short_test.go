@@ -1,0 +1,16 @@
+package mirror_test
+
+import (
+	"testing"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+// slow skips a test that takes seconds in `make quick`. `make test-invariants` is short too, and runs
+// it: the checks find other defects than the test's own comparisons.
+func slow(t *testing.T) {
+	t.Helper()
+	if testing.Short() && !mirror.CheckInvariants {
+		t.Skip("short: takes seconds")
+	}
+}
