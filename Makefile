@@ -43,7 +43,7 @@ NEWEST := apiserver_v0_37
 OLDEST := apiserver_v0_36
 
 .DEFAULT_GOAL := build
-.PHONY: help build kubectl-strata run test test-engine test-kube test-server test-stratatest test-race test-runner quick test-long test-storage test-oldest \
+.PHONY: help build kubectl-strata run test test-engine test-kube test-server test-stratatest test-race test-runner quick nightly test-long test-storage test-oldest \
         test-invariants fuzz bench bench-read bench-consistent bench-watch bench-lists bench-selectors bench-storm bench-check bench-profiles scaling conformance robustness stock etcd-contract skew \
         suites suites-quick release release-ci release-check lint gofmt vet staticcheck boundaries tidy generate console check-docs check-commits prose vulncheck clean envtest envtest-archive newcomer recording screenshots
 
@@ -73,6 +73,9 @@ quick: build gofmt ## before each commit: gofmt, vet of the engine, short tests 
 	$(ALONE) $(GO) vet ./...
 	@export STRATA_BINARY='$(CURDIR)/$(BIN)' && $(RUN_TESTS) -flags '-short -vet=off $(TEST_FLAGS)' engine ./kube/kubestorage ./kube/readpath \
 		./kube/continuetoken ./kube/listadmission ./kube/internal/... ./server/test/answers/semantics
+
+nightly: ## every test under the race detector, long forms, version skew, chaos with fsync; a missing program is a failure: hours
+	.ci/nightly
 
 test-engine: ## tests of the engine
 	@$(RUN_TESTS) $(RACE) engine

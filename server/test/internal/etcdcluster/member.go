@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/server/v3/embed"
+
+	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
 // asMember is the first argument of a member's process.
@@ -61,7 +63,7 @@ func runMember(args []string) error {
 		config.ClusterState = embed.ClusterStateFlagExisting
 	}
 	config.AdvertiseClientUrls = config.ListenClientUrls
-	config.UnsafeNoFsync = true // these tests do not crash the machine
+	config.UnsafeNoFsync = !harness.Fsync()
 	config.LogLevel = "error"
 	config.EnableGRPCGateway = false
 

@@ -3,6 +3,7 @@ package harness
 import (
 	"context"
 	"fmt"
+	"os"
 	"strings"
 	"syscall"
 	"time"
@@ -26,7 +27,17 @@ type Etcd struct {
 	p       *Process
 }
 
-// Etcd starts an empty etcd without fsync: these tests do not crash the machine.
+// fsyncEnv makes etcds sync their writes to the disk: slower, with the delays of a real one.
+const fsyncEnv = "STRATA_TEST_FSYNC"
+
+// Fsync reports whether etcds sync their writes: STRATA_TEST_FSYNC=1. By default they do not, since
+// these tests do not crash the machine.
+func Fsync() bool { return os.Getenv(fsyncEnv) == "1" }
+
+// fsyncFlag returns the flag of an etcd for Fsync.
+func fsyncFlag() string { return fmt.Sprintf("--unsafe-no-fsync=%t", !Fsync()) }
+
+// Etcd starts an empty etcd, without fsync unless Fsync.
 func (e *Env) Etcd() *Etcd { return e.etcd(transport.TLSInfo{}) }
 
 // SyncedEtcd starts an empty etcd with fsync, for measurements. Its data is on the disk of the directory for temporary files ($TMPDIR).
@@ -50,7 +61,7 @@ func (e *Env) etcd(info transport.TLSInfo, more ...string) *Etcd {
 		env: e,
 		tls: info,
 	}
-	etcd.args = append([]string{"etcd", "--data-dir=" + e.Dir("etcd"), "--listen-client-url=" + etcd.URL, "--unsafe-no-fsync"}, more...)
+	etcd.args = append([]string{"etcd", "--data-dir=" + e.Dir("etcd"), "--listen-client-url=" + etcd.URL, fsyncFlag()}, more...)
 	etcd.Start()
 	return etcd
 }

@@ -19,10 +19,11 @@ const (
 	prometheusEnv = "STRATA_TEST_PROMETHEUS"
 )
 
-// Missing skips the test because a third-party program is missing, or fails it if STRATA_TEST_REQUIRE names the program.
+// Missing skips the test because a third-party program is missing, or fails it if STRATA_TEST_REQUIRE names the program, or is all.
 func Missing(t testing.TB, name, why string) {
 	t.Helper()
-	if slices.Contains(strings.Split(os.Getenv(requireEnv), ","), name) {
+	required := strings.Split(os.Getenv(requireEnv), ",")
+	if slices.Contains(required, name) || slices.Contains(required, "all") {
 		t.Fatalf("%s is required (%s), and %s", name, requireEnv, why)
 	}
 	t.Skipf("skipped without %s: %s (%s=%s makes this a failure)", name, why, requireEnv, name)

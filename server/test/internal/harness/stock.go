@@ -65,7 +65,7 @@ func (e *Env) StockEtcd(t testing.TB, minor string) *Etcd {
 }
 
 func stockEtcdArgs(dataDir, client, peer string) []string {
-	return []string{"--data-dir=" + dataDir, "--unsafe-no-fsync", "--listen-client-urls=" + client, "--advertise-client-urls=" + client,
+	return []string{"--data-dir=" + dataDir, fsyncFlag(), "--listen-client-urls=" + client, "--advertise-client-urls=" + client,
 		"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" + peer, "--initial-cluster=default=" + peer}
 }
 
