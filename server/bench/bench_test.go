@@ -59,18 +59,10 @@ func TestSizes_OfTests_HaveNoZero(t *testing.T) {
 	}
 }
 
-// onlyLong are workloads that only the long form of the test runs, with STRATA_TEST_LONG=1: they start engines of their own, and differ
-// from one that always runs in their data or in a media type.
-var onlyLong = []string{
-	"list-cold-protobuf", "list-cold-gzip-json", "initial-cold-gzip-protobuf", // list-cold-json, list-cold-gzip-protobuf, initial-cold-gzip-json
-	"watch-highest-few",                                             // watch-highest
-	"watch-resume", "restore-three", "restore-off", "restore-large", // restore
-	"list-cold-three", "list-cold-pages", "start-half", // list-cold-json, start
-	"kep-large", "kep-small-disabled", // kep-small, kep-large-disabled
-	"list-managed-protobuf", // list-managed
-}
+// smoke are the workloads of the short form: a list and a watch of each engine, and an engine of its own.
+var smoke = []string{"list-json", "watch-shared", "list-cold-json"}
 
-// TestBenchmark_EndToEnd_ReportsEveryWorkload runs the whole benchmark with few objects: every kind of workload finds its engines, gets correct answers
+// TestBenchmark_EndToEnd_ReportsEveryWorkload runs the workloads of smoke, or all with STRATA_TEST_LONG=1, with few objects: every kind of workload finds its engines, gets correct answers
 // and reports figures, and no process or file remains. The figures themselves do not matter, so two benchmarks run at once, and
 // workloads that are measured in fresh processes share them where they can: otherwise nearly all of the time would be for starting
 // these.
@@ -80,7 +72,7 @@ func TestBenchmark_EndToEnd_ReportsEveryWorkload(t *testing.T) {
 	defer cancel()
 	var fresh, others []Workload
 	for _, w := range workloads {
-		if os.Getenv("STRATA_TEST_LONG") != "1" && slices.Contains(onlyLong, w.Name) {
+		if os.Getenv("STRATA_TEST_LONG") != "1" && !slices.Contains(smoke, w.Name) {
 			continue
 		}
 		if w.Alone && !w.Starts && !w.EtcdOnly {
@@ -91,6 +83,9 @@ func TestBenchmark_EndToEnd_ReportsEveryWorkload(t *testing.T) {
 		} else {
 			others = append(others, w)
 		}
+	}
+	if len(fresh)+len(others) < len(smoke) {
+		t.Fatalf("%d workloads, want those of smoke: %v", len(fresh)+len(others), smoke)
 	}
 	var all sync.WaitGroup
 	var reports [2]*Report
