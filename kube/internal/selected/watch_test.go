@@ -2,6 +2,7 @@ package selected
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -261,8 +262,8 @@ func TestFollow_Shards_ReadOnlyTheirEvents(t *testing.T) {
 		want := map[string]int{}
 		for i := range n {
 			pod := podtest.Pod(fmt.Sprint("pod-", i))
-			pod.Namespace = fmt.Sprint("ns-", i)
-			pod.UID = types.UID(fmt.Sprint("uid-", i))
+			pod.Namespace = fmt.Sprint(i, "-ns")
+			pod.UID = types.UID(fmt.Sprint(i, "-uid"))
 			for shard := range watches {
 				sel, _ := shardOf(t, field, shard, len(watches))
 				if ok, err := sel.Matches(pod); err != nil {
@@ -282,6 +283,9 @@ func TestFollow_Shards_ReadOnlyTheirEvents(t *testing.T) {
 					t.Errorf("%s: shard %d has read %s of shard %d", field, i, ev.Key(), want[ev.Key()])
 				}
 			}
+		}
+		if shards := slices.Collect(maps.Values(want)); slices.Min(shards) == slices.Max(shards) {
+			t.Fatalf("%s: all pods are of one shard", field)
 		}
 		if filtered := f.filtered.Load(); read != n || filtered != n*int64(len(watches)-1) {
 			t.Errorf("%s: %d events were read, want %d; %d are counted as filtered, want %d", field, read, n, filtered, n*(len(watches)-1))
