@@ -249,3 +249,42 @@ func TestConverted_EntryDropped_IsReleased(t *testing.T) {
 	c.CatchUp(t)
 	podtest.Eventually(t, "the cache is empty when history has dropped the deletion", func() bool { return c.Blocks.Stats().Used == 0 })
 }
+
+// TestFinder_MostSearchesFail_Ends: a finder ends after 1,000 misses, unless more values were found; labels and fields are counted apart.
+func TestFinder_MostSearchesFail_Ends(t *testing.T) {
+	for _, hits := range []int{0, 1, 3} { // of four values
+		n := 0
+		c := podtest.New(t, func(o *podtest.Options) {
+			o.Config.Finder = func(_ bool, name string) objects.Find {
+				if name == "none" {
+					return nil
+				}
+				return func([]byte) ([]byte, bool, bool) {
+					n++
+					return []byte("value"), true, n%4 < hits
+				}
+			}
+		})
+		c.Put(t, podtest.Pod("a"))
+		c.CatchUp(t)
+		gen, e := c.View.CurrentGeneration(), c.Entry(t, podtest.Pod("a"))
+		if gen.Finder(true, "none") != nil {
+			t.Error("a label without a finder has one")
+		}
+		for range 6000 {
+			finder := gen.Finder(true, "label")
+			if finder == nil {
+				break
+			}
+			pass := finder.Begin(podtest.Context(t))
+			value, present, ok := pass.Find(e)
+			if ok != (n%4 < hits) || ok && (!present || string(value) != "value") {
+				t.Fatalf("search %d: %q, %t, %t", n, value, present, ok)
+			}
+			pass.End()
+		}
+		if ends := hits < 2; (gen.Finder(true, "label") == nil) != ends || ends && n > 1400 || gen.Finder(false, "field") == nil {
+			t.Errorf("%d of 4 values are found: the finder ends after %d searches: %t", hits, n, gen.Finder(true, "label") == nil)
+		}
+	}
+}
