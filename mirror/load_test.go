@@ -619,3 +619,53 @@ func TestLoadProgress_ListInProgress_HasKeysOfItsPages(t *testing.T) {
 		}
 	})
 }
+
+// TestClaim_AfterDivergence_RestoresNoOlderHistory: the clients of a resource have not received a lost event. A later
+// claim restores no history from before the divergence, on which a watch would resume across it.
+func TestClaim_AfterDivergence_RestoresNoOlderHistory(t *testing.T) {
+	for _, how := range []string{"consistent", "repaired", "relisted"} {
+		t.Run(how, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				md := past("/registry/a/")
+				store := md.store
+				m := start(t, store, func(o *mirror.Options) { o.UnclaimedBytes = 1 })
+				a := claim(t, m, "/registry/a/")
+				reach(t, m, store.Revision(), a)
+				want := mirror.Revision(1)
+				if how != "consistent" {
+					lose(t, m, store, memory.Op{Key: "/registry/a/a", Value: "lost"})
+					want = store.Revision()
+				}
+				switch how {
+				case "repaired":
+					if got := check(t, a); len(got) != 1 || m.Stats().Repairs != 1 {
+						t.Fatalf("differ: %v, %d repairs", got, m.Stats().Repairs)
+					}
+				case "relisted":
+					reach(t, m, store.Put("/registry/a/a", "next"))
+					if n := m.Stats().Divergences; n != 1 {
+						t.Fatalf("%d divergences, want 1", n)
+					}
+				}
+				for i := range 5 {
+					store.Put("/registry/a/b", fmt.Sprint(i))
+				}
+				reach(t, m, store.Revision(), a)
+				a.Release()
+				barrier(t, m)
+				replays := m.Stats().Replays
+				a = claim(t, m, "/registry/a/")
+				reach(t, m, store.Revision(), a)
+				synctest.Wait()
+				if n := m.Stats().Replays; n != replays+1 {
+					t.Fatalf("history was restored %d times for the claim, want once", n-replays)
+				}
+				requireFloor(t, a, want)
+				if _, err := a.CursorAfter(want-1, "", ""); !errors.Is(err, mirror.ErrCompacted) {
+					t.Errorf("a watch resumes before the divergence: %v, want ErrCompacted", err)
+				}
+				barrier(t, m)
+			})
+		})
+	}
+}

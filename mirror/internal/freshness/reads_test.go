@@ -237,3 +237,93 @@ func TestReads_OverdueRead_StartsAnotherAttempt(t *testing.T) {
 		}
 	})
 }
+
+// overlapping are two attempts in flight, with a caller each: the second began when the first was overdue.
+// answer ends the attempt with the number i.
+func overlapping(t *testing.T) (first, second <-chan int64, answer func(i int, rev int64, err error)) {
+	t.Helper()
+	type result struct {
+		rev int64
+		err error
+	}
+	var began atomic.Int64
+	answers := []chan result{make(chan result), make(chan result)}
+	reads := newTestReads(t, func(ctx context.Context) (int64, error) {
+		select {
+		case r := <-answers[min(began.Add(1), 2)-1]:
+			return r.rev, r.err
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
+	})
+	call := func() <-chan int64 {
+		result := make(chan int64, 1)
+		go func() {
+			rev, err := reads.ReadRevision(context.Background())
+			if err != nil {
+				rev = -1
+			}
+			result <- rev
+		}()
+		synctest.Wait()
+		return result
+	}
+	first = call()
+	second = call()
+	time.Sleep(revisionReadLate)
+	synctest.Wait()
+	if n := began.Load(); n != 2 {
+		t.Fatalf("%d attempts, want 2", n)
+	}
+	return first, second, func(i int, rev int64, err error) {
+		answers[i] <- result{rev, err}
+		synctest.Wait()
+	}
+}
+
+// requireWaiting fails if the call has returned.
+func requireWaiting(t *testing.T, what string, call <-chan int64) {
+	t.Helper()
+	select {
+	case rev := <-call:
+		t.Fatalf("%s returned %d, want it to wait", what, rev)
+	default:
+	}
+}
+
+func requireReturned(t *testing.T, what string, call <-chan int64, want int64) {
+	t.Helper()
+	select {
+	case rev := <-call:
+		if rev != want {
+			t.Errorf("%s returned %d, want %d", what, rev, want)
+		}
+	default:
+		t.Errorf("%s still waits, want %d", what, want)
+	}
+}
+
+// TestReads_EarlierAttemptFails_CallersGetLaterAnswer: a member that fails an overdue attempt is no error for its
+// callers while another attempt is in flight.
+func TestReads_EarlierAttemptFails_CallersGetLaterAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		first, second, answer := overlapping(t)
+		answer(0, 0, errors.New("no leader"))
+		requireWaiting(t, "the caller of the failed attempt", first)
+		answer(1, 20, nil)
+		requireReturned(t, "the caller of the failed attempt", first, 20)
+		requireReturned(t, "the caller of the second attempt", second, 20)
+	})
+}
+
+// TestReads_LaterAttemptFails_EarlierCallersWait: the error of an attempt is an answer for its own callers only.
+func TestReads_LaterAttemptFails_EarlierCallersWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		first, second, answer := overlapping(t)
+		answer(1, 0, errors.New("no leader"))
+		requireReturned(t, "the caller of the failed attempt", second, -1)
+		requireWaiting(t, "the caller of the first attempt", first)
+		answer(0, 10, nil)
+		requireReturned(t, "the caller of the first attempt", first, 10)
+	})
+}
