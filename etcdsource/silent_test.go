@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -30,9 +31,10 @@ type member struct {
 
 	id     uint64
 	newest int64
-	batch  int64       // revisions per response
-	hangs  atomic.Bool // requests are not answered
-	breaks bool        // of every fifth segment of ten revisions, the first stream breaks in the segment
+	lags   atomic.Int64 // revisions by which the headers of progress responses are behind
+	batch  int64        // revisions per response
+	hangs  atomic.Bool  // requests are not answered
+	breaks bool         // of every fifth segment of ten revisions, the first stream breaks in the segment
 
 	ranges, watches atomic.Int64
 	broken          sync.Map // by segment
@@ -98,7 +100,9 @@ func (m *member) Watch(stream pb.Watch_WatchServer) error {
 			}
 		}
 		if req.GetProgressRequest() != nil {
-			if err := send(&pb.WatchResponse{WatchId: -1}); err != nil {
+			header := m.header()
+			header.Revision -= m.lags.Load()
+			if err := stream.Send(&pb.WatchResponse{WatchId: -1, Header: header}); err != nil {
 				return err
 			}
 		}
@@ -220,14 +224,15 @@ func TestFeed_AfterSilentFeed_StartsOnAnotherMember(t *testing.T) {
 	t.Parallel()
 	members := []*member{{newest: 100, batch: 5}, {newest: 100, batch: 5}, {newest: 100, batch: 5}}
 	s := New(serveMembers(t, members...), "test", "/probe")
-	// watch returns the member that delivers revision 100.
+	// watch returns the member that delivers revision 100, and whether the feed has a connection of its own.
+	apart := false
 	watch := func(cause error) uint64 {
 		ctx, cancel := context.WithCancelCause(context.Background())
 		defer cancel(nil)
 		var at uint64
 		err := s.Watch(ctx, "/registry/", driver.Header{ClusterID: 1, Revision: 90}, func(b driver.Batch) error {
 			if b.Through >= 99 {
-				at = s.feeds.member.Load()
+				at, apart = s.feeds.member.Load(), s.feeds.current.Load().watcher != clientv3.Watcher(s.client)
 				cancel(cause)
 			}
 			return nil
@@ -239,8 +244,8 @@ func TestFeed_AfterSilentFeed_StartsOnAnotherMember(t *testing.T) {
 	}
 	for range 4 {
 		silent := watch(mirror.ErrFeedSilent)
-		if next := watch(context.Canceled); next == silent {
-			t.Fatalf("started at member %d again", next)
+		if next := watch(context.Canceled); next == silent || !apart {
+			t.Fatalf("started at member %d after %d, on a connection of its own: %v", next, silent, apart)
 		}
 	}
 	// The other members hang.
@@ -289,5 +294,59 @@ func TestList_MemberHangs_IsRetried(t *testing.T) {
 	n = 0
 	if _, err := attempts(ctx, time.Hour, 4, func(ctx context.Context) (int, error) { n++; return 0, ctx.Err() }); !errors.Is(err, context.Canceled) || n != 1 {
 		t.Errorf("canceled: %v after %d attempts, want Canceled after 1", err, n)
+	}
+}
+
+// TestFeed_MemberLags_DoesNotGoBack: progress below a delivered revision comes from a member that lags, if etcd has the delivered
+// revision. It is not passed on: to the mirror it would be a restored etcd.
+func TestFeed_MemberLags_DoesNotGoBack(t *testing.T) {
+	t.Parallel()
+	m := &member{newest: 100, batch: 5}
+	m.lags.Store(50)
+	s := New(serveMembers(t, m), "test", "/probe")
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	done := errors.New("done")
+	var delivered []int64
+	err := s.Watch(ctx, "/registry/", driver.Header{ClusterID: 1, Revision: 90}, func(b driver.Batch) error {
+		delivered = append(delivered, b.Through)
+		switch b.Through {
+		case 99: // the last event
+			reads := m.ranges.Load()
+			go func() {
+				_ = s.RequestProgress(ctx)
+				for m.ranges.Load() == reads && ctx.Err() == nil { // until the source has compared the revision
+					time.Sleep(time.Millisecond)
+				}
+				m.lags.Store(0)
+				_ = s.RequestProgress(ctx)
+			}()
+		case 50, 100:
+			return done
+		}
+		return nil
+	})
+	if !errors.Is(err, done) || !slices.IsSorted(delivered) {
+		t.Errorf("delivered through %v, %v; want no revision below another", delivered, err)
+	}
+}
+
+// TestFeed_OlderStateOfCluster_IsRefused: an etcd without the mirrored revision is restored from a backup, also if its ID is the same.
+func TestFeed_OlderStateOfCluster_IsRefused(t *testing.T) {
+	t.Parallel()
+	for name, after := range map[string]driver.Header{"older state": {ClusterID: 1, Revision: 101}, "another cluster": {ClusterID: 2, Revision: 90}} {
+		m := &member{newest: 100, batch: 5}
+		s := New(serveMembers(t, m), "test", "/probe")
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		go func() {
+			for m.watches.Load() == 0 && ctx.Err() == nil {
+				time.Sleep(time.Millisecond)
+			}
+			cancel() // the feed has begun
+		}()
+		err := s.Watch(ctx, "/registry/", after, func(driver.Batch) error { return nil })
+		if cancel(); !errors.Is(err, mirror.ErrRestored) {
+			t.Errorf("%s: %v, want ErrRestored", name, err)
+		}
 	}
 }
