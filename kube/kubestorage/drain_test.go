@@ -3,6 +3,7 @@ package kubestorage
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"github.com/stratakube/strata/etcdsource/memory"
 	enginemetrics "github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/watchset"
 	"github.com/stratakube/strata/mirror"
@@ -370,4 +372,36 @@ func TestWatchMetrics_CountStartsBookmarksAndEnds(t *testing.T) {
 		st.Close()
 		requireEnded(watchset.Expired)
 	})
+}
+
+// TestDrain_LargeRevision_IsDeliveredWhole: a watch that has begun to deliver a revision when the drain's last revision is behind it
+// gets the rest before its end. A part of a transaction would be lost to a client that resumes at its revision.
+func TestDrain_LargeRevision_IsDeliveredWhole(t *testing.T) {
+	w := newTwin(t, mirror.DefaultWindow)
+	st := w.open(t, contextFor(t), withBookmarks(w.fromNow()))
+	const before, large = readAhead + 1, 3 * readAhead
+	for i := range before {
+		w.put(t, newPod(fmt.Sprint(i)))
+	}
+	w.catchUp(t)
+	drained := make(chan error, 1)
+	go func() { drained <- w.cluster.watches.Drain(contextFor(t)) }()
+	eventually(t, "the watches are drained", w.cluster.watches.Draining)
+	if b := take(t, st); len(b.events) != readAhead { // the last revision of the drain is that of the next event
+		t.Fatalf("%d events, want %d", len(b.events), readAhead)
+	}
+	var ops []memory.Op
+	for i := range large {
+		pod := newPod(fmt.Sprint(i))
+		ops = append(ops, memory.Op{Key: etcdKey(pod), Value: storedPod(t, withLabel(pod, "in", "transaction"))})
+	}
+	w.etcd.Txn(ops...)
+	w.catchUp(t)
+	if events, err := endOf(st); events != before-readAhead+large || !errors.Is(err, ErrStreamEnded) {
+		t.Errorf("%d events, %v; want %d and the end", events, err, before-readAhead+large)
+	}
+	st.Close()
+	if err := <-drained; err != nil {
+		t.Error(err)
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
 
@@ -214,4 +216,20 @@ func TestRead_RestoredEtcd_ReturnsItsContents(t *testing.T) {
 	if err := f.Get(ctx, podKey(newPod("old")), storage.GetOptions{ResourceVersion: "0"}, out); !storage.IsNotFound(err) {
 		t.Errorf("get an object from before the restore: %v, want not found", err)
 	}
+}
+
+// TestConsistentRead_EtcdRestored_IsNotReady: the read that finds a restored etcd reports that the storage is not ready, as later ones
+// do. It does not report that memory cannot keep up.
+func TestConsistentRead_EtcdRestored_IsNotReady(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newTwin(t, mirror.DefaultWindow)
+		was := w.put(t, newPod("a"))
+		w.catchUp(t)
+		w.etcd.Stall(true) // the feed does not find it
+		w.etcd.FailLists(errors.New("not yet"))
+		w.etcd.Restore(was-1, nil)
+		if _, err := w.consistentRevision(t.Context(), nil); !errors.Is(err, mirror.ErrNotReady) {
+			t.Errorf("got %v, want ErrNotReady", err)
+		}
+	})
 }

@@ -1,0 +1,61 @@
+package readpath
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stratakube/strata/kube/internal/slowclient"
+)
+
+// blockedClient reads each write for a time.
+type blockedClient struct {
+	*httptest.ResponseRecorder
+	reads time.Duration
+}
+
+func (c *blockedClient) Write(p []byte) (int, error) {
+	time.Sleep(c.reads)
+	return c.ResponseRecorder.Write(p)
+}
+
+// TestWatchWriter_AfterInitialEvents_IsNotPaced: a client that blocks after its initial events is not slow, also if a gzip member
+// continues.
+func TestWatchWriter_AfterInitialEvents_IsNotPaced(t *testing.T) {
+	for name, gzip := range map[string]bool{"plain": false, "gzip": true} {
+		t.Run(name, func(t *testing.T) {
+			for _, listed := range []bool{false, true} {
+				synctest.Test(t, func(t *testing.T) {
+					client := &blockedClient{ResponseRecorder: httptest.NewRecorder()}
+					w := &watchWriter{w: client, flusher: client, gzip: gzip}
+					var connections slowclient.Connections
+					conn := connections.Begin(httptest.NewRequest(http.MethodGet, "/", nil))
+					defer conn.End()
+					slow := false
+					w.pace(conn, func() { slow = true })
+					if err := w.write([]byte("an initial event\n")); err != nil {
+						t.Fatal(err)
+					}
+					if listed {
+						w.unpace()
+					}
+					client.reads = 2 * slowclient.Patience
+					for range 2 {
+						if err := w.write([]byte("an event\n")); err != nil {
+							t.Fatal(err)
+						}
+					}
+					if err := w.endMember(); err != nil {
+						t.Fatal(err)
+					}
+					synctest.Wait()
+					if slow == listed {
+						t.Errorf("initial events sent: %v; the client is slow: %v", listed, slow)
+					}
+				})
+			}
+		})
+	}
+}
