@@ -61,10 +61,11 @@ func TestToken_OpensForItsScopeOnly(t *testing.T) {
 }
 
 // TestScope_FieldsSplitDifferently_AreAnotherScope: the same characters, split differently between the fields,
-// are another list.
+// are another list, and so is one with another value of any one field.
 func TestScope_FieldsSplitDifferently_AreAnotherScope(t *testing.T) {
 	k := newKey(time.Now())
-	scopes := []Scope{{"ab", "c", "d"}, {"a", "bc", "d"}, {"a", "b", "cd"}, {"", "abc", "d"}, {"abcd", "", ""}, {"", "", "abcd"}}
+	scopes := []Scope{{"ab", "c", "d"}, {"a", "bc", "d"}, {"a", "b", "cd"}, {"", "abc", "d"}, {"abcd", "", ""}, {"", "", "abcd"},
+		{"ab", "c", "e"}, {"ab", "e", "d"}, {"e", "c", "d"}} // the last ones differ from the first in one field
 	for _, made := range scopes {
 		token := k.seal(made, page)
 		for _, asked := range scopes {

@@ -43,6 +43,18 @@ func TestCompaction_KeepsWatchHistory(t *testing.T) {
 	if got != (tally{}) {
 		t.Errorf("lists at and above the compacted revision: requests to etcd %+v", got)
 	}
+	for _, pod := range []*example.Pod{second, third} {
+		opts := everything()
+		opts.ResourceVersion, opts.ResourceVersionMatch = pod.ResourceVersion, metav1.ResourceVersionMatchExact
+		r, err := f.engine(t).Read(contextFor(t), "/pods/", opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.FromEtcd() {
+			t.Errorf("the list at %s is read from etcd, want from memory", pod.ResourceVersion)
+		}
+		r.Close()
+	}
 
 	w := f.watchPods(t, afterRevision(pod.ResourceVersion))
 	for _, want := range []*example.Pod{first, second, third} {

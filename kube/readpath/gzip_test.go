@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -121,4 +122,34 @@ func contentOf(t *testing.T, response *httptest.ResponseRecorder) []byte {
 		t.Fatalf("%d bytes after the member", response.Body.Len())
 	}
 	return content
+}
+
+// TestList_CompressedBlocks_HaveContentOfPlainList: a compressed list of cached blocks has the bytes of the list without compression, also
+// at its end, where no comma follows the last item.
+func TestList_CompressedBlocks_HaveContentOfPlainList(t *testing.T) {
+	w := watchedPods(t)
+	const objects = 300
+	for i := range objects {
+		w.put(t, w.object(fmt.Sprintf("pod-%03d", i), map[string]string{"fill": strings.Repeat(fmt.Sprint(i), 500)}))
+	}
+	w.catchUp(t)
+	list := func(accept media, encoding, query string) *httptest.ResponseRecorder {
+		req := httptest.NewRequest(http.MethodGet, "/apis/example.apiserver.k8s.io/v1/pods?resourceVersion=0"+query, nil)
+		req.Header.Set("Accept", string(accept))
+		req.Header.Set("Accept-Encoding", encoding)
+		rw := httptest.NewRecorder()
+		w.ServeHTTP(rw, req)
+		if got := rw.Header().Get("Content-Encoding"); rw.Code != http.StatusOK || got != encoding {
+			t.Fatalf("%s, %q: code %d, Content-Encoding %q", accept, encoding, rw.Code, got)
+		}
+		return rw
+	}
+	for _, accept := range []media{mediaJSON, mediaProtobuf} {
+		plain := list(accept, "", "")
+		for i := range 3 { // later lists have cached blocks
+			if got := contentOf(t, list(accept, "gzip", "")); !bytes.Equal(got, plain.Body.Bytes()) {
+				t.Errorf("%s, list %d: %d bytes, which differ from the %d bytes without compression", accept, i, len(got), plain.Body.Len())
+			}
+		}
+	}
 }
