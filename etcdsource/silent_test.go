@@ -224,7 +224,8 @@ func TestFeed_AfterSilentFeed_StartsOnAnotherMember(t *testing.T) {
 	t.Parallel()
 	members := []*member{{newest: 100, batch: 5}, {newest: 100, batch: 5}, {newest: 100, batch: 5}}
 	s := New(serveMembers(t, members...), "test", "/probe")
-	// watch returns the member that delivers revision 100, and whether the feed has a connection of its own.
+	// watch returns the member that delivers revision 100, and whether the feed has a connection of
+	// its own.
 	apart := false
 	watch := func(cause error) uint64 {
 		ctx, cancel := context.WithCancelCause(context.Background())
@@ -297,8 +298,9 @@ func TestList_MemberHangs_IsRetried(t *testing.T) {
 	}
 }
 
-// TestFeed_MemberLags_DoesNotGoBack: progress below a delivered revision comes from a member that lags, if etcd has the delivered
-// revision. It is not passed on: to the mirror it would be a restored etcd.
+// TestFeed_MemberLags_DoesNotGoBack: progress below a delivered revision comes from a member that
+// lags, if etcd has the delivered revision. It is not passed on: to the mirror it would be a
+// restored etcd.
 func TestFeed_MemberLags_DoesNotGoBack(t *testing.T) {
 	t.Parallel()
 	m := &member{newest: 100, batch: 5}
@@ -331,7 +333,8 @@ func TestFeed_MemberLags_DoesNotGoBack(t *testing.T) {
 	}
 }
 
-// TestFeed_OlderStateOfCluster_IsRefused: an etcd without the mirrored revision is restored from a backup, also if its ID is the same.
+// TestFeed_OlderStateOfCluster_IsRefused: an etcd without the mirrored revision is restored from a
+// backup, also if its ID is the same.
 func TestFeed_OlderStateOfCluster_IsRefused(t *testing.T) {
 	t.Parallel()
 	for name, after := range map[string]driver.Header{"older state": {ClusterID: 1, Revision: 101}, "another cluster": {ClusterID: 2, Revision: 90}} {

@@ -620,8 +620,9 @@ func TestLoadProgress_ListInProgress_HasKeysOfItsPages(t *testing.T) {
 	})
 }
 
-// TestClaim_AfterDivergence_RestoresNoOlderHistory: the clients of a resource have not received a lost event. A later
-// claim restores no history from before the divergence, on which a watch would resume across it.
+// TestClaim_AfterDivergence_RestoresNoOlderHistory: the clients of a resource have not received a
+// lost event. A later claim restores no history from before the divergence, on which a watch would
+// resume across it.
 func TestClaim_AfterDivergence_RestoresNoOlderHistory(t *testing.T) {
 	for _, how := range []string{"consistent", "repaired", "relisted"} {
 		t.Run(how, func(t *testing.T) {

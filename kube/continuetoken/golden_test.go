@@ -46,8 +46,8 @@ func goldenRing() *ring {
 	return &ring{keys: []*key{newest, old}, dropped: []dropped{{keyID{7, 6, 5, 4, 3, 2, 1}, at(1)}}}
 }
 
-// TestRing_Golden_IsStoredForm: etcd has the ring of an earlier release. A change of this file is a change of the stored form: it needs
-// another version, and code that reads this one.
+// TestRing_Golden_IsStoredForm: etcd has the ring of an earlier release. A change of this file is a
+// change of the stored form: it needs another version, and code that reads this one.
 func TestRing_Golden_IsStoredForm(t *testing.T) {
 	stored, want := golden(t, "ring.json"), goldenRing()
 	if data, err := want.encode(); err != nil || !bytes.Equal(data, stored) {
@@ -65,8 +65,9 @@ func TestRing_Golden_IsStoredForm(t *testing.T) {
 	}
 }
 
-// TestToken_Golden_Opens: clients have tokens of an earlier release, and servers of two releases run at the same time during an upgrade. So
-// tokens are sealed with the same bytes, and open, as long as their version is the same.
+// TestToken_Golden_Opens: clients have tokens of an earlier release, and servers of two releases
+// run at the same time during an upgrade. So tokens are sealed with the same bytes, and open, as
+// long as their version is the same.
 func TestToken_Golden_Opens(t *testing.T) {
 	var tokens []goldenToken
 	if err := json.Unmarshal(golden(t, "tokens.json"), &tokens); err != nil || len(tokens) == 0 {

@@ -60,8 +60,8 @@ func TestToken_OpensForItsScopeOnly(t *testing.T) {
 	})
 }
 
-// TestScope_FieldsSplitDifferently_AreAnotherScope: the same characters, split differently between the fields,
-// are another list, and so is one with another value of any one field.
+// TestScope_FieldsSplitDifferently_AreAnotherScope: the same characters, split differently between
+// the fields, are another list, and so is one with another value of any one field.
 func TestScope_FieldsSplitDifferently_AreAnotherScope(t *testing.T) {
 	k := newKey(time.Now())
 	scopes := []Scope{{"ab", "c", "d"}, {"a", "bc", "d"}, {"a", "b", "cd"}, {"", "abc", "d"}, {"abcd", "", ""}, {"", "", "abcd"},

@@ -374,8 +374,9 @@ func TestWatchMetrics_CountStartsBookmarksAndEnds(t *testing.T) {
 	})
 }
 
-// TestDrain_LargeRevision_IsDeliveredWhole: a watch that has begun to deliver a revision when the drain's last revision is behind it
-// gets the rest before its end. A part of a transaction would be lost to a client that resumes at its revision.
+// TestDrain_LargeRevision_IsDeliveredWhole: a watch that has begun to deliver a revision when the
+// drain's last revision is behind it gets the rest before its end. A part of a transaction would be
+// lost to a client that resumes at its revision.
 func TestDrain_LargeRevision_IsDeliveredWhole(t *testing.T) {
 	w := newTwin(t, mirror.DefaultWindow)
 	st := w.open(t, contextFor(t), withBookmarks(w.fromNow()))

@@ -218,8 +218,8 @@ func TestRead_RestoredEtcd_ReturnsItsContents(t *testing.T) {
 	}
 }
 
-// TestConsistentRead_EtcdRestored_IsNotReady: the read that finds a restored etcd reports that the storage is not ready, as later ones
-// do. It does not report that memory cannot keep up.
+// TestConsistentRead_EtcdRestored_IsNotReady: the read that finds a restored etcd reports that the
+// storage is not ready, as later ones do. It does not report that memory cannot keep up.
 func TestConsistentRead_EtcdRestored_IsNotReady(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTwin(t, mirror.DefaultWindow)

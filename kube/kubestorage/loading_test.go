@@ -82,8 +82,9 @@ func loadedEngine(t *testing.T, endpoints []string) *Engine {
 	return e.Engine
 }
 
-// TestRead_ExactPageDuringLoad_WaitsForMemory: pages of the present go to etcd during a load, because they are cheap. A page at an exact
-// revision continues a list of a client that has a page of this server, and many of them come at once after a restart.
+// TestRead_ExactPageDuringLoad_WaitsForMemory: pages of the present go to etcd during a load,
+// because they are cheap. A page at an exact revision continues a list of a client that has a page
+// of this server, and many of them come at once after a restart.
 func TestRead_ExactPageDuringLoad_WaitsForMemory(t *testing.T) {
 	s := &stallable{}
 	s.lists.shut()

@@ -124,8 +124,8 @@ func contentOf(t *testing.T, response *httptest.ResponseRecorder) []byte {
 	return content
 }
 
-// TestList_CompressedBlocks_HaveContentOfPlainList: a compressed list of cached blocks has the bytes of the list without compression, also
-// at its end, where no comma follows the last item.
+// TestList_CompressedBlocks_HaveContentOfPlainList: a compressed list of cached blocks has the
+// bytes of the list without compression, also at its end, where no comma follows the last item.
 func TestList_CompressedBlocks_HaveContentOfPlainList(t *testing.T) {
 	w := watchedPods(t)
 	const objects = 300

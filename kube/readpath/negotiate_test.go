@@ -8,8 +8,8 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// TestNegotiate_RepeatedAccept_IsNotCached: results are cached by the first line of the header, so only requests without a second one
-// may add to the cache.
+// TestNegotiate_RepeatedAccept_IsNotCached: results are cached by the first line of the header, so
+// only requests without a second one may add to the cache.
 func TestNegotiate_RepeatedAccept_IsNotCached(t *testing.T) {
 	o := newOptionsRegistry(true)
 	cached := &o.resource.accepted.list

@@ -21,8 +21,8 @@ func (c *blockedClient) Write(p []byte) (int, error) {
 	return c.ResponseRecorder.Write(p)
 }
 
-// TestWatchWriter_AfterInitialEvents_IsNotPaced: a client that blocks after its initial events is not slow, also if a gzip member
-// continues.
+// TestWatchWriter_AfterInitialEvents_IsNotPaced: a client that blocks after its initial events is
+// not slow, also if a gzip member continues.
 func TestWatchWriter_AfterInitialEvents_IsNotPaced(t *testing.T) {
 	for name, gzip := range map[string]bool{"plain": false, "gzip": true} {
 		t.Run(name, func(t *testing.T) {

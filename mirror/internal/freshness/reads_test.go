@@ -238,8 +238,8 @@ func TestReads_OverdueRead_StartsAnotherAttempt(t *testing.T) {
 	})
 }
 
-// overlapping are two attempts in flight, with a caller each: the second began when the first was overdue.
-// answer ends the attempt with the number i.
+// overlapping are two attempts in flight, with a caller each: the second began when the first was
+// overdue. answer ends the attempt with the number i.
 func overlapping(t *testing.T) (first, second <-chan int64, answer func(i int, rev int64, err error)) {
 	t.Helper()
 	type result struct {
@@ -303,8 +303,8 @@ func requireReturned(t *testing.T, what string, call <-chan int64, want int64) {
 	}
 }
 
-// TestReads_EarlierAttemptFails_CallersGetLaterAnswer: a member that fails an overdue attempt is no error for its
-// callers while another attempt is in flight.
+// TestReads_EarlierAttemptFails_CallersGetLaterAnswer: a member that fails an overdue attempt is no
+// error for its callers while another attempt is in flight.
 func TestReads_EarlierAttemptFails_CallersGetLaterAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first, second, answer := overlapping(t)
@@ -316,7 +316,8 @@ func TestReads_EarlierAttemptFails_CallersGetLaterAnswer(t *testing.T) {
 	})
 }
 
-// TestReads_LaterAttemptFails_EarlierCallersWait: the error of an attempt is an answer for its own callers only.
+// TestReads_LaterAttemptFails_EarlierCallersWait: the error of an attempt is an answer for its own
+// callers only.
 func TestReads_LaterAttemptFails_EarlierCallersWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first, second, answer := overlapping(t)
