@@ -172,6 +172,11 @@ check-docs: ## fail if a document names a test, file or package that does not ex
 check-commits: ## fail if the message of a commit is not "package: imperative phrase" and a body
 	.ci/check-commits
 
+# Each mutation of tools/mutants/table.go changes one place of the code; tests without the race detector must find it.
+.PHONY: mutants
+mutants: ## change places of the code one by one, and fail if the tests of the place pass: make mutants ARGS="-only 'M1|M2'"
+	cd tools && $(ALONE) $(GO) test -vet=off ./mutants && $(ALONE) $(GO) run ./mutants -root .. $(ARGS)
+
 prose: ## fail if comments or documents have many pronouns that name nothing (tools/prose)
 	cd tools && $(ALONE) $(GO) test -vet=off ./prose && $(ALONE) $(GO) run ./prose ..
 

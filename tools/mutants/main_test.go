@@ -1,0 +1,72 @@
+package main
+
+import (
+	"errors"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// TestJudge_EventsOfTests_GiveResult: only a failed test kills a mutation, and only passed tests
+// let it survive.
+func TestJudge_EventsOfTests_GiveResult(t *testing.T) {
+	const (
+		passed   = `{"Action":"run","Test":"TestA"}` + "\n" + `{"Action":"pass","Test":"TestA"}` + "\n"
+		failed   = `{"Action":"fail","Test":"TestB/case"}` + "\n" + `{"Action":"fail","Test":"TestB"}` + "\n" + `{"Action":"fail"}` + "\n"
+		hanging  = `{"Action":"run","Test":"TestC"}` + "\n" + `{"Action":"output","Test":"TestC","Output":"panic: test timed out after 1m0s\n"}` + "\n" + `{"Action":"fail"}` + "\n"
+		exits    = passed + `{"Action":"output","Output":"exit status 3\n"}` + "\n" + `{"Action":"fail"}` + "\n"
+		noTests  = `{"Action":"output","Output":"testing: warning: no tests to run\n"}` + "\n" + `{"Action":"pass"}` + "\n"
+		noBuild  = `{"ImportPath":"p","Action":"build-output","Output":"undefined: x\n"}` + "\n" + `{"ImportPath":"p","Action":"build-fail"}` + "\n" + `{"Action":"fail"}` + "\n"
+		ofOthers = "not an event\n"
+	)
+	exit := errors.New("exit status 1")
+	for name, c := range map[string]struct {
+		events string
+		exit   error
+		want   outcome
+		by     string
+	}{
+		"all tests pass":        {passed, nil, survived, ""},
+		"a test fails":          {passed + failed, exit, killed, "TestB"},
+		"a test hangs":          {passed + hanging, exit, killed, "TestC, which hangs"},
+		"the process ends":      {exits, exit, invalid, "no test has failed: exit status 1"},
+		"no test runs":          {noTests, nil, invalid, "no test has run"},
+		"no output":             {"", nil, invalid, "no test has run"},
+		"it does not build":     {noBuild, exit, invalid, "it does not build"},
+		"output of other kinds": {ofOthers + passed, nil, survived, ""},
+	} {
+		if r := judge([]byte(c.events), c.exit); r.outcome != c.want || r.by != c.by {
+			t.Errorf("%s: %+v, want %s by %q", name, r, c.want, c.by)
+		}
+	}
+}
+
+// TestMutate_OldTextNotUnique_IsRefused: a table that does not fit the code is an error, not a
+// mutation that survives.
+func TestMutate_OldTextNotUnique_IsRefused(t *testing.T) {
+	m := mutation{old: "a < b", new: "a <= b"}
+	for content, want := range map[string]string{"if a < b {": "if a <= b {", "if a > b {": "", "if a < b || a < b {": ""} {
+		if got, err := m.mutate(content); got != want || (err == nil) != (want != "") {
+			t.Errorf("%q becomes %q, %v; want %q", content, got, err, want)
+		}
+	}
+	m.times = 2
+	if got, err := m.mutate("a < b, a < b"); err != nil || got != "a <= b, a <= b" {
+		t.Errorf("both places become %q, %v", got, err)
+	}
+}
+
+// TestTable_Mutations_AreComplete: each changes something, has a file of the product and tests that
+// can be selected.
+func TestTable_Mutations_AreComplete(t *testing.T) {
+	seen := map[string]bool{}
+	for _, m := range mutations {
+		if _, err := regexp.Compile(m.run); err != nil || m.run == "" {
+			t.Errorf("%s: tests %q, %v", m.id, m.run, err)
+		}
+		if seen[m.id] || m.old == m.new || m.old == "" || strings.HasSuffix(m.file, "_test.go") {
+			t.Errorf("%s: %+v", m.id, m)
+		}
+		seen[m.id] = true
+	}
+}
