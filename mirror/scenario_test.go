@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -528,4 +529,60 @@ func TestCursor_AtFutureRevision_ReturnsOnlyLaterEvents(t *testing.T) {
 			t.Errorf("%v, %v, position %d", evs, err, c.Position())
 		}
 	})
+}
+
+// TestCursor_RevisionLargerThanLimit_ContinuesWithin: calls with a limit return each event of a
+// large transaction once, also if the watch index that the cursor follows ends between them. The
+// position passes the revision with its last event.
+func TestCursor_RevisionLargerThanLimit_ContinuesWithin(t *testing.T) {
+	for _, indexEnds := range []bool{false, true} {
+		t.Run(fmt.Sprintf("index ends=%v", indexEnds), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := memory.New()
+				m := start(t, store, nil)
+				r := claim(t, m, "/registry/a/")
+				reach(t, m, store.Revision(), r)
+				var clean cleanups
+				defer clean.run()
+				ctx, end := context.WithCancel(t.Context())
+				defer end()
+				index := mirror.NewWatchIndex(ctx, r, goes(&clean), valuesOf, nil)
+				c := latest(t, r).Cursor("", "")
+				c.FollowIndex(index, "v")
+				before := store.Put("/registry/a/before", "v")
+				var ops []memory.Op
+				want := []string{"/registry/a/before"}
+				for i := range 10 {
+					ops = append(ops, memory.Op{Key: fmt.Sprintf("/registry/a/%d", i), Value: "v"})
+					want = append(want, ops[i].Key)
+				}
+				rev := store.Txn(ops...)
+				reach(t, m, rev)
+				synctest.Wait()
+				var got []string
+				for i, n := range []int{4, 4, 3} {
+					if i == 1 && indexEnds {
+						end()
+						synctest.Wait()
+					}
+					evs, err := c.Next(nil, 4)
+					if err != nil || len(evs) != n {
+						t.Fatalf("%d events, %v; want %d", len(evs), err, n)
+					}
+					for _, e := range evs {
+						got = append(got, e.Key())
+					}
+					if at := c.Position(); len(got) < len(want) && at != before {
+						t.Errorf("the position is %d after a part of %d, want %d", at, rev, before)
+					}
+				}
+				if !slices.Equal(got, want) {
+					t.Errorf("got events of %q, want %q", got, want)
+				}
+				if evs, err := c.Next(nil, 4); err != nil || len(evs) != 0 || c.Position() != rev {
+					t.Errorf("then %d events, %v, position %d; want %d", len(evs), err, c.Position(), rev)
+				}
+			})
+		})
+	}
 }

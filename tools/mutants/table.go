@@ -46,7 +46,7 @@ var mutations = []mutation{
 		new: "\tif through > w.published.Revision() {\n\t\tw.publisher.Publish(through, progress)\n\t\tw.timeline.add(through, time.Now())\n\t}\n\tfor _, x := range w.updates {\n\t\tx.commit()\n\t}\n"},
 	{id: "M21", file: "mirror/cursor.go", run: "TestCursor_AtFutureRevision",
 		old: `case e.Rev <= r.after:`, new: `case e.Rev < r.after:`},
-	{id: "M22", file: "mirror/cursor.go", pkg: "kube/kubestorage", run: "TestStream_Bookmark_ComesAfterItsEvents",
+	{id: "M22", file: "mirror/cursor.go", run: "TestCursor_RevisionLargerThanLimit",
 		old: `r.visitedInRevision = r.seq - first`, new: `r.visitedInRevision = 0`},
 	{id: "M23", file: "mirror/cursor.go", run: "TestWatchIndex_BusyWithEvent",
 		old: `r.now = min(r.now, e.Rev-1)`, new: `r.now = min(r.now, e.Rev)`},
