@@ -43,6 +43,7 @@ type stubPrimary struct {
 
 	hang     atomic.Bool // while true, requests wait for release
 	distrust atomic.Bool // while true, no certificate is that of a front proxy
+	overload atomic.Bool // while true, SelfSubjectReviews are answered with 429
 	release  chan struct{}
 
 	others, proofs atomic.Int64 // requests other than health checks; SelfSubjectReviews
@@ -87,6 +88,10 @@ func (s *stubPrimary) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	case req.URL.Path == "/readyz":
 	case req.URL.Path == reviewPath:
 		s.proofs.Add(1)
+		if s.overload.Load() {
+			w.WriteHeader(http.StatusTooManyRequests)
+			return
+		}
 		w.Header().Set("Content-Type", "application/json")
 		if s.reviewCode != 0 {
 			w.WriteHeader(s.reviewCode)
@@ -144,15 +149,7 @@ func (s *stubPrimary) user(req *http.Request) (authenticationv1.UserInfo, bool) 
 // pool returns a pool of the stub, with the certificate in the file, and runs it until the test ends.
 func (s *stubPrimary) pool(t *testing.T, certFile string, durations timing) *pool {
 	t.Helper()
-	id, err := newIdentity(certFile, certFile)
-	check(t, err)
-	target, err := url.Parse(s.server.URL)
-	check(t, err)
-	authorities := x509.NewCertPool()
-	pem, err := os.ReadFile(s.files.CA)
-	check(t, err)
-	authorities.AppendCertsFromPEM(pem)
-	p := newPool([]*url.URL{target}, func() *x509.CertPool { return authorities }, id)
+	p := s.idlePool(t, certFile)
 	p.timing = durations
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
@@ -165,6 +162,20 @@ func (s *stubPrimary) pool(t *testing.T, certFile string, durations timing) *poo
 		<-ended
 	})
 	return p
+}
+
+// idlePool returns a pool of the stub that does not run.
+func (s *stubPrimary) idlePool(t *testing.T, certFile string) *pool {
+	t.Helper()
+	id, err := newIdentity(certFile, certFile)
+	check(t, err)
+	target, err := url.Parse(s.server.URL)
+	check(t, err)
+	authorities := x509.NewCertPool()
+	pem, err := os.ReadFile(s.files.CA)
+	check(t, err)
+	authorities.AppendCertsFromPEM(pem)
+	return newPool([]*url.URL{target}, func() *x509.CertPool { return authorities }, id)
 }
 
 func check(t *testing.T, err error) {
@@ -315,6 +326,65 @@ func TestPool_PrimaryChangesItsFlags_IsDownByNextProof(t *testing.T) {
 	await(t, "refusal", func() bool { return p.refusal() != nil })
 	s.distrust.Store(false)
 	await(t, "next proof", p.primaries[0].healthy.Load)
+}
+
+// provenPrimary returns a primary of the stub whose first check has succeeded, and a function that
+// makes the next check.
+func (s *stubPrimary) provenPrimary(t *testing.T, durations timing) (one *primary, next func() error) {
+	t.Helper()
+	p := s.idlePool(t, s.files.FrontProxyClient)
+	one = p.primaries[0]
+	next = func() error { return one.check(t.Context(), p.identity, durations, func() {}) }
+	check(t, next())
+	one.up()
+	t.Cleanup(one.links.Load().closeIdle)
+	return one, next
+}
+
+// TestPrimary_NewConnection_IsProven: another process may answer on a new connection, so a proof is
+// due before its time.
+func TestPrimary_NewConnection_IsProven(t *testing.T) {
+	t.Parallel()
+	s := newStub(t, &stubPrimary{})
+	durations := testTiming
+	durations.proof, durations.proofAge = time.Hour, 2*time.Hour
+	one, next := s.provenPrimary(t, durations)
+	check(t, next())
+	if n := s.proofs.Load(); n != 1 {
+		t.Fatalf("%d proofs on one connection, want 1", n)
+	}
+	l := one.links.Load()
+	dials := l.dials.Load()
+	s.server.CloseClientConnections()
+	await(t, "check on a new connection", func() bool { return next() == nil && l.dials.Load() > dials })
+	if n := s.proofs.Load(); n != 2 {
+		t.Errorf("%d proofs on two connections, want 2", n)
+	}
+}
+
+// TestPrimary_ProofFails_LastOneHoldsForItsAge: an overloaded primary keeps its requests for as
+// long as its last proof holds, and no longer.
+func TestPrimary_ProofFails_LastOneHoldsForItsAge(t *testing.T) {
+	t.Parallel()
+	s := newStub(t, &stubPrimary{})
+	durations := testTiming
+	durations.proof, durations.proofAge = time.Hour, 2*time.Hour
+	one, next := s.provenPrimary(t, durations)
+	s.overload.Store(true)
+	one.health.proven = time.Now().Add(-durations.proof)
+	if err := next(); err != nil || s.proofs.Load() != 2 {
+		t.Errorf("check while the last proof holds: %v after %d proofs, want success after 2", err, s.proofs.Load())
+	}
+	one.health.proven = time.Now().Add(-durations.proofAge)
+	var status *statusError
+	if err := next(); !errors.As(err, &status) {
+		t.Errorf("check when the last proof is too old: %v, want the error of the proof", err)
+	}
+	s.overload.Store(false)
+	check(t, next())
+	if d := defaultTiming.proofAge; d != 30*time.Second {
+		t.Errorf("a proof holds for %v, want the 30 s of docs/replicas.md", d)
+	}
 }
 
 // TestPool_PrimaryFallsSilent_RequestsInFlightEnd: a stopped process closes no connection. Requests over HTTP/2, and connections that have changed
