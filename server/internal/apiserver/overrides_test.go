@@ -1,15 +1,20 @@
 package apiserver
 
 import (
+	"io"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/go-logr/logr/funcr"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
 )
 
 func TestParseOverrides_InvalidValue_IsNamed(t *testing.T) {
@@ -101,5 +106,48 @@ func TestOverrides_ChecksAreNamedAndNotInLivez(t *testing.T) {
 		if got := names(config.LivezChecks); !slices.Equal(got, want[:2]) {
 			t.Errorf("livez: %q, want %q", got, want[:2])
 		}
+	}
+}
+
+// TestOverrides_ResourceNotServed_IsLogged: an override with a wrong name has no effect, so the
+// server names it when it has started.
+func TestOverrides_ResourceNotServed_IsLogged(t *testing.T) {
+	var lines []string // of the calls below only
+	klog.SetLogger(funcr.New(func(_, args string) {
+		if strings.Contains(args, "no API serves") {
+			lines = append(lines, args)
+		}
+	}, funcr.Options{}))
+	defer klog.ClearLogger()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		switch req.URL.Path {
+		case "/api":
+			_, _ = io.WriteString(w, `{"kind":"APIVersions","versions":["v1"]}`)
+		case "/apis":
+			_, _ = io.WriteString(w, `{"kind":"APIGroupList","apiVersion":"v1","groups":[{"name":"apps","versions":[{"groupVersion":"apps/v1","version":"v1"}]}]}`)
+		case "/api/v1":
+			_, _ = io.WriteString(w, `{"kind":"APIResourceList","groupVersion":"v1","resources":[{"name":"events","kind":"Event"}]}`)
+		case "/apis/apps/v1":
+			_, _ = io.WriteString(w, `{"kind":"APIResourceList","groupVersion":"apps/v1","resources":[{"name":"deployments","kind":"Deployment"}]}`)
+		default:
+			w.WriteHeader(http.StatusNotFound)
+		}
+	}))
+	defer server.Close()
+	o := etcdOptions("http://a:1")
+	o.EtcdServersOverrides = []string{"/events#http://b:1", "apps/*#http://b:1", "/evnets#http://c:1", "example.com/*#http://c:1"}
+	parsed, err := parseOverrides(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	parsed.warnUnserved(t.Context(), &rest.Config{Host: server.URL})
+	for i, want := range []string{`"resource"="evnets"`, `"resource"="*.example.com"`} {
+		if i >= len(lines) || !strings.Contains(lines[i], want) {
+			t.Fatalf("logged %q, want a line with %s", lines, want)
+		}
+	}
+	if len(lines) != 2 {
+		t.Errorf("logged %q, want two lines", lines)
 	}
 }

@@ -220,3 +220,18 @@ func TestClose_OpenWatch_DoesNotBlock(t *testing.T) {
 		t.Fatal("Close waits for the watch")
 	}
 }
+
+// TestStart_ProgressNotifyInterval_ReachesEtcd: an idle watch gets progress notifications at the
+// interval of the configuration. Etcd's own is ten minutes, longer than the test waits.
+func TestStart_ProgressNotifyInterval_ReachesEtcd(t *testing.T) {
+	s := start(t, Config{Dir: t.TempDir(), ProgressNotifyInterval: 100 * time.Millisecond})
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
+	defer cancel()
+	responses := dial(t, s).Watch(ctx, "key", clientv3.WithProgressNotify())
+	for range 2 {
+		resp, ok := <-responses
+		if !ok || !resp.IsProgressNotify() {
+			t.Fatalf("got %+v, %v; want a progress notification", resp, resp.Err())
+		}
+	}
+}
