@@ -2,6 +2,7 @@ package up
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
@@ -15,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/client-go/rest"
 )
 
@@ -341,7 +343,7 @@ func TestUp_ExistingKubeconfig_KeepsUserContexts(t *testing.T) {
 
 func TestUp_EngineAndServerFlags_TakeEffect(t *testing.T) {
 	t.Parallel()
-	p := start(t, t.TempDir(), "--controllers=none", "--", "--engine=upstream", "--anonymous-auth=true", "--v=1")
+	p := start(t, t.TempDir(), "--controllers=none", "--etcd-progress-notify-interval=100ms", "--", "--engine=upstream", "--anonymous-auth=true", "--v=1")
 	p.requireUp(t)
 	config := p.config(t)
 	anonymous := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: rootCAs(t, config)}}}
@@ -356,7 +358,29 @@ func TestUp_EngineAndServerFlags_TakeEffect(t *testing.T) {
 	if !strings.Contains(p.printed(), "controllers: none") {
 		t.Error("controllers run")
 	}
+	p.requireProgress(t)
 	p.requireStop(t, terminate)
+}
+
+// requireProgress fails the test unless etcd notifies an idle watch of its progress before the test's
+// timeout, which is shorter than etcd's own interval.
+func (p *upProcess) requireProgress(t *testing.T) {
+	t.Helper()
+	sockets, err := filepath.Glob(filepath.Join(p.dir, "*", "etcd", "client.sock"))
+	if err != nil || len(sockets) != 1 {
+		t.Fatalf("sockets of etcd: %q, %v; want one", sockets, err)
+	}
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"unix://" + sockets[0]}, DialTimeout: timeout})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
+	defer cancel()
+	response := <-client.Watch(ctx, "no key", clientv3.WithProgressNotify())
+	if !response.IsProgressNotify() {
+		t.Errorf("an idle watch of etcd gets %+v, %v; want progress", response, response.Err())
+	}
 }
 
 func rootCAs(t *testing.T, config *rest.Config) *x509.CertPool {
