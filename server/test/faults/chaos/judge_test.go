@@ -32,6 +32,7 @@ import (
 //	Watch          the validators of watchcheck, and every event carries the object as it was written
 //	Ended          every watch reaches the end of the round
 //	Answered       every answer is of an expected kind
+//	Available      most reads are answered
 //	Mirror         at the end the cache of each server equals etcd
 //
 // The effect of an unacknowledged write is read from etcd's history, where each value occurs once: the write either took effect, at
@@ -49,6 +50,7 @@ const (
 	watched      = "Watch"
 	ended        = "Ended"
 	answered     = "Answered"
+	available    = "Available"
 	mirrored     = "Mirror"
 )
 
@@ -68,6 +70,15 @@ type verdict struct {
 
 func (v *verdict) add(check, format string, args ...any) {
 	v.found[check] = append(v.found[check], fmt.Sprintf(format, args...))
+}
+
+// judgeAvailability adds a violation if fewer than half of the reads were answered. Each fault ends
+// soon and concerns one server, or a minority of etcd, so most reads have an answer. A round
+// without answers would otherwise pass all checks.
+func (v *verdict) judgeAvailability() {
+	if reads := v.gets + v.lists; reads <= v.unread {
+		v.add(available, "%d reads were answered, %d were not", reads, v.unread)
+	}
 }
 
 // operations is the number of judged requests: all that were answered, and unanswered writes.
@@ -112,6 +123,7 @@ func (r *round) judge(t *testing.T, h *watchcheck.History) *verdict {
 	}
 	histories := r.writes(v, l)
 	r.reads(v, l, histories)
+	v.judgeAvailability()
 	r.fresh(v, l)
 	r.monotonic(v, l)
 	r.watches(v, l, part)

@@ -59,3 +59,22 @@ func TestRegisterModel_RejectsImpossibleHistories(t *testing.T) {
 		}
 	}
 }
+
+// TestVerdict_UnansweredReads_AreViolation: a round whose servers answer no reads fails, also if
+// all else is right.
+func TestVerdict_UnansweredReads_AreViolation(t *testing.T) {
+	for name, c := range map[string]struct {
+		gets, lists, unread int
+		want                bool
+	}{
+		"most are answered":  {gets: 60, lists: 20, unread: 10},
+		"none is answered":   {unread: 50, want: true},
+		"none was asked":     {want: true},
+		"half were answered": {gets: 10, lists: 10, unread: 20, want: true},
+	} {
+		v := &verdict{found: map[string][]string{}, gets: c.gets, lists: c.lists, unread: c.unread}
+		if v.judgeAvailability(); (len(v.found[available]) > 0) != c.want {
+			t.Errorf("%s: %v, want a violation: %v", name, v.found, c.want)
+		}
+	}
+}
