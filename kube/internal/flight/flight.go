@@ -12,6 +12,8 @@ import (
 // It differs from golang.org/x/sync/singleflight in that a waiter ends with its own context, and that a failure is not
 // shared: it may be due to the request of the caller that computed, so the next waiter computes again.
 //
+// Detached shares computations that take no context.
+//
 // Three shared computations are not of this kind: a read of etcd's revision and one of the keys of continue tokens must begin
 // after the request that waits for it (freshness.Reads, continuetoken.Keeper), and the turns of selected bound work without
 // sharing a result.
