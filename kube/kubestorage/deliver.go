@@ -92,6 +92,10 @@ func (st *Stream) deliver(sink Sink, b *delivery) error {
 		return err
 	}
 	if err := st.deliverInitial(sink, b); err != nil {
+		if !st.deadline.IsZero() && time.Until(st.deadline) < time.Second && apierrors.IsTimeout(err) {
+			<-st.ctx.Done() // a conversion waits almost as long
+			return ErrStreamEnded
+		}
 		return err
 	}
 	for _, ev := range b.events {
@@ -169,7 +173,7 @@ func (st *Stream) selects(e *mirror.Entry) (bool, error) {
 // it, DELETED with the object before it and the event's revision, or "" if the watch selects
 // neither. Errors are decoding errors; see retry.
 func (st *Stream) translate(ev *mirror.Event) (watch.EventType, error) {
-	before, now, err := st.selector.MatchesEvent(ev)
+	before, now, err := st.selector.MatchesEvent(st.ctx, ev)
 	if st.selector.Shard != nil && err == nil {
 		st.countFiltered(ev.Prev, ev.Entry)
 	}
@@ -207,6 +211,9 @@ func (st *Stream) countFiltered(entries ...*mirror.Entry) {
 func (st *Stream) retry(sink Sink, ev *mirror.Event, err error) error {
 	if err := sink.Flush(); err != nil {
 		return err
+	}
+	if st.ctx.Err() != nil {
+		return ErrStreamEnded
 	}
 	corrupt := ev.Entry == nil && st.store.unsafeDelete
 	if st.lost(ev) {

@@ -152,11 +152,11 @@ func (d *derivedReads) events(t *testing.T) error {
 		t.Fatalf("%d events, %v", len(events), err)
 	}
 	for _, ev := range events {
-		if _, err = d.representation().ItemAfter(ev); err == nil && ev.Prev != nil {
-			_, err = d.representation().ItemBefore(ev)
+		if _, err = d.representation().ItemAfter(contextFor(t), ev); err == nil && ev.Prev != nil {
+			_, err = d.representation().ItemBefore(contextFor(t), ev)
 		}
 		if err == nil {
-			_, err = d.s.view.CurrentGeneration().ObjectAfter(ev)
+			_, err = d.s.view.CurrentGeneration().ObjectAfter(contextFor(t), ev)
 		}
 		if err != nil {
 			return err

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/storage"
 
@@ -15,12 +17,12 @@ import (
 func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, out runtime.Object) error {
 	endProbe(ctx, s, key, nil)
 	if opts.ResourceVersion == "" && !s.latestReads.gets {
-		return s.etcd.Get(ctx, key, opts, out)
+		return s.getFromEtcd(ctx, s.etcd.Get, key, opts, out)
 	}
 	e, err := s.Entry(ctx, key, opts.ResourceVersion)
 	switch {
 	case errors.Is(err, ErrReadEtcd):
-		err := s.cluster.getPlaces.Get(ctx, s.etcd, key, opts, out)
+		err := s.getFromEtcd(ctx, s.getInPlace, key, opts, out)
 		if opts.ResourceVersion == "" {
 			s.metrics.Consistent(err == nil || storage.IsNotFound(err), true)
 		}
@@ -31,10 +33,36 @@ func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 		return err
 	}
 	if err := s.view.CurrentGeneration().DecodeInto(ctx, e, out); err != nil {
+		if ctx.Err() != nil || apierrors.IsTimeout(err) {
+			return err
+		}
 		// Upstream's store formats the error, and its read may succeed.
-		return s.cluster.getPlaces.Get(ctx, s.etcd, key, opts, out)
+		return s.getFromEtcd(ctx, s.getInPlace, key, opts, out)
 	}
 	return nil
+}
+
+// getInPlace reads one key with upstream's store, within the bound of such reads.
+func (s *Store) getInPlace(ctx context.Context, key string, opts storage.GetOptions, out runtime.Object) error {
+	return s.cluster.getPlaces.Get(ctx, s.etcd, key, opts, out)
+}
+
+// getFromEtcd calls get, which decodes the object with upstream's store: if conversions may block,
+// detached from the request.
+func (s *Store) getFromEtcd(ctx context.Context, get func(context.Context, string, storage.GetOptions, runtime.Object) error,
+	key string, opts storage.GetOptions, out runtime.Object) error {
+	into, custom := out.(*unstructured.Unstructured)
+	if s.conversions == nil || !custom {
+		return get(ctx, key, opts, out)
+	}
+	obj, err := s.conversions.Detach(ctx, func() (runtime.Object, error) {
+		obj := s.newFunc()
+		return obj, get(ctx, key, opts, obj)
+	})
+	if err == nil {
+		*into = *obj.(*unstructured.Unstructured)
+	}
+	return err
 }
 
 // Entry resolves a GET: it returns the entry of the key, linearizably if there is no resource

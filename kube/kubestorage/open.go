@@ -199,12 +199,13 @@ func (c *cluster) open(cfg storeConfig) (storage.Interface, factory.DestroyFunc,
 		transformer = etcd3.WithCorruptObjErrorHandlingTransformer(transformer)
 		decoder = etcd3.WithCorruptObjErrorHandlingDecoder(decoder)
 	}
+	conversions := c.conversions(&cfg)
 	var compactor etcd3.Compactor // an interface value that is nil without a compactor
 	if c.compactor != nil {
 		compactor = c.compactor
 	}
 	etcd, err := etcd3.New(c.client, compactor, cfg.Codec, cfg.NewFunc, cfg.NewListFunc, c.prefix, cfg.ResourcePrefix,
-		cfg.GroupResource, transformer, cfg.Leases, decoder, versioner)
+		cfg.GroupResource, transformer, cfg.Leases, conversions.Decoder(decoder), versioner)
 	if err != nil {
 		return nil, nil, fmt.Errorf("create storage of %s: %w", cfg.GroupResource, err)
 	}
@@ -231,11 +232,19 @@ func (c *cluster) open(cfg storeConfig) (storage.Interface, factory.DestroyFunc,
 	c.cache.Add(resource, cfg.GroupResource)
 	s := newStore(c, raw, resource, cfg, objects.Config{
 		Resource: cfg.GroupResource, Transformer: transformer, Keys: keys, Decoder: decoder, NewFunc: cfg.NewFunc, GetAttrs: cfg.GetAttrs, Blocks: c.blocks,
-		Abridge: c.opts.Abridge, Finder: finderOf(c.opts.Finder, cfg.NewFunc),
+		Abridge: c.opts.Abridge, Finder: finderOf(c.opts.Finder, cfg.NewFunc), Conversions: conversions,
 	}, unsafeDelete)
 	unchecked := c.checker.Add(resource, cfg.GroupResource)
 	unfollowed := c.reloads.Add(s.view)
 	return s, func() { once.Do(func() { unchecked(); unfollowed(); s.stop(); etcd.Close() }) }, nil
+}
+
+// conversions returns the conversions of a storage that may block, nil if it has none.
+func (c *cluster) conversions(cfg *storeConfig) *objects.Conversions {
+	if _, custom := cfg.NewFunc().(runtime.Unstructured); !custom || c.opts.Converts != nil && !c.opts.Converts(cfg.GroupResource) {
+		return nil
+	}
+	return objects.NewConversions(cfg.NewFunc, metrics.Conversions(cfg.GroupResource))
 }
 
 func (c *cluster) claim(cfg storeConfig) (*mirror.Resource, error) {
@@ -263,6 +272,7 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg storeC
 			metrics:    metrics.NewReads(cfg.GroupResource),
 			eventsOnly: c.eventsOnly,
 		},
+		conversions:     view.Conversions,
 		unsafeDelete:    unsafeDelete,
 		retryFor:        undecodableFor,
 		keys:            pages.Keys{PathPrefix: c.prefix, ResourcePrefix: cfg.ResourcePrefix},

@@ -25,6 +25,10 @@ type Options struct {
 	// copies of objects, which the registry may change; other watches share them. nil means no
 	// resource is decorated.
 	Decorated func(schema.GroupResource) bool
+	// Converts reports whether reads of a custom resource may call a conversion webhook; nil means
+	// that reads of all may. It is called when a storage is made. Conversions of such a resource
+	// are detached from its requests.
+	Converts func(schema.GroupResource) bool
 	// Deferrable reports whether storages of an etcd cluster may be made while it does not answer. Their requests then fail with 503
 	// until it answers. nil means that the creation of a storage fails without its etcd.
 	Deferrable func(storagebackend.TransportConfig) bool

@@ -166,7 +166,7 @@ func (r *ListRead) Err() error {
 func (r *ListRead) Unreadable(ctx context.Context, err error) error {
 	gen := r.selector.Generation
 	var status apierrors.APIStatus
-	if !r.store.unsafeDelete || ctx.Err() != nil || errors.As(err, &status) && status.Status().Code < http.StatusInternalServerError {
+	if !r.store.unsafeDelete || ctx.Err() != nil || apierrors.IsTimeout(err) || errors.As(err, &status) && status.Status().Code < http.StatusInternalServerError {
 		return err
 	}
 	var corrupt corruptObjects

@@ -42,7 +42,8 @@ type Store struct {
 	etcd    storage.Interface // upstream's store: writes, and reads that memory cannot answer
 
 	revisionWaiter
-	view *objects.View
+	view        *objects.View
+	conversions *objects.Conversions // nil if no conversion blocks
 	// unsafeDelete is AllowUnsafeMalformedObjectDeletion: LISTs report all corrupt objects instead of the first.
 	unsafeDelete bool
 	// retryFor is how long a watch retries to decode an event.

@@ -1,6 +1,7 @@
 package kubestorage
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -23,12 +24,14 @@ func (st *Stream) lost(ev *mirror.Event) bool {
 	if err != nil {
 		return false
 	}
+	ctx, cancel := context.WithTimeout(st.ctx, objects.DecodeTimeout)
+	defer cancel()
 	gen, lost := st.store.view.CurrentGeneration(), false
 	for _, e := range []*mirror.Entry{ev.Prev, ev.Entry} {
 		if e == nil {
 			continue
 		}
-		if _, err := gen.Decode(st.ctx, e, e.ModRevision()); err == nil {
+		if _, err := gen.Decode(ctx, e, e.ModRevision()); err == nil {
 			continue
 		}
 		if present, ok := snap.Get(e.Key()); ok && present == e {
@@ -36,12 +39,12 @@ func (st *Stream) lost(ev *mirror.Event) bool {
 		}
 		lost = true
 	}
-	if !lost {
+	if !lost || ctx.Err() != nil {
 		return false
 	}
 	tried := 0
 	for e := range snap.All("", "") {
-		if _, err := gen.Decode(st.ctx, e, e.ModRevision()); err == nil {
+		if _, err := gen.Decode(ctx, e, e.ModRevision()); err == nil {
 			return true
 		}
 		if tried++; tried == lostProbes {

@@ -85,10 +85,11 @@ func newTwinOf(t testing.TB, window mirror.Window, change func(*storeConfig), fi
 		t.Fatal(err)
 	}
 	c := &cluster{prefix: testPrefix, mirror: m, blocks: newBlocks(DefaultRepresentationBytes), latestReads: latestReads{lists: true, gets: true}}
+	c.opts.Converts = func(r schema.GroupResource) bool { return r.Group != withoutWebhook }
 	decoder := etcd3.NewDefaultDecoder(cfg.Codec, storage.APIObjectVersioner{})
 	s := newStore(c, nil, r, cfg, objects.Config{
 		Resource: cfg.GroupResource, Transformer: cfg.Transformer, Keys: keys, Decoder: decoder, NewFunc: cfg.NewFunc, GetAttrs: cfg.GetAttrs, Blocks: c.blocks,
-		Finder: finderOf(finder, cfg.NewFunc),
+		Finder: finderOf(finder, cfg.NewFunc), Conversions: c.conversions(&cfg),
 	}, false)
 	t.Cleanup(s.stop)
 	return &twin{s, etcd, codec}
@@ -451,7 +452,7 @@ func TestStream_SelectorAndItem_ShareDecoding(t *testing.T) {
 				t.Fatal(err)
 			}
 			if typ != "" {
-				item, err := rep.ItemAfter(ev)
+				item, err := rep.ItemAfter(contextFor(t), ev)
 				if err != nil {
 					t.Fatal(err)
 				}

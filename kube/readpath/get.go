@@ -57,6 +57,9 @@ func (r *readRequest) getItem() ([]byte, error) {
 		return nil, storeerr.InterpretGetError(err, r.groupResource(), r.info.Name)
 	}
 	item, err := r.enc.rep.Item(ctx, e)
+	if err != nil && (ctx.Err() != nil || apierrors.IsTimeout(err)) {
+		return nil, err
+	}
 	if err != nil {
 		// Upstream's store words the error, and its read may succeed.
 		return nil, fmt.Errorf("%w: %w", kubestorage.ErrReadEtcd, err)

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1beta1 "k8s.io/apimachinery/pkg/apis/meta/v1beta1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -417,8 +418,11 @@ func (r *readRequest) metricsLabels() (verb, scope string) {
 	return "LIST", "cluster"
 }
 
-// fail writes err as the response.
+// fail writes err as the response. A request that has ended gets the 504 of upstream's timeout filter.
 func (r *readRequest) fail(err error) {
+	if ended := r.req.Context().Err(); ended != nil && errors.Is(err, ended) {
+		err = apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)
+	}
 	responsewriters.ErrorNegotiated(err, r.resource.Serializer, r.resource.Kind.GroupVersion(), r.w, r.req)
 }
 

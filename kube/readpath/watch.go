@@ -314,14 +314,14 @@ type watchEvent struct {
 
 // Event implements kubestorage.Sink.
 func (s *watchServer) Event(t watch.EventType, ev *mirror.Event) (err error) {
-	e, rep := watchEvent{t: t}, s.read.enc.rep
+	e, rep, ctx := watchEvent{t: t}, s.read.enc.rep, s.stream.Context()
 	switch {
 	case s.out.gzip:
-		e.frame, err = rep.DeflatedEvent(ev, t, s.out.Frame)
+		e.frame, err = rep.DeflatedEvent(ctx, ev, t, s.out.Frame)
 	case t == watch.Deleted:
-		e.item, err = rep.ItemBefore(ev)
+		e.item, err = rep.ItemBefore(ctx, ev)
 	default:
-		e.item, err = rep.ItemAfter(ev)
+		e.item, err = rep.ItemAfter(ctx, ev)
 	}
 	if err != nil {
 		return err

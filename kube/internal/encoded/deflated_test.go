@@ -222,11 +222,11 @@ func TestFrames_OfEvents_AreShared(t *testing.T) {
 		event int
 		t     watch.EventType
 	}{{0, watch.Added}, {0, watch.Modified}, {1, watch.Deleted}} {
-		first, err := rep.DeflatedEvent(events[use.event], use.t, podFrame)
+		first, err := rep.DeflatedEvent(t.Context(), events[use.event], use.t, podFrame)
 		if err != nil {
 			t.Fatal(err)
 		}
-		again, err := rep.DeflatedEvent(events[use.event], use.t, podFrame)
+		again, err := rep.DeflatedEvent(t.Context(), events[use.event], use.t, podFrame)
 		if err != nil || again != first || seen[first] {
 			t.Errorf("%s: %v, shared %v, of another type %v", use.t, err, again == first, seen[first])
 		}
@@ -235,7 +235,7 @@ func TestFrames_OfEvents_AreShared(t *testing.T) {
 		if use.t == watch.Deleted {
 			item = rep.ItemBefore
 		}
-		data, err := item(events[use.event])
+		data, err := item(t.Context(), events[use.event])
 		if err != nil {
 			t.Fatal(err)
 		}

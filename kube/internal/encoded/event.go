@@ -22,17 +22,17 @@ type eventItem struct {
 	modified, other atomic.Pointer[Frame]
 }
 
-// lazy returns the item, made once for all readers; concurrent readers wait. After a failure the
-// next reader tries again.
-func (p *Representation) lazy(i *eventItem, encode func(ctx context.Context) ([]byte, error)) ([]byte, error) {
+// lazy returns the item, made once for all readers; concurrent readers wait, each as long as its
+// own context lasts. After a failure the next reader tries again.
+func (p *Representation) lazy(ctx context.Context, i *eventItem, encode func(ctx context.Context) ([]byte, error)) ([]byte, error) {
 	if data := i.data.Load(); data != nil {
 		return *data, nil
 	}
-	data, _, err := p.encoding.Do(context.Background(), i, func() ([]byte, error) {
+	data, _, err := p.encoding.Do(ctx, i, func() ([]byte, error) {
 		if data := i.data.Load(); data != nil { // made since the first check
 			return *data, nil
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), objects.DecodeTimeout)
+		ctx, cancel := context.WithTimeout(ctx, objects.DecodeTimeout)
 		defer cancel()
 		data, err := encode(ctx)
 		if err != nil {
@@ -47,12 +47,12 @@ func (p *Representation) lazy(i *eventItem, encode func(ctx context.Context) ([]
 // ItemAfter returns the item of the object after the event, made once for all watchers and cached
 // while the event is among the newest. The bytes are shared: do not write to them. Errors are those
 // of Item.
-func (p *Representation) ItemAfter(ev *mirror.Event) ([]byte, error) {
-	return p.lazy(p.eventItem(p.memoKey, ev, ev.Entry), func(ctx context.Context) ([]byte, error) {
+func (p *Representation) ItemAfter(ctx context.Context, ev *mirror.Event) ([]byte, error) {
+	return p.lazy(ctx, p.eventItem(p.memoKey, ev, ev.Entry), func(ctx context.Context) ([]byte, error) {
 		if p.format.Transcode != nil {
 			return p.Item(ctx, ev.Entry)
 		}
-		obj, err := p.gen.ObjectAfterIfWanted(ev)
+		obj, err := p.gen.ObjectAfterIfWanted(ctx, ev)
 		if err != nil {
 			return nil, err
 		}
@@ -66,15 +66,15 @@ func (p *Representation) ItemAfter(ev *mirror.Event) ([]byte, error) {
 
 // ItemBefore returns the item of the object before the event with the revision of the event, for a
 // DELETED event. Otherwise it is like ItemAfter.
-func (p *Representation) ItemBefore(ev *mirror.Event) ([]byte, error) {
-	return p.lazy(p.eventItem(p.deletedItemKey, ev, ev.Prev), func(ctx context.Context) ([]byte, error) {
+func (p *Representation) ItemBefore(ctx context.Context, ev *mirror.Event) ([]byte, error) {
+	return p.lazy(ctx, p.eventItem(p.deletedItemKey, ev, ev.Prev), func(ctx context.Context) ([]byte, error) {
 		return p.newItem(ctx, ev.Prev, ev.Rev)
 	})
 }
 
 // DeflatedEvent returns the compressed frame of an event with the type t, made once for all
 // watchers and cached as long as its item. Errors are those of Item.
-func (p *Representation) DeflatedEvent(ev *mirror.Event, t watch.EventType, frame Framer) (*Frame, error) {
+func (p *Representation) DeflatedEvent(ctx context.Context, ev *mirror.Event, t watch.EventType, frame Framer) (*Frame, error) {
 	memoKey, e, item := p.memoKey, ev.Entry, p.ItemAfter
 	if t == watch.Deleted {
 		memoKey, e, item = p.deletedItemKey, ev.Prev, p.ItemBefore
@@ -87,11 +87,11 @@ func (p *Representation) DeflatedEvent(ev *mirror.Event, t watch.EventType, fram
 	if f := cached.Load(); f != nil {
 		return f, nil
 	}
-	data, err := item(ev)
+	data, err := item(ctx, ev)
 	if err != nil {
 		return nil, err
 	}
-	f, _, err := p.framing.Do(context.Background(), cached, func() (*Frame, error) {
+	f, _, err := p.framing.Do(ctx, cached, func() (*Frame, error) {
 		if f := cached.Load(); f != nil { // made since the first check
 			return f, nil
 		}

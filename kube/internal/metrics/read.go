@@ -20,6 +20,7 @@ type Reads struct {
 // NewReads returns the metrics of a resource.
 func NewReads(r schema.GroupResource) Reads {
 	cachermetrics.Register()
+	registerConversions()
 	reads := func(success, fallback string) func() metrics.CounterMetric {
 		return sync.OnceValue(func() metrics.CounterMetric {
 			return cachermetrics.ConsistentReadTotal.WithLabelValues(r.Group, r.Resource, success, fallback)

@@ -53,7 +53,7 @@ func (g *Generation) Attributes(ctx context.Context, e *mirror.Entry) (*Attribut
 // AttributesAfter is Attributes of the object after an event. If the whole object is decoded, all watchers of the event share it.
 func (g *Generation) AttributesAfter(ctx context.Context, ev *mirror.Event) (*Attributes, error) {
 	if g.KnownAttributes(ev.Entry) == nil && g.abridgedAttributes(ctx, ev.Entry) == nil {
-		if _, err := g.ObjectAfter(ev); err != nil {
+		if _, err := g.ObjectAfter(ctx, ev); err != nil {
 			return nil, err
 		}
 	}

@@ -1,7 +1,6 @@
 package objects
 
 import (
-	"encoding/json"
 	"strconv"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -32,10 +31,7 @@ func (g *Generation) keepConverted(e *mirror.Entry, stored []byte, obj runtime.O
 	if old != nil && old.block.Load(blockcache.Unread) != nil {
 		return
 	}
-	var was struct {
-		APIVersion string `json:"apiVersion"`
-	}
-	if err := json.Unmarshal(stored, &was); err != nil || was.APIVersion == u.GetAPIVersion() {
+	if same, known := versionIs(stored, g.view.served, u.GetAPIVersion()); same || !known {
 		return
 	}
 	data, err := u.MarshalJSON()

@@ -23,13 +23,13 @@ type lazyObject struct {
 	obj atomic.Pointer[runtime.Object]
 }
 
-// lazy returns the object, decoded once for all readers; concurrent readers wait. After a failure
-// the next reader tries again.
-func (g *Generation) lazy(l *lazyObject, decode func() (runtime.Object, error)) (runtime.Object, error) {
+// lazy returns the object, decoded once for all readers; concurrent readers wait, each as long as
+// its own context lasts. After a failure the next reader tries again.
+func (g *Generation) lazy(ctx context.Context, l *lazyObject, decode func() (runtime.Object, error)) (runtime.Object, error) {
 	if obj := l.obj.Load(); obj != nil {
 		return *obj, nil
 	}
-	obj, _, err := g.decoding.Do(context.Background(), l, func() (runtime.Object, error) {
+	obj, _, err := g.decoding.Do(ctx, l, func() (runtime.Object, error) {
 		if obj := l.obj.Load(); obj != nil { // decoded since the first check
 			return *obj, nil
 		}
@@ -45,18 +45,18 @@ func (g *Generation) lazy(l *lazyObject, decode func() (runtime.Object, error)) 
 }
 
 // ObjectAfter returns the object after the event, shared by all watchers.
-func (g *Generation) ObjectAfter(ev *mirror.Event) (runtime.Object, error) {
-	return g.lazy(&g.eventObjects(ev).after, func() (runtime.Object, error) { return g.decodeEvent(ev.Entry, ev.Rev) })
+func (g *Generation) ObjectAfter(ctx context.Context, ev *mirror.Event) (runtime.Object, error) {
+	return g.lazy(ctx, &g.eventObjects(ev).after, func() (runtime.Object, error) { return g.decodeEvent(ctx, ev.Entry, ev.Rev) })
 }
 
 // ObjectBefore returns the object before the event with the revision of the event, for a DELETED event, shared by all watchers.
-func (g *Generation) ObjectBefore(ev *mirror.Event) (runtime.Object, error) {
-	return g.lazy(&g.eventObjects(ev).before, func() (runtime.Object, error) { return g.decodeEvent(ev.Prev, ev.Rev) })
+func (g *Generation) ObjectBefore(ctx context.Context, ev *mirror.Event) (runtime.Object, error) {
+	return g.lazy(ctx, &g.eventObjects(ev).before, func() (runtime.Object, error) { return g.decodeEvent(ctx, ev.Prev, ev.Rev) })
 }
 
-// decodeEvent decodes an entry for all watchers, and keeps its attributes.
-func (g *Generation) decodeEvent(e *mirror.Entry, rev mirror.Revision) (runtime.Object, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), DecodeTimeout)
+// decodeEvent decodes an entry for all watchers within DecodeTimeout, and keeps its attributes.
+func (g *Generation) decodeEvent(ctx context.Context, e *mirror.Entry, rev mirror.Revision) (runtime.Object, error) {
+	ctx, cancel := context.WithTimeout(ctx, DecodeTimeout)
 	defer cancel()
 	obj, err := g.Decode(ctx, e, rev)
 	if err == nil {
@@ -67,11 +67,11 @@ func (g *Generation) decodeEvent(e *mirror.Entry, rev mirror.Revision) (runtime.
 
 // ObjectAfterIfWanted returns the object after the event if watches with a selector need it too, nil otherwise. The caller owns the
 // object.
-func (g *Generation) ObjectAfterIfWanted(ev *mirror.Event) (runtime.Object, error) {
+func (g *Generation) ObjectAfterIfWanted(ctx context.Context, ev *mirror.Event) (runtime.Object, error) {
 	if !g.view.selective.Load() {
 		return nil, nil
 	}
-	obj, err := g.ObjectAfter(ev)
+	obj, err := g.ObjectAfter(ctx, ev)
 	if shared, ok := obj.(*Shared); ok {
 		obj = shared.GetObject()
 	}

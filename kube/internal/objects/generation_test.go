@@ -59,7 +59,7 @@ func TestEvent_Objects_AreSharedByWatches(t *testing.T) {
 	gone := c.Etcd.Delete(podtest.Key(podtest.Pod("a")))
 	c.CatchUp(t)
 	gen, events := c.View.CurrentGeneration(), c.EventsAfter(t, first)
-	if obj, err := gen.ObjectAfterIfWanted(events[0]); obj != nil || err != nil {
+	if obj, err := gen.ObjectAfterIfWanted(t.Context(), events[0]); obj != nil || err != nil {
 		t.Errorf("without a watch with a selector: %v, %v", obj, err)
 	}
 	c.View.WantAttributes()
@@ -71,9 +71,9 @@ func TestEvent_Objects_AreSharedByWatches(t *testing.T) {
 				watches.Go(func() {
 					var err error
 					if ev.Entry == nil {
-						all[i], err = gen.ObjectBefore(ev)
+						all[i], err = gen.ObjectBefore(t.Context(), ev)
 					} else {
-						all[i], err = gen.ObjectAfter(ev)
+						all[i], err = gen.ObjectAfter(t.Context(), ev)
 					}
 					if err != nil || all[i].(*objects.Shared).GetResourceVersion() != fmt.Sprint(ev.Rev) {
 						t.Errorf("object %v of the event at %d: %v", all[i], ev.Rev, err)
@@ -96,7 +96,7 @@ func TestEvent_Objects_AreSharedByWatches(t *testing.T) {
 	if last := events[len(events)-1]; last.Rev != gone || read(last) != 0 || read(events[0]) != 1 {
 		t.Error("the newest event must have its object, and the oldest must not")
 	}
-	if obj, err := gen.ObjectAfterIfWanted(events[299]); err != nil || obj.(*example.Pod).Labels["n"] != "299" {
+	if obj, err := gen.ObjectAfterIfWanted(t.Context(), events[299]); err != nil || obj.(*example.Pod).Labels["n"] != "299" {
 		t.Errorf("with a watch with a selector: %v, %v", obj, err)
 	}
 }
@@ -237,7 +237,7 @@ func TestConverted_EntryDropped_IsReleased(t *testing.T) {
 	}
 	ev := c.EventsAfter(t, rev)[0]
 	if n := c.Decoded(func() {
-		if obj, err := gen.ObjectBefore(ev); err != nil || obj.(*objects.Shared).GetResourceVersion() != fmt.Sprint(ev.Rev) {
+		if obj, err := gen.ObjectBefore(t.Context(), ev); err != nil || obj.(*objects.Shared).GetResourceVersion() != fmt.Sprint(ev.Rev) {
 			t.Errorf("the deleted object: %v, %v", obj, err)
 		}
 	}); n != 0 {

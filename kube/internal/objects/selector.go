@@ -43,14 +43,14 @@ func (s *Selector) Matches(ctx context.Context, e *mirror.Entry) (bool, error) {
 	return s.matches(ctx, e, func() (runtime.Object, error) { return s.Generation.Decode(ctx, e, e.ModRevision()) })
 }
 
-// MatchesEvent is Matches for the objects before and after an event, each decoded once for all watchers.
-func (s *Selector) MatchesEvent(ev *mirror.Event) (before, now bool, err error) {
-	ctx := context.Background() // decoding is bounded by DecodeTimeout
+// MatchesEvent is Matches for the objects before and after an event, each decoded once for all
+// watchers, within DecodeTimeout.
+func (s *Selector) MatchesEvent(ctx context.Context, ev *mirror.Event) (before, now bool, err error) {
 	if ev.Prev != nil {
-		before, err = s.matches(ctx, ev.Prev, func() (runtime.Object, error) { return s.Generation.ObjectBefore(ev) })
+		before, err = s.matches(ctx, ev.Prev, func() (runtime.Object, error) { return s.Generation.ObjectBefore(ctx, ev) })
 	}
 	if ev.Entry != nil && err == nil {
-		now, err = s.matches(ctx, ev.Entry, func() (runtime.Object, error) { return s.Generation.ObjectAfter(ev) })
+		now, err = s.matches(ctx, ev.Entry, func() (runtime.Object, error) { return s.Generation.ObjectAfter(ctx, ev) })
 	}
 	return before, now, err
 }

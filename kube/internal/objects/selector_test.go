@@ -175,7 +175,7 @@ func TestAbridge_AnyResult_SelectsSameObjects(t *testing.T) {
 			}
 			c.CatchUp(t)
 			for i, ev := range c.EventsAfter(t, last) {
-				if before, now, err := sel.MatchesEvent(ev); err != nil || before || now != (i != 1) {
+				if before, now, err := sel.MatchesEvent(t.Context(), ev); err != nil || before || now != (i != 1) {
 					t.Errorf("event %d: selected before %t, now %t (%v)", i, before, now, err)
 				}
 			}

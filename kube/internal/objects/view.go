@@ -33,6 +33,8 @@ type Config struct {
 	Abridge func(dst, value []byte) (_ []byte, ok bool)
 	// Finder returns a function that finds the value of a label, or of a field, in decrypted values; nil if there is none, or if Finder is nil.
 	Finder func(label bool, name string) Find
+	// Conversions runs those that may block; nil: no conversion blocks.
+	Conversions *Conversions
 	// Blocks holds decoded and converted objects.
 	Blocks *blockcache.Cache
 }
@@ -43,7 +45,8 @@ type Find = func(value []byte) (found []byte, present, ok bool)
 
 // View is one served version of one resource. Methods may be called concurrently.
 type View struct {
-	cfg Config
+	cfg    Config
+	served servedVersion
 
 	// selective: there are watches with a selector, which need the attributes of new objects.
 	selective atomic.Bool
@@ -65,7 +68,7 @@ type View struct {
 // New returns a view. If onRotate is not nil, it is called after each change of keys and must not block. Close the view
 // after use.
 func New(cfg Config, onRotate func()) *View {
-	v := &View{cfg: cfg, onRotate: onRotate}
+	v := &View{cfg: cfg, served: versionOf(cfg.NewFunc), onRotate: onRotate}
 	v.cur.Store(v.newGeneration())
 	return v
 }
@@ -115,8 +118,9 @@ func Cause(err error) error {
 	return err
 }
 
-// Decode returns the object of an entry with the resource version rev. The caller owns the object. Errors: those of the
-// transformer, as storage.InternalError, and of the decoder.
+// Decode returns the object of an entry with the resource version rev. The caller owns the object.
+// Errors: those of the transformer, as storage.InternalError, of the decoder, and of
+// Conversions.Detach.
 func (g *Generation) Decode(ctx context.Context, e *mirror.Entry, rev mirror.Revision) (runtime.Object, error) {
 	if u := g.converted(e, rev); u != nil {
 		return u, nil
@@ -136,6 +140,9 @@ func (g *Generation) Stored(ctx context.Context, e *mirror.Entry, buf *[]byte) (
 
 // DecodeStored is Decode of the entry's decrypted value.
 func (g *Generation) DecodeStored(ctx context.Context, e *mirror.Entry, data []byte, rev mirror.Revision) (runtime.Object, error) {
+	if g.view.cfg.Conversions.MayBlock(data) {
+		return g.convert(ctx, e, data, rev)
+	}
 	obj, err := g.view.cfg.Decoder.DecodeListItem(ctx, data, uint64(rev), g.view.cfg.NewFunc)
 	if err != nil {
 		etcdmetrics.RecordDecodeError(g.view.cfg.Resource)
@@ -147,14 +154,20 @@ func (g *Generation) DecodeStored(ctx context.Context, e *mirror.Entry, data []b
 
 // DecodeInto is Decode into an object of the caller, with the entry's own revision.
 func (g *Generation) DecodeInto(ctx context.Context, e *mirror.Entry, out runtime.Object) error {
-	if u := g.converted(e, e.ModRevision()); u != nil {
-		if out, ok := out.(*unstructured.Unstructured); ok {
-			out.Object = u.Object
-			return nil
-		}
+	custom, _ := out.(*unstructured.Unstructured)
+	if u := g.converted(e, e.ModRevision()); u != nil && custom != nil {
+		custom.Object = u.Object
+		return nil
 	}
 	data, err := g.view.data(ctx, e, nil)
 	if err != nil {
+		return err
+	}
+	if custom != nil && g.view.cfg.Conversions.MayBlock(data) {
+		u, err := g.convert(ctx, e, data, e.ModRevision())
+		if err == nil {
+			custom.Object = u.(*unstructured.Unstructured).Object
+		}
 		return err
 	}
 	if err := g.view.cfg.Decoder.Decode(data, out, e.ModRevision()); err != nil {

@@ -76,7 +76,7 @@ func (w *watcher) woken(t testing.TB, rev mirror.Revision) bool {
 func (w *watcher) lines(t testing.TB, events []*mirror.Event) (lines []string) {
 	t.Helper()
 	for _, ev := range events {
-		before, now, err := w.sel.MatchesEvent(ev)
+		before, now, err := w.sel.MatchesEvent(t.Context(), ev)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/pflag"
 	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
@@ -97,7 +98,7 @@ func (a *Attachment) Chain(config *app.Config) error {
 		&config.ApiExtensions.GenericConfig.RESTOptionsGetter,
 		&config.ApiExtensions.ExtraConfig.CRDRESTOptionsGetter,
 	}
-	return a.attach(&config.Aggregator.GenericConfig.Config, getters, func() (readpath.ResolverConfig, error) {
+	return a.attach(&config.Aggregator.GenericConfig.Config, getters, a.follow.converts, func() (readpath.ResolverConfig, error) {
 		return chainResolver(config, a.follow)
 	})
 }
@@ -105,7 +106,7 @@ func (a *Attachment) Chain(config *app.Config) error {
 // ControlPlane attaches the engine to a kube-apiserver without aggregator and custom resources.
 func (a *Attachment) ControlPlane(config *controlplane.Config) error {
 	outermost := config.ControlPlane.Generic
-	return a.attach(outermost, []*generic.RESTOptionsGetter{&outermost.RESTOptionsGetter}, func() (readpath.ResolverConfig, error) {
+	return a.attach(outermost, []*generic.RESTOptionsGetter{&outermost.RESTOptionsGetter}, nil, func() (readpath.ResolverConfig, error) {
 		return builtInResolver(config.Extra)
 	})
 }
@@ -116,7 +117,7 @@ func (a *Attachment) Extensions(config *apiextensionsapiserver.Config) (setDefin
 	outermost := &config.GenericConfig.Config
 	getters := []*generic.RESTOptionsGetter{&outermost.RESTOptionsGetter, &config.ExtraConfig.CRDRESTOptionsGetter}
 	follow := &followedInformers{}
-	err = a.attach(outermost, getters, func() (readpath.ResolverConfig, error) {
+	err = a.attach(outermost, getters, follow.converts, func() (readpath.ResolverConfig, error) {
 		return readpath.ResolverConfig{BuiltIn: builtInKinds(), Definition: follow.definition}, nil
 	})
 	return func(informer cache.SharedIndexInformer) { follow.definitions = informer.GetIndexer() }, err
@@ -128,7 +129,9 @@ func (a *Attachment) Extensions(config *apiextensionsapiserver.Config) (setDefin
 //
 // The allocators of service addresses and node ports, and the leases of API server endpoints, are not
 // resources. They use etcd directly, as upstream does (generic.NewRawStorage and reconcilers.NewLeases).
-func (a *Attachment) attach(outermost *genericapiserver.Config, getters []*generic.RESTOptionsGetter,
+//
+// converts is kubestorage.Options.Converts.
+func (a *Attachment) attach(outermost *genericapiserver.Config, getters []*generic.RESTOptionsGetter, converts func(schema.GroupResource) bool,
 	resolver func() (readpath.ResolverConfig, error)) error {
 	s := a.settings
 	for _, getter := range getters { // also with upstream's engine, which would otherwise read custom resources from another etcd
@@ -145,6 +148,7 @@ func (a *Attachment) attach(outermost *genericapiserver.Config, getters []*gener
 	if err != nil {
 		return err
 	}
+	options.Converts = converts
 	a.engine = kubestorage.New(options)
 	for _, getter := range getters {
 		*getter = a.engine.RESTOptionsGetter(compacted{*getter, a.compaction})

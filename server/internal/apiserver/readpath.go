@@ -8,6 +8,7 @@ import (
 	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/util/peerproxy"
@@ -144,6 +145,16 @@ func (f *followedInformers) notify(informer cache.SharedIndexInformer) error {
 		return fmt.Errorf("watch definitions: %w", err)
 	}
 	return nil
+}
+
+// converts reports whether the definition of a custom resource names a conversion webhook, or is
+// not known. Upstream makes the storages of a definition again when that changes.
+func (f *followedInformers) converts(resource schema.GroupResource) bool {
+	if f.definitions == nil {
+		return true
+	}
+	def := f.definition(resource.String())
+	return def == nil || def.Spec.Conversion != nil && def.Spec.Conversion.Strategy == apiextensionsv1.WebhookConverter
 }
 
 // definition returns a definition from the cache that upstream's custom resource handler uses, or nil.
