@@ -15,13 +15,18 @@ const testTimeout = 2 * time.Minute
 
 // The server of this package runs no controllers: only the test writes to its namespaces.
 var (
+	etcd   *harness.Etcd
 	server *harness.Server
 	api    *harness.API
 )
 
+// withoutAccounts is the flag of a server in whose namespaces nothing makes service accounts.
+const withoutAccounts = "--disable-admission-plugins=ServiceAccount"
+
 func TestMain(m *testing.M) {
 	harness.Main(m, func(e *harness.Env) {
-		server = e.APIServer(e.Etcd(), "--disable-admission-plugins=ServiceAccount")
+		etcd = e.Etcd()
+		server = e.APIServer(etcd, withoutAccounts)
 		api = server.API()
 	})
 }
