@@ -6,8 +6,8 @@ import (
 )
 
 // Detached shares computations that take no context, such as a call of upstream's converters. Each
-// runs on a goroutine of its own. A caller leaves when its context ends; the computation goes on,
-// and whoever asks for its key meanwhile waits for it too. The result of a failure is shared as
+// runs on a goroutine of its own. A caller leaves when its context ends; the computation goes on, and
+// later callers with its key wait for it too. The result of a failure is shared as
 // well, because no caller's context has caused it.
 //
 // Callers bound the computations that are awaited, since each waits for one. Limit bounds the
@@ -28,7 +28,7 @@ type Detached[K comparable, V any] struct {
 	mu        sync.Mutex // leaf, but for Changed
 	calls     map[K]*detachedCall[V]
 	abandoned int
-	room      chan struct{} // closed when there is room; nil: nobody waits for it
+	room      chan struct{} // closed when there is room; nil: no caller waits
 }
 
 // detachedCall is a computation in progress.
@@ -122,7 +122,7 @@ func (d *Detached[K, V]) leave(c *detachedCall[V]) {
 	}
 }
 
-// changeLocked records a change of the numbers of computations, and wakes those that wait for room.
+// changeLocked records a change of the numbers of computations, and wakes callers that wait for room.
 func (d *Detached[K, V]) changeLocked(awaited, abandoned int) {
 	d.abandoned += abandoned
 	if d.Changed != nil {
