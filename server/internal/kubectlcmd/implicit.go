@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/yaml"
@@ -26,7 +27,8 @@ const maxKubeconfig = 1 << 20
 // to, or come from others. A kubeconfig can run commands, read files and send requests elsewhere.
 // Therefore its directory and the file belong to the user, who alone has access, neither is a link,
 // and the content is like that of `strata up`, with nothing but embedded certificates, tokens and
-// addresses of this machine.
+// addresses of this machine. The file is read again later, so nobody else can replace a directory
+// of path, which has no links: see realPath.
 func checkImplicit(path string, user int) error {
 	err := checkPrivate(filepath.Dir(path), user, fs.FileMode.IsDir)
 	if err == nil {
@@ -34,6 +36,12 @@ func checkImplicit(path string, user int) error {
 	}
 	if err == nil {
 		err = checkContent(path)
+	}
+	if err == nil {
+		err = checkParents(filepath.Dir(path), user)
+	}
+	if err == nil && strings.ContainsRune(path, filepath.ListSeparator) {
+		err = fmt.Errorf("its path has a %q, which separates the files of KUBECONFIG", filepath.ListSeparator)
 	}
 	if err != nil {
 		return fmt.Errorf("the kubeconfig %s of the working directory is not used: %w; if you trust it, name it with --kubeconfig or KUBECONFIG, or its directory with %s",
@@ -61,6 +69,34 @@ func checkPrivate(path string, user int, isType func(fs.FileMode) bool) error {
 		return fmt.Errorf("%s has the mode %04o, which gives permissions to other users", path, mode)
 	}
 	return nil
+}
+
+// realPath returns a path with the links of the working directory resolved: the owner of a link can
+// let it lead elsewhere after a check. The name of the file and that of its directory remain.
+func realPath(path string) (string, error) {
+	dir := filepath.Dir(path)
+	parent, err := filepath.EvalSymlinks(filepath.Dir(dir))
+	return filepath.Join(parent, filepath.Base(dir), filepath.Base(path)), err
+}
+
+// checkParents returns an error if another user may replace the directory at path by another one,
+// at one of the directories above it.
+func checkParents(path string, user int) error {
+	for parent := filepath.Dir(path); ; path, parent = parent, filepath.Dir(parent) {
+		if parent == path {
+			return nil
+		}
+		info, err := os.Lstat(parent)
+		switch {
+		case err != nil:
+			return err
+		case !info.IsDir():
+			return fmt.Errorf("%s is no directory", parent)
+		}
+		if err := datadir.CheckParent(info, user); err != nil {
+			return fmt.Errorf("%s: %w", parent, err)
+		}
+	}
 }
 
 // allowed are the keys of the kubeconfig of `strata up`, of the settings that a user may add with

@@ -31,7 +31,13 @@ current-context: strata
 // writeImplicit writes a kubeconfig to the data directory below the working directory.
 func writeImplicit(t *testing.T, content string) (path string) {
 	t.Helper()
-	t.Chdir(t.TempDir())
+	return writeImplicitIn(t, t.TempDir(), content)
+}
+
+// writeImplicitIn is writeImplicit with a working directory.
+func writeImplicitIn(t *testing.T, workDir, content string) (path string) {
+	t.Helper()
+	t.Chdir(workDir)
 	path, err := filepath.Abs(datadir.Kubeconfig("strata-data"))
 	if err != nil {
 		t.Fatal(err)
@@ -113,6 +119,63 @@ func TestKubeconfig_ImplicitThatOthersReach_IsRefused(t *testing.T) {
 			}
 			requireRefused(t, path, os.Geteuid(), test.want)
 		})
+	}
+}
+
+// TestKubeconfig_ImplicitThatOthersCanReplace_IsRefused: the kubeconfig is read again after the
+// check, so nobody else may be able to put another directory in the place of strata-data, or of a
+// directory above it.
+func TestKubeconfig_ImplicitThatOthersCanReplace_IsRefused(t *testing.T) {
+	const replace = "other users can replace its files"
+	for name, test := range map[string]struct {
+		workDir string
+		changed string // a directory at or above workDir
+		mode    os.FileMode
+		want    string // none: the kubeconfig is used
+	}{
+		"private":                           {"work", "work", 0o700, ""},
+		"readable":                          {"work", "work", 0o755, ""},
+		"writable by the user's own group":  {"work", "work", 0o775, ""},
+		"writable by all":                   {"work", "work", 0o777, replace},
+		"sticky":                            {"work", "work", 0o777 | os.ModeSticky, ""},
+		"further up":                        {"shared/work", "shared", 0o757, replace},
+		"a name that separates kubeconfigs": {"work:sub", "work:sub", 0o700, "separates the files of KUBECONFIG"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			workDir := filepath.Join(dir, test.workDir)
+			if err := os.MkdirAll(workDir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Chmod(filepath.Join(dir, test.changed), test.mode); err != nil {
+				t.Fatal(err)
+			}
+			path := writeImplicitIn(t, workDir, ofUp)
+			if test.want != "" {
+				requireRefused(t, path, os.Geteuid(), test.want)
+				return
+			}
+			if got, err := kubeconfig(nil, func(string) string { return "" }, os.Geteuid()); got != path || err != nil {
+				t.Errorf("%q, %v; want %q", got, err, path)
+			}
+		})
+	}
+}
+
+func TestKubeconfig_WorkingDirectoryThroughLink_IsResolved(t *testing.T) {
+	dir := t.TempDir()
+	work, link := filepath.Join(dir, "work"), filepath.Join(dir, "link")
+	if err := os.Mkdir(work, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(work, link); err != nil {
+		t.Fatal(err)
+	}
+	path := writeImplicitIn(t, work, ofUp)
+	t.Chdir(link)
+	t.Setenv("PWD", link) // as a shell sets it; os.Getwd returns it
+	if got, err := kubeconfig(nil, func(string) string { return "" }, os.Geteuid()); got != path || err != nil {
+		t.Errorf("%q, %v; want %q, which the owner of the link cannot change", got, err, path)
 	}
 }
 

@@ -87,6 +87,9 @@ func kubeconfig(args []string, getenv func(string) string, user int) (string, er
 		return "", nil
 	}
 	if getenv(datadir.EnvVar) == "" {
+		if path, err = realPath(path); err != nil {
+			return "", err
+		}
 		if err := checkImplicit(path, user); err != nil {
 			return "", err
 		}
