@@ -64,10 +64,10 @@ type Options struct {
 	Serve <-chan struct{}
 	// Sessions, if not nil, open the console to browsers on this machine. They have no effect with --engine=upstream.
 	Sessions *console.Sessions
-	// NoHosts has addresses of simulated nodes and pods. The server makes no connection to one of
-	// them, as kubelet, pod or endpoint of a service: the request fails at once. The zero value has
-	// none.
-	NoHosts netip.Prefix
+	// NoHosts are addresses of simulated nodes and pods, and of services without a proxy. The server
+	// makes no connection to one of them, as kubelet, pod, webhook or aggregated API: the request
+	// fails at once.
+	NoHosts []netip.Prefix
 }
 
 // Info describes a ready server.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
@@ -12,10 +13,10 @@ import (
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 )
 
-// refuseConnections makes connections of the server to kubelets, pods and services fail at
-// addresses that no host has. Other hosts would otherwise receive the requests, or the default
+// refuseConnections makes connections of the server to kubelets, pods and services, webhooks and
+// aggregated APIs among them, fail at addresses that no host has. Other hosts would otherwise receive the requests, or the default
 // gateway.
-func refuseConnections(config *app.Config, noHosts netip.Prefix) {
+func refuseConnections(config *app.Config, noHosts []netip.Prefix) {
 	transport := config.KubeAPIs.ControlPlane.ProxyTransport
 	transport.DialContext = refusing(transport.DialContext, noHosts)
 	kubelets := &config.KubeAPIs.Extra.KubeletClientConfig
@@ -23,7 +24,7 @@ func refuseConnections(config *app.Config, noHosts netip.Prefix) {
 }
 
 // lookup returns a lookup of dial functions that refuse addresses. next may be nil.
-func lookup(next egressselector.Lookup, noHosts netip.Prefix) egressselector.Lookup {
+func lookup(next egressselector.Lookup, noHosts []netip.Prefix) egressselector.Lookup {
 	return func(to egressselector.NetworkContext) (utilnet.DialFunc, error) {
 		var dial utilnet.DialFunc
 		if next != nil {
@@ -38,7 +39,7 @@ func lookup(next egressselector.Lookup, noHosts netip.Prefix) egressselector.Loo
 
 // refusing returns a dial function that refuses IP addresses of noHosts. dial may be nil, for
 // direct connections.
-func refusing(dial utilnet.DialFunc, noHosts netip.Prefix) utilnet.DialFunc {
+func refusing(dial utilnet.DialFunc, noHosts []netip.Prefix) utilnet.DialFunc {
 	if dial == nil {
 		dial = (&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext // as net/http
 	}
@@ -47,8 +48,8 @@ func refusing(dial utilnet.DialFunc, noHosts netip.Prefix) utilnet.DialFunc {
 		if err != nil {
 			return nil, err
 		}
-		if ip, err := netip.ParseAddr(host); err == nil && noHosts.Contains(ip.Unmap()) {
-			return nil, fmt.Errorf("%s belongs to a simulated node or pod, on which no container runs", host)
+		if ip, err := netip.ParseAddr(host); err == nil && slices.ContainsFunc(noHosts, func(p netip.Prefix) bool { return p.Contains(ip.Unmap()) }) {
+			return nil, fmt.Errorf("no host has %s: no container runs on simulated nodes, and no proxy forwards to services", host)
 		}
 		return dial(ctx, network, address)
 	}

@@ -171,7 +171,7 @@ func (v *instance) start(ctx context.Context, s *settings, completed options.Com
 			return err
 		}
 	}
-	if o.NoHosts.IsValid() {
+	if len(o.NoHosts) > 0 {
 		refuseConnections(config, o.NoHosts)
 	}
 	if err := s.variant.Config(config); err != nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -16,6 +17,7 @@ import (
 	"github.com/stratakube/strata/server/internal/apiserver"
 	"github.com/stratakube/strata/server/internal/cli"
 	"github.com/stratakube/strata/server/internal/pki"
+	"github.com/stratakube/strata/server/internal/simulation"
 )
 
 const (
@@ -180,6 +182,16 @@ func checkServerFlags(engine string, extra []string) error {
 		return cli.WithHelp(cli.Misusef("the API server takes flags only, got %q", probe.Flags().Args()), "strata apiserver")
 	}
 	return nil
+}
+
+// noHosts returns the addresses to which the API server does not connect. Nothing forwards those of
+// services, because no node has a proxy, but a network may have hosts with them.
+func noHosts(extra []string) []netip.Prefix {
+	prefixes := []netip.Prefix{simulation.Network}
+	if !setsFlag(extra, "service-cluster-ip-range") {
+		prefixes = append(prefixes, netip.MustParsePrefix(serviceRange))
+	}
+	return prefixes
 }
 
 // setsFlag reports whether a command line sets the flag called name. Underscores count as dashes, as in kube-apiserver.

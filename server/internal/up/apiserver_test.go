@@ -2,6 +2,7 @@ package up
 
 import (
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -121,5 +122,17 @@ func TestServerFlags_FrontProxy_NamesAllFieldsOfUsers(t *testing.T) {
 		if !slices.Contains(args, want) {
 			t.Errorf("%s is not in %q", want, args)
 		}
+	}
+}
+
+func TestNoHosts_RangeOfServices_IsThatOfTheServer(t *testing.T) {
+	has := func(extra []string, address string) bool {
+		return slices.ContainsFunc(noHosts(extra), func(p netip.Prefix) bool { return p.Contains(netip.MustParseAddr(address)) })
+	}
+	if !has(nil, serviceIP) || !has(nil, "198.18.0.1") {
+		t.Errorf("%v lack a service or a pod", noHosts(nil))
+	}
+	if other := []string{"--service_cluster_ip_range=192.0.2.0/24"}; has(other, serviceIP) || !has(other, "198.18.0.1") {
+		t.Errorf("with a range of the user: %v", noHosts(other))
 	}
 }

@@ -203,7 +203,7 @@ func (p *plane) start(ctx context.Context) (started bool, err error) {
 			OnReady:  func(info apiserver.Info) { ready <- info },
 			OnLoad:   load.begin,
 			Sessions: p.sessions,
-			NoHosts:  simulation.Network,
+			NoHosts:  noHosts(p.serverFlags),
 		})
 	})
 	end = p.show.waiting(func() string { return load.text(ctx, p.dir.Log()) })
