@@ -318,6 +318,26 @@ func TestConversion_WebhookHangs_StorageStops(t *testing.T) {
 	})
 }
 
+// TestConversion_SlowForPastEvent_IsNotLost: a webhook that is slower than DecodeTimeout delays the
+// past events of a watch, and does not expire it, although a current object needs no conversion.
+func TestConversion_SlowForPastEvent_IsNotLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, hook := newWebhookTwin(t, 1)
+		opts := withLabels(t, w.fromNow())
+		w.putWidget(t, 0)
+		w.putWidget(t, 0) // supersedes the object of the first event
+		w.etcd.Put(testPrefix+"pods/ns/served", `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"served","namespace":"ns"}}`)
+		w.catchUp(t)
+		answer := sync.OnceFunc(func() { close(hook.open) })
+		defer answer()
+		time.AfterFunc(webhookTimeout-5*time.Second, answer)
+		st := w.open(t, t.Context(), opts)
+		if err := st.deliverPending(nil, discardItems{discard{st, w.Representation("widgets", ofJSON)}}); err != nil {
+			t.Errorf("the watch ended with %v", err)
+		}
+	})
+}
+
 // withoutWebhook is the API group of a twin's resource whose definition has no webhook.
 const withoutWebhook = "plain.example.com"
 

@@ -15,7 +15,7 @@ import (
 
 // lost reports whether a past event cannot be decoded because of a superseded state, while the latest state can: if its decryption key
 // was removed, the event stays unreadable, and a client that relists does not need it. If the latest state cannot be decoded either,
-// decryption or conversion may be temporarily down.
+// decryption or conversion may be temporarily down. What is not decoded in time is not lost.
 func (st *Stream) lost(ev *mirror.Event) bool {
 	if ev.Rev > st.publishedAtStart {
 		return false
@@ -31,23 +31,28 @@ func (st *Stream) lost(ev *mirror.Event) bool {
 		if e == nil {
 			continue
 		}
-		if _, err := gen.Decode(ctx, e, e.ModRevision()); err == nil {
+		_, err := gen.Decode(ctx, e, e.ModRevision())
+		if err == nil {
 			continue
+		}
+		if ctx.Err() != nil || apierrors.IsTimeout(err) {
+			return false
 		}
 		if present, ok := snap.Get(e.Key()); ok && present == e {
 			return false
 		}
 		lost = true
 	}
-	if !lost || ctx.Err() != nil {
+	if !lost {
 		return false
 	}
 	tried := 0
 	for e := range snap.All("", "") {
-		if _, err := gen.Decode(ctx, e, e.ModRevision()); err == nil {
+		_, err := gen.Decode(ctx, e, e.ModRevision())
+		if err == nil {
 			return true
 		}
-		if tried++; tried == lostProbes {
+		if tried++; tried == lostProbes || ctx.Err() != nil || apierrors.IsTimeout(err) {
 			return false
 		}
 	}
