@@ -318,6 +318,28 @@ func TestConversion_WebhookHangs_StorageStops(t *testing.T) {
 	})
 }
 
+// TestConversion_WebhookFails_GetsReadNoEtcd: GETs share the failure of a conversion. They do not
+// have upstream's store, in whose places other resources are read too, call the webhook again.
+func TestConversion_WebhookFails_GetsReadNoEtcd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, hook := newWebhookTwin(t, 1)
+		defer close(hook.open)
+		get := w.convertingReads(t)["get"]
+		var gets sync.WaitGroup
+		for range 5 {
+			gets.Go(func() {
+				if err := get(t.Context()); err == nil || err.Error() != "the webhook has not answered" {
+					t.Errorf("got %v", err)
+				}
+			})
+		}
+		gets.Wait()
+		if all, _ := hook.called(); all != 1 {
+			t.Errorf("the webhook was called %d times, want 1", all)
+		}
+	})
+}
+
 // TestConversion_SlowForPastEvent_IsNotLost: a webhook that is slower than DecodeTimeout delays the
 // past events of a watch, and does not expire it, although a current object needs no conversion.
 func TestConversion_SlowForPastEvent_IsNotLost(t *testing.T) {

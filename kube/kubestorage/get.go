@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -34,6 +35,13 @@ func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 	}
 	if err := s.view.CurrentGeneration().DecodeInto(ctx, e, out); err != nil {
 		if ctx.Err() != nil || apierrors.IsTimeout(err) {
+			return err
+		}
+		if s.conversions != nil && !storage.IsInternalError(err) {
+			// Not of the decryption: upstream's store would call the webhook again.
+			if s.unsafeDelete {
+				return storage.NewCorruptObjError(key, objects.Cause(err)) // as upstream's
+			}
 			return err
 		}
 		// Upstream's store formats the error, and its read may succeed.
