@@ -263,7 +263,7 @@ func TestCompactor_RestoredEtcd_WritesNoOldRevision(t *testing.T) {
 		put(t, client, "/r/things/a", "before")
 	}
 	r := replicate(t, client, "/r/", 200*time.Millisecond, 200*time.Millisecond)
-	backup := filepath.Join(e.dir, "backup")
+	backup := filepath.Join(e.Directory(), "backup")
 	e.stop()
 	if err := os.CopyFS(backup, os.DirFS(e.data())); err != nil {
 		t.Fatal(err)

@@ -7,20 +7,18 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net/url"
 	"os"
-	"path/filepath"
 	"sync"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/grpclog"
 
 	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/kube/internal/testetcd"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -33,59 +31,37 @@ func init() {
 	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, os.Stderr))
 }
 
-// etcd is a server inside the test process, on a unix socket.
+// etcd is a server in another process, on a unix socket.
 type etcd struct {
-	dir    string // removed with the test
-	server *embed.Etcd
+	t testing.TB
+	*testetcd.Etcd
 }
 
 // data is the server's data directory.
-func (e *etcd) data() string { return filepath.Join(e.dir, "data") }
+func (e *etcd) data() string { return e.Data() }
 
 // socket is the path of the server's socket.
-func (e *etcd) socket() string { return filepath.Join(e.dir, "client.sock") }
+func (e *etcd) socket() string { return e.Socket() }
 
 // newEtcd returns a server that is not started.
 func newEtcd(t testing.TB) *etcd {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "strata-etcd-") // short, because the length of a socket path is limited
-	if err != nil {
-		t.Fatal(err)
-	}
-	e := &etcd{dir: dir}
-	t.Cleanup(func() { e.stop(); _ = os.RemoveAll(dir) })
-	return e
+	return &etcd{t, testetcd.New(t, testetcd.Config{MaxTxnOps: 10_000})}
 }
 
 // run starts the server and returns when it serves.
 func (e *etcd) run(t testing.TB) {
 	t.Helper()
-	cfg := embed.NewConfig()
-	cfg.Dir = e.data()
-	cfg.ListenPeerUrls = nil
-	cfg.ListenClientUrls = []url.URL{{Scheme: "unix", Path: e.socket()}}
-	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Host: "localhost:0"}} // not used by any client
-	cfg.TickMs, cfg.ElectionMs = 10, 100
-	cfg.UnsafeNoFsync = true
-	cfg.MaxTxnOps = 10_000
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-	server, err := embed.StartEtcd(cfg)
-	if err != nil {
-		t.Fatalf("start etcd: %v", err)
-	}
-	e.server = server
-	select {
-	case <-server.Server.ReadyNotify():
-	case <-time.After(patience):
-		t.Fatal("etcd does not get ready")
+	if err := e.Run(); err != nil {
+		t.Fatal(err)
 	}
 }
 
 // stop ends the server; run starts it again with the same data.
 func (e *etcd) stop() {
-	if e.server != nil {
-		e.server.Close()
-		e.server = nil
+	e.t.Helper()
+	if err := e.Stop(); err != nil {
+		e.t.Fatal(err)
 	}
 }
 
@@ -109,6 +85,7 @@ func connect(t testing.TB, socket string, opts ...grpc.DialOption) *clientv3.Cli
 var shared struct {
 	sync.Once
 	etcd    *etcd
+	runs    bool
 	cleanup []func()
 }
 
@@ -118,13 +95,6 @@ type holder struct{ testing.TB }
 func (h holder) Cleanup(f func()) { shared.cleanup = append(shared.cleanup, f) }
 
 func TestMain(m *testing.M) {
-	if dir := os.Getenv(etcdDirectory); dir != "" {
-		if err := beEtcd(dir); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		return
-	}
 	code := m.Run()
 	for i := len(shared.cleanup) - 1; i >= 0; i-- {
 		shared.cleanup[i]()
@@ -138,8 +108,9 @@ func open(t testing.TB, opts ...grpc.DialOption) (*clientv3.Client, string) {
 	shared.Do(func() {
 		shared.etcd = newEtcd(holder{t})
 		shared.etcd.run(t)
+		shared.runs = true
 	})
-	if shared.etcd.server == nil {
+	if !shared.runs {
 		t.Fatal("the shared etcd did not start")
 	}
 	return connect(t, shared.etcd.socket(), opts...), "/" + t.Name() + "/"

@@ -23,7 +23,7 @@ func TestFeedServer_RestoredEtcd_MirrorBelowVerifiesRevision(t *testing.T) {
 	const prefix = "/registry/"
 	put(t, etcd, prefix+"a/first", "backed up")
 	e.stop()
-	backup := filepath.Join(e.dir, "backup")
+	backup := filepath.Join(e.Directory(), "backup")
 	if err := os.CopyFS(backup, os.DirFS(e.data())); err != nil {
 		t.Fatal(err)
 	}

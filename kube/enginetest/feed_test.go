@@ -33,7 +33,7 @@ type served struct {
 func serveFeed(t testing.TB, etcd *clientv3.Client, prefix string, opts etcdfeed.Options, wrap ...func(driver.Source) driver.Source) *served {
 	t.Helper()
 	opts.Logger = quiet()
-	f := &served{server: etcdfeed.New(opts), socket: filepath.Join(newEtcd(t).dir, "feed.sock")}
+	f := &served{server: etcdfeed.New(opts), socket: filepath.Join(newEtcd(t).Directory(), "feed.sock")}
 	var source driver.Source = etcdsource.New(etcd, "feed", prefix+"probe")
 	for _, wrap := range wrap {
 		source = wrap(source)

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,7 +17,9 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"go.uber.org/zap"
 
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/internal/testseed"
@@ -471,7 +474,7 @@ func TestMirror_RestoredEtcd_IsDetectedWithoutReads(t *testing.T) {
 		put(t, client, fmt.Sprintf("%sa/%d", prefix, i), "backed up")
 	}
 	e.stop()
-	backup := filepath.Join(e.dir, "backup")
+	backup := filepath.Join(e.Directory(), "backup")
 	if err := os.CopyFS(backup, os.DirFS(e.data())); err != nil {
 		t.Fatal(err)
 	}
@@ -530,11 +533,35 @@ func TestMirror_RestoredEtcd_IsDetectedWithoutReads(t *testing.T) {
 	}
 }
 
+// startEmbedded starts an etcd in the process of the test.
+func startEmbedded(t testing.TB) *embed.Etcd {
+	t.Helper()
+	cfg := embed.NewConfig()
+	cfg.Dir = t.TempDir()
+	cfg.ListenPeerUrls = nil
+	cfg.ListenClientUrls = []url.URL{{Scheme: "unix", Path: filepath.Join(newEtcd(t).Directory(), "client.sock")}}
+	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Host: "localhost:0"}} // not used by any client
+	cfg.TickMs, cfg.ElectionMs = 10, 100
+	cfg.UnsafeNoFsync = true
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
+	server, err := embed.StartEtcd(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Close)
+	select {
+	case <-server.Server.ReadyNotify():
+	case <-time.After(patience):
+		t.Fatal("etcd does not get ready")
+	}
+	return server
+}
+
 // TestMirror_ClientInServerProcess_FollowsEtcd: a client in the server's process has no connection that could
 // be lost.
 func TestMirror_ClientInServerProcess_FollowsEtcd(t *testing.T) {
-	_, prefix := open(t)
-	client := v3client.New(shared.etcd.server.Server)
+	const prefix = "/registry/"
+	client := v3client.New(startEmbedded(t).Server)
 	defer client.Close()
 	if got, err := etcdsource.Probe(contextFor(t), client, prefix+"probe"); err != nil || got != etcdsource.ByProgress {
 		t.Errorf("%s, %v; want progress", got, err)

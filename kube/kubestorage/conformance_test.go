@@ -19,7 +19,6 @@ import (
 	"testing"
 	"time"
 
-	"go.etcd.io/etcd/server/v3/embed"
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/features"
@@ -219,7 +218,7 @@ func TestStorageSuitesBeyondCacher(t *testing.T) {
 	})
 	suite(t, "ProgressNotify", func(t *testing.T) {
 		f := setup(t, func(o *options) {
-			o.etcd = func(c *embed.Config) { c.WatchProgressNotifyInterval = time.Second }
+			o.etcd.ProgressInterval = time.Second
 		})
 		storagetesting.RunOptionalTestProgressNotify(contextFor(t), t, f.engine(t), f.increaseRV)
 	})

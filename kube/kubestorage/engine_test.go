@@ -27,6 +27,7 @@ import (
 
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/kube/internal/etcdclient"
+	"github.com/stratakube/strata/kube/internal/testetcd"
 )
 
 // openedEngine opens storages of one etcd in the way that registries do.
@@ -83,7 +84,7 @@ func TestEngine_StoragesOfOneEtcd_ShareCluster(t *testing.T) {
 		Logger:   slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}), storagebackend.ConfigForResource{Config: storagebackend.Config{
 		Prefix:               "/registry",
-		Transport:            storagebackend.TransportConfig{ServerList: startEtcd(t, nil).Endpoints()},
+		Transport:            storagebackend.TransportConfig{ServerList: startEtcd(t, testetcd.Config{}).Endpoints()},
 		Codec:                testCodec(),
 		CompactionInterval:   time.Hour,
 		DBMetricPollInterval: time.Hour,
@@ -137,7 +138,7 @@ func TestEngine_StoragesOfOneEtcd_ShareCluster(t *testing.T) {
 
 // TestCompactor_CompactionByOther_IsFollowed by a server that does not compact.
 func TestCompactor_CompactionByOther_IsFollowed(t *testing.T) {
-	client := startEtcd(t, nil)
+	client := startEtcd(t, testetcd.Config{})
 	c, err := newCluster(context.Background(), etcdclient.DialTimeout, &storagebackend.ConfigForResource{Config: storagebackend.Config{
 		Transport: storagebackend.TransportConfig{ServerList: client.Endpoints()},
 	}}, Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}, newBlocks(DefaultRepresentationBytes))
@@ -208,7 +209,7 @@ func TestEngine_EtcdWithoutProgress_ServesFromMemory(t *testing.T) {
 // TestEngine_FreshnessUnproven_ReadsFromEtcd: without progress and without a watch of all keys, reads of the
 // present go to etcd, and gates cannot move them to memory.
 func TestEngine_FreshnessUnproven_ReadsFromEtcd(t *testing.T) {
-	client := startEtcd(t, nil)
+	client := startEtcd(t, testetcd.Config{})
 	client.Watcher = mute{Watcher: client.Watcher, deny: "\x00"}
 	opts := Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
 	if got, err := detectSource(client, testPrefix, opts); err != nil || got.progressMode != etcdsource.NoProgress || !got.eventsOnly || got.latestReads != (latestReads{}) {

@@ -13,11 +13,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage/etcd3"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
+
+	"github.com/stratakube/strata/kube/internal/testetcd"
 )
 
 // An engine that has loaded reports the objects of etcd; the names of resources come from the keys, whose prefixes may differ from them.
 func TestLoadState_LoadedEngine_HasNumbersOfEtcd(t *testing.T) {
-	client := startEtcd(t, nil)
+	client := startEtcd(t, testetcd.Config{})
 	for i := range 7 {
 		if _, err := client.Put(t.Context(), fmt.Sprintf("/registry/pods/default/p%d", i), "x"); err != nil {
 			t.Fatal(err)
@@ -39,7 +41,7 @@ func TestLoadState_LoadedEngine_HasNumbersOfEtcd(t *testing.T) {
 }
 
 func TestLoadState_EtcdDoesNotAnswer_HasNoTotal(t *testing.T) {
-	e := loadedEngine(t, startEtcd(t, nil).Endpoints())
+	e := loadedEngine(t, startEtcd(t, testetcd.Config{}).Endpoints())
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	if state := e.LoadState(canceled); state.Total != 0 {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/stratakube/strata/etcdfeed"
 	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/kube/internal/testetcd"
 )
 
 // gates returns the engine's gates as a flag sets them.
@@ -221,7 +222,7 @@ func TestEventsOnly_RevisionNotReached_IsReadFromEtcd(t *testing.T) {
 func TestFeed_EtcdWithoutProgress_IsRefused(t *testing.T) {
 	for _, mode := range []etcdsource.ProgressMode{etcdsource.ByEvents, etcdsource.NoProgress} {
 		t.Run(mode.String(), func(t *testing.T) {
-			client := startEtcd(t, nil)
+			client := startEtcd(t, testetcd.Config{})
 			feed := etcdfeed.New(etcdfeed.Options{})
 			defer feed.Close()
 			opts := Options{ReadOnly: true, Feed: feed, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}

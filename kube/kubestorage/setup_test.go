@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net/url"
 	"os"
-	"path/filepath"
 	"reflect"
 	"strings"
 	"sync"
@@ -18,7 +16,6 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/kubernetes"
-	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/grpclog"
@@ -40,6 +37,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 	"k8s.io/component-base/featuregate"
 
+	"github.com/stratakube/strata/kube/internal/testetcd"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -79,7 +77,7 @@ type fixture struct {
 
 // options of a fixture.
 type options struct {
-	etcd        func(*embed.Config)
+	etcd        testetcd.Config
 	store       storeConfig
 	engine      Options
 	source      func(driver.Source) driver.Source       // between etcd and the mirror
@@ -159,7 +157,7 @@ func setup(t testing.TB, opts ...func(*options)) *fixture {
 	if !o.fromEtcd {
 		var err error
 		if source, err = detectSource(client, o.prefix, o.engine); err != nil || source.source == nil {
-			t.Fatalf("the embedded etcd cannot feed a mirror: %v", err)
+			t.Fatalf("the etcd cannot feed a mirror: %v", err)
 		}
 		if o.eventsOnly {
 			source.eventsOnly, source.latestReads = true, latestReads{}
@@ -250,42 +248,15 @@ func eventually(t testing.TB, what string, condition func() bool) {
 	}
 }
 
-// startEtcd runs an etcd inside the test on a unix socket, and returns a client of it.
-func startEtcd(t testing.TB, configure func(*embed.Config), opts ...grpc.DialOption) *kubernetes.Client {
+// startEtcd runs an etcd until the end of the test, and returns a client of it.
+func startEtcd(t testing.TB, config testetcd.Config, opts ...grpc.DialOption) *kubernetes.Client {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("short: runs an etcd")
 	}
-	dir, err := os.MkdirTemp("", "strata-etcd-") // short: the path of a socket has a limit
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	socket := filepath.Join(dir, "client.sock")
-
-	cfg := embed.NewConfig()
-	cfg.Dir = filepath.Join(dir, "data")
-	cfg.ListenPeerUrls = nil
-	cfg.ListenClientUrls = []url.URL{{Scheme: "unix", Path: socket}}
-	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Host: "localhost:0"}} // it has no peers
-	cfg.TickMs, cfg.ElectionMs = 10, 100
-	cfg.UnsafeNoFsync = true
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-	if configure != nil {
-		configure(cfg)
-	}
-	server, err := embed.StartEtcd(cfg)
-	if err != nil {
-		t.Fatalf("start etcd: %v", err)
-	}
-	t.Cleanup(server.Close)
-	select {
-	case <-server.Server.ReadyNotify():
-	case <-time.After(patience):
-		t.Fatal("etcd does not get ready")
-	}
+	etcd := testetcd.Start(t, config)
 	client, err := kubernetes.New(clientv3.Config{
-		Endpoints:   []string{"unix://" + socket},
+		Endpoints:   []string{etcd.Endpoint()},
 		DialOptions: opts,
 		Logger:      zap.NewNop(),
 	})

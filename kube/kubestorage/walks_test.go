@@ -29,6 +29,7 @@ import (
 
 	"github.com/stratakube/strata/internal/testseed"
 	"github.com/stratakube/strata/kube/internal/metrics"
+	"github.com/stratakube/strata/kube/internal/testetcd"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -494,6 +495,6 @@ func walk(t *testing.T, rounds int, wrap func(storage.Interface) storage.Interfa
 	seed := testseed.New(t)
 	ctx, cancel := context.WithTimeout(t.Context(), patience+time.Duration(rounds)*time.Second)
 	defer cancel()
-	w := &walksWorld{client: startEtcd(t, nil), wrap: wrap}
+	w := &walksWorld{client: startEtcd(t, testetcd.Config{}), wrap: wrap}
 	return w, w.run(ctx, seed, rounds)
 }

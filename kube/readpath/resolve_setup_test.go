@@ -6,13 +6,10 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"go.etcd.io/etcd/server/v3/embed"
-	"go.uber.org/zap"
 	"google.golang.org/grpc/grpclog"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -30,6 +27,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 
+	"github.com/stratakube/strata/kube/internal/testetcd"
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
@@ -73,36 +71,14 @@ type endpoint struct {
 
 func newResolving(t testing.TB, options ...func(*kubestorage.Options)) *resolving {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "strata-etcd-") // short, because the length of a socket path is limited
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	cfg := embed.NewConfig()
-	cfg.Dir = filepath.Join(dir, "data")
-	cfg.ListenPeerUrls = nil
-	cfg.ListenClientUrls = []url.URL{{Scheme: "unix", Path: filepath.Join(dir, "client.sock")}}
-	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Host: "localhost:0"}} // not used by any client
-	cfg.TickMs, cfg.ElectionMs = 10, 100
-	cfg.UnsafeNoFsync = true
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-	server, err := embed.StartEtcd(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(server.Close)
-	select {
-	case <-server.Server.ReadyNotify():
-	case <-time.After(time.Minute):
-		t.Fatal("etcd does not get ready")
-	}
+	etcd := testetcd.Start(t, testetcd.Config{})
 	opts := kubestorage.Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Uncached: isUncached}
 	for _, set := range options {
 		set(&opts)
 	}
 	r := &resolving{
 		t:           t,
-		etcd:        "unix://" + filepath.Join(dir, "client.sock"),
+		etcd:        etcd.Endpoint(),
 		engine:      kubestorage.New(opts),
 		clock:       time.Unix(1e9, 0),
 		serves:      map[string]*endpoint{},

@@ -56,6 +56,7 @@ var (
 // except that of the command.
 var programs = []program{
 	{"test/strata", ".", "./server/cmd/strata", nil, []string{"server", "stratatest"}},
+	{"test/etcd", "kube", "./internal/testetcd/etcd", nil, []string{"kube/kubestorage", "kube/enginetest", "kube/readpath", "kube/examples/apiserver"}},
 	{"test/kubectl-strata", "server", "./cmd/kubectl-strata", nil, []string{"server/test/answers/history"}},
 	{"test/kubectl-strata-release", "server", "./cmd/kubectl-strata", release, []string{"server/test/answers/history"}},
 	{"test/release", "tools", "./release", alone, []string{"server/test/answers/history"}},

@@ -9,18 +9,16 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/url"
 	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
 
-	"go.etcd.io/etcd/server/v3/embed"
-	"go.uber.org/zap"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
+
+	"github.com/stratakube/strata/kube/internal/testetcd"
 )
 
 // patience bounds every wait.
@@ -28,7 +26,7 @@ const patience = 30 * time.Second
 
 // TestServer_Reads_AreServedFromMemory: the server works, and the byte path answers GET, LIST and WATCH.
 func TestServer_Reads_AreServedFromMemory(t *testing.T) {
-	url := start(t, startEtcd(t))
+	url := start(t, testetcd.Start(t, testetcd.Config{}).Endpoint())
 	pods := url + "/apis/example.apiserver.k8s.io/v1/namespaces/ns/pods"
 	for i := range 3 {
 		name := fmt.Sprintf("pod-%d", i)
@@ -113,7 +111,7 @@ func eventTypes(stream []byte) (types []string) {
 // byte path and for upstream's handlers (tables), in HTTP/1.1 and HTTP/2. The long form has clients
 // that do not read.
 func TestServer_Shutdown_EndsWatchesInOrder(t *testing.T) {
-	url, stop := startUntil(t, startEtcd(t))
+	url, stop := startUntil(t, testetcd.Start(t, testetcd.Config{}).Endpoint())
 	pods := url + "/apis/example.apiserver.k8s.io/v1/namespaces/ns/pods"
 	create := func(name string, filler int) {
 		t.Helper()
@@ -240,36 +238,6 @@ func startUntil(t *testing.T, etcd string) (url string, stop func()) {
 			t.Fatalf("the server does not get ready: %v", err)
 		}
 	}
-}
-
-// startEtcd starts an etcd that runs until the end of the test, and returns its endpoint.
-func startEtcd(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "etcd-") // short: the path of a socket has a limit
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	socket := filepath.Join(dir, "client.sock")
-	cfg := embed.NewConfig()
-	cfg.Dir = filepath.Join(dir, "data")
-	cfg.ListenPeerUrls = nil
-	cfg.ListenClientUrls = []url.URL{{Scheme: "unix", Path: socket}}
-	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Host: "localhost:0"}} // it has no peers
-	cfg.TickMs, cfg.ElectionMs = 10, 100
-	cfg.UnsafeNoFsync = true
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-	etcd, err := embed.StartEtcd(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(etcd.Close)
-	select {
-	case <-etcd.Server.ReadyNotify():
-	case <-time.After(patience):
-		t.Fatal("etcd does not get ready")
-	}
-	return "unix://" + socket
 }
 
 var client = &http.Client{
