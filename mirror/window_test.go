@@ -12,6 +12,7 @@ import (
 	"weak"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/testrace"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -265,7 +266,7 @@ func TestCheckpoints_AreCheckpointEventsApart(t *testing.T) {
 // superseded keys and values (events, entries, allocator rounding, versions).
 func TestHistory_MemoryPerRevision_IsBounded(t *testing.T) {
 	slow(t)
-	if raceEnabled {
+	if testrace.Enabled {
 		t.Skip("the race detector's heap is another")
 	}
 	if mirror.CheckInvariants {

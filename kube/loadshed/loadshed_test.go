@@ -20,6 +20,8 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/component-base/metrics/legacyregistry"
+
+	"github.com/stratakube/strata/internal/testrace"
 )
 
 const (
@@ -252,6 +254,15 @@ func TestHandle_BelowOverload_RefusesNone(t *testing.T) {
 	}
 }
 
+// overloaded returns how long an overload lasts: hundreds of thousands of requests are simulated in
+// 20 s.
+func overloaded() time.Duration {
+	if testrace.Few() {
+		return 5 * time.Second
+	}
+	return 20 * time.Second
+}
+
 // TestHandle_Overload_BacklogIsBounded: a user sends some times what the level serves, for 20 s. The level stays busy, the excess is
 // refused, and the backlog at the end is as many seconds of work as the overload is times the capacity.
 func TestHandle_Overload_BacklogIsBounded(t *testing.T) {
@@ -260,7 +271,7 @@ func TestHandle_Overload_BacklogIsBounded(t *testing.T) {
 		t.Run(fmt.Sprint(times, " times"), func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				const duration = 20 * time.Second
+				duration := overloaded()
 				s := start(t)
 				began := time.Now()
 				s.steadily(lowLevel, "greedy", times*s.perSecond, duration)
@@ -298,7 +309,7 @@ func TestHandle_Overload_OtherFlowsAreServed(t *testing.T) {
 	}
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		const duration = 20 * time.Second
+		duration := overloaded()
 		s := start(t)
 		var senders sync.WaitGroup
 		senders.Go(func() { s.steadily(lowLevel, "greedy", 3*s.perSecond, duration) })
@@ -325,6 +336,9 @@ func TestHandle_Overload_OtherFlowsAreServed(t *testing.T) {
 func TestHandle_OverloadByManyUsers_BacklogIsBounded(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short: takes seconds")
+	}
+	if testrace.Few() {
+		t.Skip("hundreds of thousands of requests: not under the race detector")
 	}
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

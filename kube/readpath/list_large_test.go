@@ -14,6 +14,7 @@ import (
 
 	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
 
+	"github.com/stratakube/strata/internal/testrace"
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
@@ -46,6 +47,9 @@ func heapAlive() uint64 {
 // TestList_LargeObjectsSlowClient_HoldsFewObjects: the request of a slow client references few large
 // objects and not whole leaves of them, even if no encoding can be cached.
 func TestList_LargeObjectsSlowClient_HoldsFewObjects(t *testing.T) {
+	if testrace.Few() {
+		t.Skip("measures the heap: not under the race detector")
+	}
 	const objects, size = 120, 100 << 10
 	w := watchedPodsWith(t, func(o *kubestorage.Options) { o.RepresentationBytes = 1 })
 	half := make([]byte, size/2)
@@ -92,6 +96,9 @@ func TestList_LargeObjectsSlowClient_HoldsFewObjects(t *testing.T) {
 func TestList_SlowClient_PreparesFewLeaves(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short: takes seconds")
+	}
+	if testrace.Few() {
+		t.Skip("measures the heap: not under the race detector")
 	}
 	was := readying
 	readying = make(chan struct{}, 16) // of 8 processors

@@ -33,9 +33,14 @@ var modules = []module{
 	{name: "tools", dir: "tools", from: "tools"},
 }
 
-// withoutRace are the packages that run a second time without the race detector: they have tests that
-// skip themselves under it.
-var withoutRace = []string{"mirror"}
+// withoutRace are the tests that run a second time without the race detector, by the directory of
+// their package: they skip themselves under it, or explore few states (internal/testrace).
+var withoutRace = []struct{ dir, tests string }{
+	{"mirror", "TestOrderings_|TestHistory_MemoryPerRevision_"},
+	{"kube/loadshed", "TestHandle_Overload"},
+	{"kube/readpath", "TestList_SlowClient_|TestList_LargeObjectsSlowClient_|TestWatch_FramesAndHeaders_"},
+	{"kube/internal/gzipjoin", "TestCompress_JoinedLeaves_"},
+}
 
 // program is a program that tests start or build. It is built before the tests, whose time limits
 // are not for builds. The tests find it up to date, or its packages in the build cache.
@@ -234,23 +239,27 @@ func (r *runner) invocation(m module) *invocation {
 	return inv
 }
 
-// withoutRace returns the second call for packages of withoutRace, or nil.
+// withoutRace returns the second call, for tests of withoutRace, or nil. A -run among the flags of go
+// test comes later, and replaces the choice.
 func (r *runner) withoutRace(inv invocation) *invocation {
-	if !slices.Contains(inv.args, "-race") {
+	race := slices.Index(inv.args, "-race")
+	if race < 0 {
 		return nil
 	}
 	again := inv
 	again.name += ", without the race detector"
-	again.args = slices.DeleteFunc(slices.Clone(inv.args), func(arg string) bool { return arg == "-race" })
 	again.packages = nil
-	for _, dir := range withoutRace {
-		if _, err := os.Stat(filepath.Join(r.root, dir)); err == nil && inv.covered(dir) {
-			again.packages = append(again.packages, relative(dir, inv.dir))
+	var tests []string
+	for _, w := range withoutRace {
+		if _, err := os.Stat(filepath.Join(r.root, w.dir)); err == nil && inv.covered(w.dir) {
+			again.packages = append(again.packages, relative(w.dir, inv.dir))
+			tests = append(tests, w.tests)
 		}
 	}
 	if len(again.packages) == 0 {
 		return nil
 	}
+	again.args = slices.Concat(inv.args[:race], []string{"-run=^(" + strings.Join(tests, "|") + ")"}, inv.args[race+1:])
 	return &again
 }
 

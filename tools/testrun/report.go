@@ -95,7 +95,13 @@ func (f failure) title() string {
 func (f failure) command() string {
 	line := "go test"
 	for _, arg := range f.pkg.inv.args {
-		if !strings.HasPrefix(arg, "-timeout=") {
+		switch {
+		case strings.HasPrefix(arg, "-timeout="):
+		case strings.HasPrefix(arg, "-run="):
+			if f.test == nil {
+				line += " '" + arg + "'"
+			}
+		default:
 			line += " " + arg
 		}
 	}

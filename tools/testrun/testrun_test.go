@@ -227,7 +227,8 @@ func TestPlan_Patterns_AreOfTheirModules(t *testing.T) {
 	for words, want := range map[string]string{
 		"./btree":                            "engine[./btree]",
 		"./mirror/...":                       "engine[./mirror/...] engine, without the race detector[./mirror]",
-		"./kube/readpath ./kube/kubestorage": "kube[./readpath ./kubestorage]",
+		"./kube/readpath ./kube/kubestorage": "kube[./readpath ./kubestorage] kube, without the race detector[./readpath]",
+		"./kube/loadshed ./kube/kubestorage": "kube[./loadshed ./kubestorage] kube, without the race detector[./loadshed]",
 		"./server/test/replica":              "server[./test/replica]",
 		"./server/bench/...":                 "server[./bench ./bench/...]",
 		"./server/test/... ./stratatest":     "server[./test/...]+stratatest[.]",
@@ -292,6 +293,24 @@ func TestPrograms_AreNeededByTheirUsersOnly(t *testing.T) {
 		}
 		if needed != want {
 			t.Errorf("%s needs %d programs, want %d", dir, needed, want)
+		}
+	}
+}
+
+// TestPlan_TestsWithoutRace_Exist fails when a test of the second pass was renamed.
+func TestPlan_TestsWithoutRace_Exist(t *testing.T) {
+	for _, w := range withoutRace {
+		files, err := filepath.Glob(filepath.Join("../..", w.dir, "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name := range strings.SplitSeq(w.tests, "|") {
+			if !slices.ContainsFunc(files, func(file string) bool {
+				text, err := os.ReadFile(file)
+				return err == nil && strings.Contains(string(text), "\nfunc "+name)
+			}) {
+				t.Errorf("%s has no test %s", w.dir, name)
+			}
 		}
 	}
 }

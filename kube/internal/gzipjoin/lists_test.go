@@ -21,6 +21,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
+
+	"github.com/stratakube/strata/internal/testrace"
 )
 
 // lists are the kinds of objects that sizes are measured on, each named by its characteristic.
@@ -256,6 +258,9 @@ func joined(leaves [][]byte) func(io.Writer) error {
 func TestCompress_JoinedLeaves_AreNearStandardSize(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short: takes seconds")
+	}
+	if testrace.Few() {
+		t.Skip("one goroutine: not under the race detector")
 	}
 	encoded(t, func(l list) {
 		want := sizeOf(t, standard(bytes.Join(l.items, nil)))
