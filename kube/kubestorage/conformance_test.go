@@ -29,6 +29,7 @@ import (
 	"k8s.io/component-base/featuregate"
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
 
+	"github.com/stratakube/strata/internal/testrace"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -353,8 +354,11 @@ func TestSuitesOfThisMinor(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
 	defer cancel()
-	args := []string{"-test.count=1", "-test.v", "-test.timeout=5m", "-test.run=^TestMinorSuites$", "-test.skip=" + notForTheEngine,
-		"-test.bench=^BenchmarkMinorSuites$", "-test.benchtime=1x"}
+	args := []string{"-test.count=1", "-test.v", "-test.timeout=5m", "-test.run=^TestMinorSuites$", "-test.skip=" + notForTheEngine}
+	benchmarks := !testrace.Few() // minutes under the race detector
+	if benchmarks {
+		args = append(args, "-test.bench=^BenchmarkMinorSuites$", "-test.benchtime=1x")
+	}
 	cmd := exec.CommandContext(ctx, os.Args[0], args...)
 	if !slices.Contains(strings.Split(settings["-tags"], ","), minorTag(minor)) {
 		// Without vet, which would analyse all dependencies again; make vet runs with the tag.
@@ -363,7 +367,7 @@ func TestSuitesOfThisMinor(t *testing.T) {
 	}
 	cmd.Env = append(os.Environ(), minorSuitesEnv+"=1")
 	out, err := cmd.CombinedOutput()
-	if err != nil || !bytes.Contains(out, []byte("--- PASS: TestMinorSuites (")) || !bytes.Contains(out, []byte("\nBenchmarkMinorSuites/")) {
+	if err != nil || !bytes.Contains(out, []byte("--- PASS: TestMinorSuites (")) || benchmarks && !bytes.Contains(out, []byte("\nBenchmarkMinorSuites/")) {
 		t.Fatalf("%s: %v\n%s", strings.Join(cmd.Args, " "), err, out)
 	}
 	t.Logf("%s", out)

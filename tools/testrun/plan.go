@@ -37,6 +37,7 @@ var modules = []module{
 // their package: they skip themselves under it, or explore few states (internal/testrace).
 var withoutRace = []struct{ dir, tests string }{
 	{"mirror", "TestOrderings_|TestHistory_MemoryPerRevision_"},
+	{"kube/kubestorage", "TestSuitesOfThisMinor"},
 	{"kube/loadshed", "TestHandle_Overload"},
 	{"kube/readpath", "TestList_SlowClient_|TestList_LargeObjectsSlowClient_|TestWatch_FramesAndHeaders_"},
 	{"kube/internal/gzipjoin", "TestCompress_JoinedLeaves_"},

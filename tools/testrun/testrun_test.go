@@ -227,8 +227,8 @@ func TestPlan_Patterns_AreOfTheirModules(t *testing.T) {
 	for words, want := range map[string]string{
 		"./btree":                            "engine[./btree]",
 		"./mirror/...":                       "engine[./mirror/...] engine, without the race detector[./mirror]",
-		"./kube/readpath ./kube/kubestorage": "kube[./readpath ./kubestorage] kube, without the race detector[./readpath]",
-		"./kube/loadshed ./kube/kubestorage": "kube[./loadshed ./kubestorage] kube, without the race detector[./loadshed]",
+		"./kube/readpath ./kube/kubestorage": "kube[./readpath ./kubestorage] kube, without the race detector[./kubestorage ./readpath]",
+		"./kube/loadshed ./kube/kubestorage": "kube[./loadshed ./kubestorage] kube, without the race detector[./kubestorage ./loadshed]",
 		"./server/test/replica":              "server[./test/replica]",
 		"./server/bench/...":                 "server[./bench ./bench/...]",
 		"./server/test/... ./stratatest":     "server[./test/...]+stratatest[.]",
