@@ -255,8 +255,12 @@ func TestShards_WithoutReaders_AreDropped(t *testing.T) {
 		requireKept := func(want int) {
 			t.Helper()
 			synctest.Wait()
-			if shards, _ := f.kept(); shards != want || (f.s.shards.timer != nil) != (want > 0) {
-				t.Errorf("%d cached shards, want %d; a timer: %t", shards, want, f.s.shards.timer != nil)
+			shards, _ := f.kept()
+			f.s.shards.mu.Lock()
+			timer := f.s.shards.timer != nil
+			f.s.shards.mu.Unlock()
+			if shards != want || timer != (want > 0) {
+				t.Errorf("%d cached shards, want %d; a timer: %t", shards, want, timer)
 			}
 		}
 		read(0)
