@@ -15,6 +15,7 @@ import (
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/wait"
+	encryptionconfigcontroller "k8s.io/apiserver/pkg/server/options/encryptionconfig/controller"
 	"k8s.io/client-go/rest"
 	cliflag "k8s.io/component-base/cli/flag"
 	basecompatibility "k8s.io/component-base/compatibility"
@@ -105,8 +106,19 @@ func (s *settings) prepare(ctx context.Context, flags *pflag.FlagSet, shared *Sh
 	return completed, nil
 }
 
-// applyToProcess applies the settings that are global: feature gates and logging.
+// encryptionPollVariable is for tests only: it shortens the interval at which a server with
+// --encryption-provider-config-automatic-reload reads the file. Upstream reads it once a minute, and exports the interval for tests.
+const encryptionPollVariable = "STRATA_TEST_ENCRYPTION_POLL"
+
+// applyToProcess applies the settings that are global: feature gates, logging, and an interval of tests.
 func (s *settings) applyToProcess() error {
+	if text := os.Getenv(encryptionPollVariable); text != "" {
+		interval, err := time.ParseDuration(text)
+		if err != nil {
+			return fmt.Errorf("%s, a variable of tests: %w", encryptionPollVariable, err)
+		}
+		encryptionconfigcontroller.EncryptionConfigFileChangePollDuration = interval
+	}
 	registry := s.kube.GenericServerRunOptions.ComponentGlobalsRegistry
 	if err := registry.Set(); err != nil {
 		return err

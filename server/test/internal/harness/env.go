@@ -182,6 +182,7 @@ func (e *Env) startServer(name, program string, unchecked bool, prepare func(pid
 	if !unchecked && engineOf(args) == Strata {
 		environ = append(environ, panicEnv+"=true")
 	}
+	environ = append(environ, "STRATA_TEST_ENCRYPTION_POLL=1s") // not once a minute, for which tests would wait
 	return e.startProcess(name, path, environ, prepare, args)
 }
 

@@ -187,7 +187,7 @@ func restart(t *testing.T, ctx context.Context, s *harness.Server) {
 }
 
 // TestEncryptionAtRest_KeyAdded_SecretIsServedAgain starts a server that lacks the key of one Secret. The other Secrets are served. After the key is added to
-// the configuration, which the server reads once a minute, this Secret is served, too.
+// the configuration, which the server reads again, this Secret is served, too.
 func TestEncryptionAtRest_KeyAdded_SecretIsServedAgain(t *testing.T) {
 	t.Parallel() // it waits for the server to read the file
 	ctx := harness.Context(t, testTimeout)
@@ -239,7 +239,7 @@ func TestEncryptionAtRest_KeyAdded_SecretIsServedAgain(t *testing.T) {
 // read may be answered from values that were decrypted before it; when the key is added again, all reads succeed. Upstream answers
 // GETs in the same way, LISTs and watches from its cache until that is rebuilt.
 func TestEncryptionAtRest_KeyRemoved_ReadsFail(t *testing.T) {
-	t.Parallel() // it waits for the server to read the file, once a minute
+	t.Parallel() // it waits for the server to read the file
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()

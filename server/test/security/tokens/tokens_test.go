@@ -301,7 +301,7 @@ func TestKeyRing_EncryptionConfigReloaded_IsReencrypted(t *testing.T) {
 	t.Parallel()
 	requireStrata(t)
 	if !harness.Long() {
-		t.Skip("takes two minutes: the server looks at the file once a minute; STRATA_TEST_LONG=1 does it")
+		t.Skip("takes a minute; STRATA_TEST_LONG=1 does it")
 	}
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
