@@ -1,9 +1,6 @@
 package kubestorage
 
 import (
-	"context"
-	"errors"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,7 +9,6 @@ import (
 
 	"github.com/stratakube/strata/kube/internal/podtest"
 	"github.com/stratakube/strata/mirror"
-	"github.com/stratakube/strata/mirror/driver"
 )
 
 // series returns the value of a metric of the resource, for a histogram its count, and whether it
@@ -88,17 +84,4 @@ func TestCacheMetrics_OfSlowWatch_CountTerminated(t *testing.T) {
 		t.Fatal("the stream has an event, want that history has left it behind")
 	}
 	requireSeries(t, 1, "apiserver_terminated_watchers_total", pods)
-}
-
-// failingLists is a source whose lists fail on request.
-type failingLists struct {
-	driver.Source
-	fail atomic.Bool
-}
-
-func (f *failingLists) List(ctx context.Context, prefix string, at mirror.Revision, page func([]driver.KV) error) (driver.Header, error) {
-	if f.fail.Load() {
-		return driver.Header{}, errors.New("no list for now")
-	}
-	return f.Source.List(ctx, prefix, at, page)
 }
