@@ -252,7 +252,7 @@ func (r *runner) withoutRace(inv invocation) *invocation {
 	again.packages = nil
 	var tests []string
 	for _, w := range withoutRace {
-		if _, err := os.Stat(filepath.Join(r.root, w.dir)); err == nil && inv.covered(w.dir) {
+		if m, err := r.owner(w.dir); err == nil && m.from == inv.dir && inv.covered(w.dir) {
 			again.packages = append(again.packages, relative(w.dir, inv.dir))
 			tests = append(tests, w.tests)
 		}
