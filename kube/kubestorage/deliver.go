@@ -173,7 +173,7 @@ func (st *Stream) selects(e *mirror.Entry) (bool, error) {
 // it, DELETED with the object before it and the event's revision, or "" if the watch selects
 // neither. Errors are decoding errors; see retry.
 func (st *Stream) translate(ev *mirror.Event) (watch.EventType, error) {
-	before, now, err := st.selector.MatchesEvent(st.ctx, ev)
+	before, now, err := st.selector.MatchesEvent(st.EventContext(), ev)
 	if st.selector.Shard != nil && err == nil {
 		st.countFiltered(ev.Prev, ev.Entry)
 	}

@@ -136,6 +136,16 @@ func (st *Stream) countReplayed() {
 // Context ends when the stream does: with the request, the storage, or Close.
 func (st *Stream) Context() context.Context { return st.ctx }
 
+// EventContext returns the context in which objects of live events are decoded. Unless conversions
+// may block, it does not end with the stream: decoding takes a bounded time, and a watch that ended
+// within a revision would lose its other events, because the client resumes after it.
+func (st *Stream) EventContext() context.Context {
+	if st.store.conversions == nil {
+		return context.Background()
+	}
+	return st.ctx
+}
+
 type withoutDrainKey struct{}
 
 // WithoutDrain returns a context for a watch that Engine.Drain does not end: that of a client that

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/etcd3"
+	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 
 	"github.com/stratakube/strata/etcdsource/memory"
@@ -573,5 +574,51 @@ func TestStream_RestoreDuringInitialEvents_Returns410(t *testing.T) {
 				t.Errorf("%+v, %v, want that it has expired", b, err)
 			}
 		})
+	}
+}
+
+// obedient is a transformer that ends with its context, as one that calls a KMS does.
+type obedient struct{ value.Transformer }
+
+func (o obedient) TransformFromStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, bool, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, false, err
+	}
+	return o.Transformer.TransformFromStorage(ctx, data, dataCtx)
+}
+
+// departing is a Sink of a client that leaves with the first event.
+type departing struct {
+	discard
+	leave  func()
+	events int
+}
+
+func (d *departing) Event(_ watch.EventType, ev *mirror.Event) error {
+	d.events++
+	d.leave()
+	_, err := d.st.selector.Generation.ObjectAfter(d.st.EventContext(), ev)
+	return err
+}
+
+// TestStream_EndsWithinRevision_DeliversWholeRevision: the time of a watch ends while it delivers the
+// events of a transaction. The client resumes after their revision, so it gets all of them.
+func TestStream_EndsWithinRevision_DeliversWholeRevision(t *testing.T) {
+	w := newTwinWith(t, mirror.DefaultWindow, func(cfg *storeConfig) {
+		cfg.Transformer = obedient{identity.NewEncryptCheckTransformer()}
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	st := w.open(t, ctx, w.fromNow())
+	var ops []memory.Op
+	for _, name := range []string{"a", "b", "c"} {
+		pod := newPod(name)
+		ops = append(ops, memory.Op{Key: etcdKey(pod), Value: storedPod(t, pod)})
+	}
+	w.etcd.Txn(ops...)
+	w.catchUp(t)
+	sink := &departing{discard: discard{st: st}, leave: cancel}
+	if err := st.Deliver(nil, sink); err != nil || sink.events != len(ops) {
+		t.Errorf("%d events, %v; want %d", sink.events, err, len(ops))
 	}
 }

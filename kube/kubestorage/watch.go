@@ -186,9 +186,9 @@ func (w *watcher) Event(t watch.EventType, ev *mirror.Event) error {
 // object returns the object of an event that the watch sends as the type.
 func (w *watcher) object(t watch.EventType, ev *mirror.Event) (obj runtime.Object, err error) {
 	if t == watch.Deleted {
-		obj, err = w.stream.selector.Generation.ObjectBefore(w.stream.ctx, ev)
+		obj, err = w.stream.selector.Generation.ObjectBefore(w.stream.EventContext(), ev)
 	} else {
-		obj, err = w.stream.selector.Generation.ObjectAfter(w.stream.ctx, ev)
+		obj, err = w.stream.selector.Generation.ObjectAfter(w.stream.EventContext(), ev)
 	}
 	if shared, ok := obj.(*objects.Shared); ok && w.stream.store.decorated {
 		obj = shared.GetObject()

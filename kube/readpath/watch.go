@@ -314,7 +314,7 @@ type watchEvent struct {
 
 // Event implements kubestorage.Sink.
 func (s *watchServer) Event(t watch.EventType, ev *mirror.Event) (err error) {
-	e, rep, ctx := watchEvent{t: t}, s.read.enc.rep, s.stream.Context()
+	e, rep, ctx := watchEvent{t: t}, s.read.enc.rep, s.stream.EventContext()
 	switch {
 	case s.out.gzip:
 		e.frame, err = rep.DeflatedEvent(ctx, ev, t, s.out.Frame)
