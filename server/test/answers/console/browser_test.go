@@ -122,12 +122,18 @@ func (b *browser) run(actions ...action) {
 	}
 }
 
+// reloads reports whether an expression was not evaluated because the page reloads itself, before or
+// meanwhile.
+func reloads(err error) bool {
+	return err != nil && (strings.Contains(err.Error(), "Cannot find context") || strings.Contains(err.Error(), "Inspected target navigated"))
+}
+
 // until waits until an expression of JavaScript is true.
 func (b *browser) until(expression string) {
 	b.t.Helper()
 	poll := chromedp.Poll[chromedp.Void]("Boolean("+expression+")", chromedp.WithPollingTimeout(waitTimeout))
 	err := chromedp.Do(b.ctx, poll)
-	for err != nil && strings.Contains(err.Error(), "Cannot find context") { // the page reloads itself
+	for reloads(err) {
 		err = chromedp.Do(b.ctx, poll)
 	}
 	if err == nil {
