@@ -250,9 +250,7 @@ func TestWatch_InitialEventsSent_SignalsFlowControl(t *testing.T) {
 	f := readFrames(w.open(t, "", "resourceVersion=0", jsonType, true))
 	f.until(t, `"a"`)
 	signal.Wait()
-	if n := w.serving.Load(); n != 0 {
-		t.Errorf("the handler is still there while the watch is served")
-	}
+	eventually(t, "the handler returns while the watch is served", func() bool { return w.serving.Load() == 0 })
 	w.put(t, w.object("b", nil))
 	f.until(t, `"b"`)
 }
