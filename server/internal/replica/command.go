@@ -24,9 +24,13 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	genericfeatures "k8s.io/apiserver/pkg/features"
+	"k8s.io/apiserver/pkg/reconcilers"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/apiserver/pkg/server/healthz"
+	basecompatibility "k8s.io/component-base/compatibility"
+	"k8s.io/component-base/featuregate"
 	"k8s.io/klog/v2"
 	aggregatorapiserver "k8s.io/kube-aggregator/pkg/apiserver"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
@@ -157,15 +161,21 @@ func (s *server) Options(ctx context.Context, flags *pflag.FlagSet, o *options.S
 	if unset := unsetClaimFlags(o.Authentication.RequestHeader); len(unset) > 0 {
 		klog.Warningf("Flags %s are not set, so that of the headers of clients only X-Remote-* are removed; set them as on the API servers of --primary, which trust those headers", strings.Join(unset, ", "))
 	}
-	readOnlyOptions(o)
+	if err := readOnlyOptions(o); err != nil {
+		return err
+	}
 	return s.feed.options(o)
 }
 
 // readOnlyOptions turns off what servers that write do for a cluster.
-func readOnlyOptions(o *options.ServerRunOptions) {
+func readOnlyOptions(o *options.ServerRunOptions) error {
 	o.Etcd.StorageConfig.CompactionInterval = 0
 	o.EndpointReconcilerType = "none"
-	o.PeerCAFile = "" // a replica has primaries in place of peers
+	// A replica has primaries in place of peers. With the gate, upstream makes a client of etcd for
+	// the leases of peers, and deletes the lease of this server when it stops.
+	o.PeerCAFile, o.PeerAdvertiseAddress = "", reconcilers.PeerAdvertiseAddress{}
+	gates := o.GenericServerRunOptions.ComponentGlobalsRegistry.FeatureGateFor(basecompatibility.DefaultKubeComponent).(featuregate.MutableFeatureGate)
+	return gates.SetFromMap(map[string]bool{string(genericfeatures.UnknownVersionInteroperabilityProxy): false})
 }
 
 // parsePrimaries returns the URLs of --primary.
@@ -208,7 +218,6 @@ func (s *server) Config(config *app.Config) error {
 		}
 	}
 	disableHooks(config)
-	removePeerLeases(config)
 	omitDocuments(config)
 	if s.reviews != nil {
 		return s.reviews.install(config, s.options)

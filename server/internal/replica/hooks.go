@@ -1,13 +1,11 @@
 package replica
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 )
@@ -93,28 +91,6 @@ func checkHooks(server *genericapiserver.GenericAPIServer) error {
 	return fmt.Errorf("post-start hooks that a replica must not run, or that this version does not know: %s; use the version of Strata that was made for this version of Kubernetes",
 		strings.Join(unknown, ", "))
 }
-
-// removePeerLeases replaces the leases by which API servers know each other as peers. Upstream removes the server's own lease at shutdown,
-// with a client of its own, although the hook that makes it is disabled.
-func removePeerLeases(config *app.Config) {
-	extra := &config.KubeAPIs.ControlPlane.Extra
-	if extra.PeerEndpointLeaseReconciler != nil {
-		extra.PeerEndpointLeaseReconciler.Destroy()
-		extra.PeerEndpointLeaseReconciler = noPeerLeases{}
-	}
-}
-
-// noPeerLeases are the leases of a server without peers.
-type noPeerLeases struct{}
-
-func (noPeerLeases) GetEndpoint(string) (string, error) {
-	return "", errors.New("a replica has no peers")
-}
-
-func (noPeerLeases) UpdateLease(string, string, []corev1.EndpointPort) error { return nil }
-func (noPeerLeases) RemoveLease(string) error                                { return nil }
-func (noPeerLeases) Destroy()                                                {}
-func (noPeerLeases) StopReconciling()                                        {}
 
 // genericConfigs returns the configurations of the three servers of the chain.
 func genericConfigs(config *app.Config) []*genericapiserver.Config {
