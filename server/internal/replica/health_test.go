@@ -104,12 +104,12 @@ func (s *stubPrimary) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		w.Header().Set("Connection", "Upgrade")
 		w.Header().Set("Upgrade", "echo")
 		w.WriteHeader(http.StatusSwitchingProtocols)
-		conn, _, err := w.(http.Hijacker).Hijack()
+		conn, stream, err := w.(http.Hijacker).Hijack()
 		if err != nil {
 			return
 		}
 		defer conn.Close()
-		_, _ = io.Copy(conn, conn)
+		_, _ = io.Copy(conn, stream) // which may have bytes that arrived before
 	case req.URL.Path == "/refuse":
 		s.others.Add(1)
 		w.WriteHeader(http.StatusForbidden)
@@ -392,9 +392,7 @@ func TestPrimary_ProofFails_LastOneHoldsForItsAge(t *testing.T) {
 func TestPool_PrimaryFallsSilent_RequestsInFlightEnd(t *testing.T) {
 	t.Parallel()
 	s := newStub(t, &stubPrimary{})
-	short := testTiming
-	short.timeout, short.unanswered = time.Second, 3*time.Second
-	p := s.pool(t, s.files.FrontProxyClient, short)
+	p := s.pool(t, s.files.FrontProxyClient, testTiming)
 	one := p.primaries[0]
 	await(t, "first proof", one.healthy.Load)
 
