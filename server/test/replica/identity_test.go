@@ -37,6 +37,7 @@ func (s *scene) auditedAt(ctx context.Context, t *testing.T, id string) (found a
 func TestReplica_ProxiedRequest_HasCallersIdentity(t *testing.T) {
 	t.Parallel()
 	ctx, s := open(t)
+	configMaps := s.maps(ctx, t)
 	for _, c := range []struct {
 		name, token  string
 		header       http.Header
@@ -57,7 +58,7 @@ func TestReplica_ProxiedRequest_HasCallersIdentity(t *testing.T) {
 			header: http.Header{"Impersonate-User": {"admin"}, "Impersonate-Group": {"system:masters"}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			id := "identity-" + strings.ReplaceAll(c.name, " ", "-")
+			id := harness.NewName(strings.ReplaceAll(c.name, " ", "-"))
 			header := c.header.Clone()
 			if header == nil {
 				header = http.Header{}

@@ -5,15 +5,12 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/gorilla/websocket"
@@ -21,63 +18,15 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// stub is a server in the place of a primary, for requests that need kubelets.
-type stub struct {
-	url string
-
-	mu       sync.Mutex
-	received []*http.Request
-}
-
-// newStub starts a stub that trusts the front proxy and serves handler, below the path of a pod.
-func newStub(t *testing.T, e *harness.Env, front *harness.FrontProxy, handler http.HandlerFunc) *stub {
-	t.Helper()
-	s := &stub{}
-	cert, pool := front.ServerOf(e)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	harness.Check(t, err)
-	server := &http.Server{
-		TLSConfig: &tls.Config{Certificates: []tls.Certificate{cert}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool},
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-			switch req.URL.Path {
-			case "/readyz":
-				return
-			case "/apis/authentication.k8s.io/v1/selfsubjectreviews": // by which the replica verifies that its headers are accepted
-				w.WriteHeader(http.StatusCreated)
-				_ = json.NewEncoder(w).Encode(object{"status": object{"userInfo": object{
-					"username": req.Header.Get("X-Remote-User"), "uid": req.Header.Get("X-Remote-Uid"), "groups": req.Header["X-Remote-Group"]}}})
-				return
-			}
-			s.mu.Lock()
-			s.received = append(s.received, req)
-			s.mu.Unlock()
-			handler(w, req)
-		}),
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if err := server.ServeTLS(listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
-			t.Error(err)
-		}
-	}()
-	t.Cleanup(func() {
-		server.Close()
-		<-done
-	})
-	s.url = "https://" + listener.Addr().String()
-	return s
-}
-
 // requireIdentity fails the test unless the last request was sent by the front proxy, for the administrator, without credentials.
-func (s *stub) requireIdentity(t *testing.T) {
+func (f *fronted) requireIdentity(t *testing.T) {
 	t.Helper()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.received) == 0 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.received) == 0 {
 		t.Fatal("the primary has received no request")
 	}
-	req := s.received[len(s.received)-1]
+	req := f.received[len(f.received)-1]
 	if name := req.TLS.PeerCertificates[0].Subject.CommonName; name != "front-proxy-client" {
 		t.Errorf("sent by %q, want the front proxy", name)
 	}
@@ -87,20 +36,6 @@ func (s *stub) requireIdentity(t *testing.T) {
 	if protocols := req.Header.Get("Sec-Websocket-Protocol"); req.Header.Get("Authorization") != "" || strings.Contains(protocols, "bearer") {
 		t.Errorf("the credentials of the caller were forwarded: %v", req.Header)
 	}
-}
-
-// stubScene starts an etcd with the objects of a cluster, and a replica whose only primary is a stub.
-func stubScene(t *testing.T, handler http.HandlerFunc) (context.Context, *harness.Server, *stub) {
-	t.Helper()
-	ctx := harness.Context(t, testTimeout)
-	e := harness.New(t)
-	etcd, front := e.Etcd(), e.FrontProxy()
-	primary := e.APIServer(etcd, front.TrustFlags()...)
-	harness.Check(t, primary.Stop())
-	s := newStub(t, e, front, handler)
-	replica := e.ReplicaOf(etcd, front, []string{s.url})
-	harness.Check(t, replica.Await(ctx, "/readyz"))
-	return ctx, replica, s
 }
 
 const podPath = "/api/v1/namespaces/default/pods/one"
@@ -114,26 +49,76 @@ func clientTLS(t *testing.T, s *harness.Server) *tls.Config {
 	return &tls.Config{RootCAs: pool, NextProtos: []string{"http/1.1"}}
 }
 
-// TestReplica_WebSocketOfExec_PassesBothWays: exec, attach and port-forward upgrade their connection to a WebSocket.
-func TestReplica_WebSocketOfExec_PassesBothWays(t *testing.T) {
-	t.Parallel()
+// pod returns a handler of requests that an API server sends to a kubelet, for the pod at podPath.
+func (f *fronted) pod() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc(podPath+"/exec", echoMessages)
+	mux.HandleFunc(podPath+"/portforward", echoLine)
+	mux.HandleFunc(podPath+"/log", f.followLog)
+	mux.HandleFunc(podPath+"/eviction", func(_ http.ResponseWriter, req *http.Request) {
+		f.arrived <- struct{}{}
+		<-req.Context().Done()
+	})
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		f.mu.Lock()
+		f.received = append(f.received, req)
+		f.mu.Unlock()
+		mux.ServeHTTP(w, req)
+	})
+}
+
+// echoMessages upgrades the connection to a WebSocket.
+func echoMessages(w http.ResponseWriter, req *http.Request) {
 	upgrader := websocket.Upgrader{Subprotocols: []string{"v5.channel.k8s.io"}}
-	ctx, replica, primary := stubScene(t, func(w http.ResponseWriter, req *http.Request) {
-		conn, err := upgrader.Upgrade(w, req, nil)
+	conn, err := upgrader.Upgrade(w, req, nil)
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	for {
+		kind, data, err := conn.ReadMessage()
 		if err != nil {
 			return
 		}
-		defer conn.Close()
-		for {
-			kind, data, err := conn.ReadMessage()
-			if err != nil {
-				return
-			}
-			if conn.WriteMessage(kind, append([]byte("echo of "), data...)) != nil {
-				return
-			}
+		if conn.WriteMessage(kind, append([]byte("echo of "), data...)) != nil {
+			return
 		}
-	})
+	}
+}
+
+// echoLine upgrades the connection to any protocol.
+func echoLine(w http.ResponseWriter, req *http.Request) {
+	conn, stream, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	fmt.Fprintf(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", req.Header.Get("Upgrade"))
+	line, err := stream.ReadString('\n')
+	if err == nil {
+		fmt.Fprintf(conn, "echo of %s", line)
+	}
+}
+
+// followLog sends the lines until the request ends.
+func (f *fronted) followLog(w http.ResponseWriter, req *http.Request) {
+	w.Header().Set("Content-Type", "text/plain")
+	for {
+		select {
+		case line := <-f.lines:
+			fmt.Fprintln(w, line)
+			if http.NewResponseController(w).Flush() != nil {
+				return
+			}
+		case <-req.Context().Done():
+			return
+		}
+	}
+}
+
+// webSocket: exec, attach and port-forward upgrade their connection to a WebSocket.
+func (f *fronted) webSocket(t *testing.T) {
+	ctx, replica := harness.Context(t, testTimeout), f.replica
 	dialer := websocket.Dialer{TLSClientConfig: clientTLS(t, replica), Subprotocols: []string{"v5.channel.k8s.io"}}
 	conn, resp, err := dialer.DialContext(ctx, "wss"+strings.TrimPrefix(replica.URL, "https")+podPath+"/exec?command=sh&stdin=true&stdout=true",
 		http.Header{"Authorization": {"Bearer " + replica.Config.BearerToken}})
@@ -153,24 +138,12 @@ func TestReplica_WebSocketOfExec_PassesBothWays(t *testing.T) {
 			t.Errorf("received %q for %q", data, text)
 		}
 	}
-	primary.requireIdentity(t)
+	f.requireIdentity(t)
 }
 
-// TestReplica_SPDYUpgrade_PassesBothWays: older clients upgrade to SPDY. Its bytes pass unchanged, so any will do here.
-func TestReplica_SPDYUpgrade_PassesBothWays(t *testing.T) {
-	t.Parallel()
-	ctx, replica, primary := stubScene(t, func(w http.ResponseWriter, req *http.Request) {
-		conn, stream, err := http.NewResponseController(w).Hijack()
-		if err != nil {
-			return
-		}
-		defer conn.Close()
-		fmt.Fprintf(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", req.Header.Get("Upgrade"))
-		line, err := stream.ReadString('\n')
-		if err == nil {
-			fmt.Fprintf(conn, "echo of %s", line)
-		}
-	})
+// spdy: older clients upgrade to SPDY. Its bytes pass unchanged, so any will do here.
+func (f *fronted) spdy(t *testing.T) {
+	ctx, replica := harness.Context(t, testTimeout), f.replica
 	dialer := tls.Dialer{Config: clientTLS(t, replica)}
 	conn, err := dialer.DialContext(ctx, "tcp", strings.TrimPrefix(replica.URL, "https://"))
 	harness.Check(t, err)
@@ -190,27 +163,12 @@ func TestReplica_SPDYUpgrade_PassesBothWays(t *testing.T) {
 	if line != "echo of frame\n" {
 		t.Errorf("received %q", line)
 	}
-	primary.requireIdentity(t)
+	f.requireIdentity(t)
 }
 
-// TestReplica_FollowedLog_ArrivesLineByLine: a response that does not end is flushed as it arrives.
-func TestReplica_FollowedLog_ArrivesLineByLine(t *testing.T) {
-	t.Parallel()
-	next := make(chan string)
-	ctx, replica, primary := stubScene(t, func(w http.ResponseWriter, req *http.Request) {
-		w.Header().Set("Content-Type", "text/plain")
-		for {
-			select {
-			case line := <-next:
-				fmt.Fprintln(w, line)
-				if http.NewResponseController(w).Flush() != nil {
-					return
-				}
-			case <-req.Context().Done():
-				return
-			}
-		}
-	})
+// followedLog: a response that does not end is flushed as it arrives.
+func (f *fronted) followedLog(t *testing.T) {
+	ctx, replica := harness.Context(t, testTimeout), f.replica
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, replica.URL+podPath+"/log?follow=true", nil)
 	harness.Check(t, err)
 	req.Header.Set("Authorization", "Bearer "+replica.Config.BearerToken)
@@ -219,7 +177,7 @@ func TestReplica_FollowedLog_ArrivesLineByLine(t *testing.T) {
 	give := func(line string) {
 		t.Helper()
 		select {
-		case next <- line:
+		case f.lines <- line:
 		case <-ctx.Done():
 			t.Fatal(context.Cause(ctx))
 		}
@@ -250,5 +208,5 @@ func TestReplica_FollowedLog_ArrivesLineByLine(t *testing.T) {
 			t.Errorf("received %q, want %q", got, line)
 		}
 	}
-	primary.requireIdentity(t)
+	f.requireIdentity(t)
 }

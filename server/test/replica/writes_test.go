@@ -21,7 +21,7 @@ const configMaps = "/api/v1/namespaces/default/configmaps"
 func TestReplica_WriteThenConsistentRead_SeesWrite(t *testing.T) {
 	t.Parallel()
 	ctx, s := open(t)
-	api := s.replica.API()
+	api, configMaps := s.replica.API(), s.maps(ctx, t)
 	for i := range 20 {
 		name := fmt.Sprintf("own-write-%d", i)
 		created, err := api.Create(ctx, configMaps, configMap(name, map[string]string{"n": "1"}))

@@ -214,6 +214,20 @@ func (s *watchStream) flush() {
 	}
 }
 
+// Watches returns the numbers of clients' open watch streams and of watches on them that etcd has
+// confirmed.
+func (p *Proxy) Watches() (streams, watches int) {
+	p.mu.Lock()
+	all := slices.Clone(p.mu.streams)
+	p.mu.Unlock()
+	for _, s := range all {
+		s.mu.Lock()
+		watches += len(s.mu.watches)
+		s.mu.Unlock()
+	}
+	return len(all), watches
+}
+
 // SendProgress sends a progress notification that etcd has not sent: to each stream with a confirmed watch of the key, with the
 // revision. It returns the number of streams.
 func (p *Proxy) SendProgress(key string, revision int64) (streams int, err error) {

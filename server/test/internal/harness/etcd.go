@@ -51,6 +51,13 @@ func (e *Env) EtcdTLS(ca *Authority) *Etcd {
 	return etcd
 }
 
+// As returns the etcd of EtcdTLS for flags and clients with another client certificate.
+func (e *Etcd) As(client Certificate) *Etcd {
+	other := *e
+	other.tls.CertFile, other.tls.KeyFile = client.CertFile, client.KeyFile
+	return &other
+}
+
 func (e *Env) etcd(info transport.TLSInfo, more ...string) *Etcd {
 	scheme := "http"
 	if info.CertFile != "" {

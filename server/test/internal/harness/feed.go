@@ -29,12 +29,9 @@ func (f *Feed) Flags() []string {
 }
 
 // Etcd returns the feed in place of an etcd, for other replicas and for clients.
-func (f *Feed) Etcd() *Etcd { return f.EtcdWith(f.client) }
-
-// EtcdWith is Etcd with another certificate of the client.
-func (f *Feed) EtcdWith(client Certificate) *Etcd {
+func (f *Feed) Etcd() *Etcd {
 	return &Etcd{URL: fmt.Sprintf("https://127.0.0.1:%d", f.port), env: f.env,
-		tls: transport.TLSInfo{CertFile: client.CertFile, KeyFile: client.KeyFile, TrustedCAFile: f.env.serving().CertFile}}
+		tls: transport.TLSInfo{CertFile: f.client.CertFile, KeyFile: f.client.KeyFile, TrustedCAFile: f.env.serving().CertFile}}
 }
 
 // Another reserves a feed for the same clients.

@@ -18,6 +18,9 @@ func (e *Env) FrontProxy() *FrontProxy {
 	return &FrontProxy{ca: ca, proxy: ca.Issue("front-proxy-client")}
 }
 
+// AuthorityFile returns the file with the certificate of the authority.
+func (f *FrontProxy) AuthorityFile() string { return f.ca.CertFile }
+
 // TrustFlags returns the flags with which an API server accepts the users that the front proxy names.
 func (f *FrontProxy) TrustFlags() []string {
 	return []string{
@@ -30,15 +33,20 @@ func (f *FrontProxy) TrustFlags() []string {
 	}
 }
 
-// ServerOf returns the certificate of a server of the environment that a test runs in its own process in place of a primary, and the
-// authorities of the front proxy.
-func (f *FrontProxy) ServerOf(e *Env) (tls.Certificate, *x509.CertPool) {
-	serving := e.serving().Issue("stub")
-	cert, err := tls.X509KeyPair(serving.CertPEM, serving.KeyPEM)
-	e.check(err)
-	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(f.ca.CertPEM)
-	return cert, pool
+// InPlaceOfPrimary returns the TLS configurations of a server of the environment that a test runs
+// in its own process between replicas and a primary: for connections of the replicas, which have to
+// come from the front proxy, and to the primary, as the front proxy.
+func (f *FrontProxy) InPlaceOfPrimary(e *Env) (server, client *tls.Config) {
+	trusted, serving := x509.NewCertPool(), x509.NewCertPool()
+	trusted.AppendCertsFromPEM(f.ca.CertPEM)
+	serving.AppendCertsFromPEM(e.serving().CertPEM)
+	pair := func(c Certificate) []tls.Certificate {
+		cert, err := tls.X509KeyPair(c.CertPEM, c.KeyPEM)
+		e.check(err)
+		return []tls.Certificate{cert}
+	}
+	return &tls.Config{Certificates: pair(e.serving().Issue("stub")), ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: trusted},
+		&tls.Config{Certificates: pair(f.proxy), RootCAs: serving}
 }
 
 // ProxyFlags returns the flags with which a replica is the front proxy.
