@@ -29,20 +29,22 @@ import (
 
 // Most objects are custom resources whose status a controller writes, or ConfigMaps. They have a limited lifetime: each creation
 // also deletes an earlier object, unless it is one of the survivors.
+var (
+	mapCount   = harness.Pick(2100, 7000)
+	gizmoCount = harness.Pick(900, 3000)
+)
+
 const (
-	mapCount    = 7000
-	gizmoCount  = 3000
 	lifetime    = 200 // an object is deleted after this many further creations
 	survivors   = 10  // one of this many objects is not deleted
 	updated     = 3   // one of this many objects is updated
 	inNamespace = 8   // namespaces
 )
 
-// TestInformers_ObjectChurn_CachesEqualFreshList runs informers and a manager over the lifetime of 10,000 objects. In the end every cache equals a
-// fresh list, every reconciler has seen the last state of every object, and no informer has relisted.
+// TestInformers_ObjectChurn_CachesEqualFreshList runs informers and a manager over the lifetime of 3,000 objects, or 10,000 in the long form. In the
+// end every cache equals a fresh list, every reconciler has seen the last state of every object, and no informer has relisted.
 func TestInformers_ObjectChurn_CachesEqualFreshList(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
-	api := cluster.API()
 	createGizmos(t, ctx, api)
 	for i := range inNamespace {
 		_, err := api.Create(ctx, "/api/v1/namespaces", object{"metadata": object{"name": namespace(i)}})

@@ -1,35 +1,56 @@
-// Package clients runs the released client libraries against a control plane: informers of client-go, and a manager of
-// controller-runtime.
+// Package clients uses a control plane of `strata up` as its users do: kubectl, informers of client-go and a manager of
+// controller-runtime, the definitions of well-known projects, and workloads that run on simulated nodes.
+//
+// The tests share one control plane, each with namespaces and definitions of its own. Tests that read the objects of all namespaces
+// are not parallel: they run before the parallel ones.
 package clients
 
 import (
 	"context"
-	"net/http"
-	"strings"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/go-logr/logr"
 	"golang.org/x/sync/errgroup"
-	"k8s.io/client-go/rest"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-const testTimeout = 4 * time.Minute
+const (
+	// testTimeout bounds a hanging test; most take seconds.
+	testTimeout = 4 * time.Minute
 
-var cluster *harness.Server
+	// nodes is the number of simulated nodes of the shared cluster.
+	nodes = 3
+)
+
+// The shared control plane, and an API server with BookmarkOnRequest that the first test that needs it starts.
+var (
+	cluster      *harness.Server
+	api          *harness.API
+	withProgress func() *harness.Server
+)
 
 func TestMain(m *testing.M) {
 	ctrl.SetLogger(logr.Discard())
-	harness.Main(m, func(e *harness.Env) { cluster = e.Up() })
+	harness.Main(m, func(e *harness.Env) {
+		cluster = e.Up(fmt.Sprintf("--nodes=%d", nodes))
+		api = cluster.API()
+		withProgress = sync.OnceValue(func() *harness.Server {
+			return e.APIServer(e.Etcd(), "--strata-feature-gates=BookmarkOnRequest=true", "--disable-admission-plugins=ServiceAccount")
+		})
+	})
 }
 
+// object is an object to write; its shape is that of the API.
 type object = map[string]any
 
-// inParallel calls do for 0 to n-1, in this order, with a few concurrent calls.
+// inParallel calls do for 0 to n-1, in this order, with as many concurrent calls as two cores can serve.
 func inParallel(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
 	const workers = 8
 	group, ctx := errgroup.WithContext(ctx)
@@ -40,54 +61,40 @@ func inParallel(ctx context.Context, n int, do func(ctx context.Context, i int) 
 	return group.Wait()
 }
 
-// requests counts the requests for all objects of a collection: LISTs, and watches with initial events. An informer sends one, and
-// further ones only if it cannot resume.
-type requests struct {
-	mu    sync.Mutex
-	lists map[string][]string // by path: the query of each that was answered with 200
+// user is a user of a control plane, in one namespace.
+type user struct {
+	t          *testing.T
+	ctx        context.Context
+	server     *harness.Server
+	client     kubernetes.Interface // the administrator's
+	namespace  string               // "" for none
+	kubeconfig string
 }
 
-// config returns a copy of config whose requests are counted.
-func (r *requests) config(config *rest.Config) *rest.Config {
-	r.lists = map[string][]string{}
-	counted := rest.CopyConfig(config)
-	counted.Wrap(func(next http.RoundTripper) http.RoundTripper { return roundTripper{r, next} })
-	return counted
-}
-
-type roundTripper struct {
-	*requests
-	next http.RoundTripper
-}
-
-func (r roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
-	query := req.URL.Query()
-	watch := query.Get("watch") == "true" || query.Get("watch") == "1"
-	chunk := query.Get("continue") != ""
-	all := req.Method == http.MethodGet && isCollection(req.URL.Path) && !chunk && (!watch || query.Get("sendInitialEvents") == "true")
-	resp, err := r.next.RoundTrip(req)
-	if all && err == nil && resp.StatusCode == http.StatusOK {
-		r.mu.Lock()
-		r.lists[req.URL.Path] = append(r.lists[req.URL.Path], req.URL.RawQuery)
-		r.mu.Unlock()
-	}
-	return resp, err
-}
-
-// isCollection reports whether path is that of all objects of a resource, in all namespaces: /api/v1/pods, /apis/group/v1/things.
-func isCollection(path string) bool {
-	parts := strings.Split(strings.Trim(path, "/"), "/")
-	return len(parts) == 3 && parts[0] == "api" || len(parts) == 4 && parts[0] == "apis"
-}
-
-// expectAtMost fails the test unless each path was listed at least once, and at most times times.
-func (r *requests) expectAtMost(t *testing.T, times int, who string, paths ...string) {
+// newUser returns the administrator of the shared control plane in a new namespace that has its service account.
+func newUser(t *testing.T) user {
 	t.Helper()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, path := range paths {
-		if n := len(r.lists[path]); n < 1 || n > times {
-			t.Errorf("%s listed %s %d times, want at most %d:\n%s", who, path, n, times, strings.Join(r.lists[path], "\n"))
-		}
+	u := newAdmin(t, cluster)
+	u.namespace = harness.Namespace(t, u.ctx, api, harness.NewName("ns"))
+	u.eventually("the service account exists", func() (bool, error) {
+		_, err := u.client.CoreV1().ServiceAccounts(u.namespace).Get(u.ctx, "default", metav1.GetOptions{})
+		return err == nil, err
+	})
+	return u
+}
+
+// newAdmin returns the administrator of server in the namespace "default".
+func newAdmin(t *testing.T, server *harness.Server) user {
+	t.Helper()
+	client, err := kubernetes.NewForConfig(server.Config)
+	harness.Check(t, err)
+	return user{t, harness.Context(t, testTimeout), server, client, "default", server.Kubeconfig}
+}
+
+// eventually waits until condition is true. An error of condition explains why it is not.
+func (u user) eventually(what string, condition func() (bool, error)) {
+	u.t.Helper()
+	if err := harness.Poll(u.ctx, func(context.Context) (bool, error) { return condition() }); err != nil {
+		u.t.Fatalf("%s: %v", what, err)
 	}
 }

@@ -26,50 +26,57 @@ rules:
 // ownWatch matches the log of an ended watch of the server's own clients: the path and the address that it came from.
 var ownWatch = regexp.MustCompile(`"HTTP" verb="WATCH" URI="([^"?]*)[^"]*" .*userAgent="strata/[^"]*" .*srcIP="([^"]*)"`)
 
-// TestOwnInformers_RunWithoutConnection: the informers of the server itself are authenticated, audited and served, and their watches
-// come from no connection (port 0). The server stops with them, and starts again, without an error.
-func TestOwnInformers_RunWithoutConnection(t *testing.T) {
-	if harness.Engine() != "strata" {
-		t.Skip("upstream's engine leaves the server's clients as they are")
-	}
-	ctx := harness.Context(t, testTimeout)
-	env := harness.New(t)
-	audit := filepath.Join(env.Dir("audit"), "audit.log")
-	server := env.APIServer(env.Etcd(), "--v=3", "--audit-policy-file="+env.WriteFile("audit.yaml", []byte(ownAuditPolicy)), "--audit-log-path="+audit)
-	watched := []string{"pods", "nodes", "namespaces", "clusterroles", "customresourcedefinitions", "apiservices", "resourcequotas"}
-	for start := range 2 {
-		api := server.API()
-		for _, resource := range watched {
-			harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-				watches, err := api.Sum(ctx, "apiserver_longrunning_requests", `resource="`+resource+`"`, `verb="WATCH"`)
-				return watches >= 1, err
-			}))
-		}
-		roleReachesAuthorizer(t, ctx, api, fmt.Sprintf("reader-%d", start))
+// ownInformers are the informers of a server itself. They are authenticated, audited and served, and their watches come from no
+// connection (port 0).
+type ownInformers struct {
+	audit string // path of the audit log
+	users int    // that a role has reached
+}
+
+// flags returns the flags of the server.
+func (o *ownInformers) flags(env *harness.Env) []string {
+	o.audit = filepath.Join(env.Dir("audit"), "audit.log")
+	return []string{"--v=3", "--audit-policy-file=" + env.WriteFile("audit.yaml", []byte(ownAuditPolicy)), "--audit-log-path=" + o.audit}
+}
+
+var ownWatched = []string{"pods", "nodes", "namespaces", "clusterroles", "customresourcedefinitions", "apiservices", "resourcequotas"}
+
+// stop demands that the informers of a server run, and stops it: it stops with them, without an error.
+func (o *ownInformers) stop(t *testing.T, ctx context.Context, server *harness.Server) {
+	t.Helper()
+	if harness.Engine() != harness.Strata { // upstream's engine leaves the server's clients as they are
 		harness.Check(t, server.Stop())
-		log := server.Output()
-		for _, wrong := range []string{"Panic in a request", "Stopped with running requests", "Failed to watch"} {
-			if strings.Contains(log, wrong) {
-				t.Errorf("the log has %q", wrong)
-			}
-		}
-		ended := map[string]bool{}
-		for _, match := range ownWatch.FindAllStringSubmatch(log, -1) {
-			ended[match[1][strings.LastIndex(match[1], "/")+1:]] = true
-			if match[2] != "127.0.0.1:0" {
-				t.Errorf("the watch of %s came from %s", match[1], match[2])
-			}
-		}
-		for _, resource := range watched {
-			if !ended[resource] {
-				t.Errorf("the log has no watch of %s by the server", resource)
-			}
-		}
-		if start == 0 {
-			server.Restart()
+		return
+	}
+	api := server.API()
+	for _, resource := range ownWatched {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+			watches, err := api.Sum(ctx, "apiserver_longrunning_requests", `resource="`+resource+`"`, `verb="WATCH"`)
+			return watches >= 1, err
+		}))
+	}
+	o.users++
+	roleReachesAuthorizer(t, ctx, api, fmt.Sprint("reader-", o.users))
+	harness.Check(t, server.Stop())
+	log := server.Output()
+	for _, wrong := range []string{"Panic in a request", "Stopped with running requests", "Failed to watch"} {
+		if strings.Contains(log, wrong) {
+			t.Errorf("the log has %q", wrong)
 		}
 	}
-	events, err := os.ReadFile(audit)
+	ended := map[string]bool{}
+	for _, match := range ownWatch.FindAllStringSubmatch(log, -1) {
+		ended[match[1][strings.LastIndex(match[1], "/")+1:]] = true
+		if match[2] != "127.0.0.1:0" {
+			t.Errorf("the watch of %s came from %s", match[1], match[2])
+		}
+	}
+	for _, resource := range ownWatched {
+		if !ended[resource] {
+			t.Errorf("the log has no watch of %s by the server", resource)
+		}
+	}
+	events, err := os.ReadFile(o.audit)
 	harness.Check(t, err)
 	if !strings.Contains(string(events), `"requestURI":"/api/v1/pods?`) || !strings.Contains(string(events), `"sourceIPs":["127.0.0.1"]`) {
 		t.Error("the audit log has no event of the server's informers with their address")

@@ -24,8 +24,6 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-const withProgress = "--strata-feature-gates=BookmarkOnRequest=true"
-
 // consistentCache is a cache of the ConfigMaps of a namespace, fed by a reflector of client-go, that can be read consistently.
 type consistentCache struct {
 	store  cache.Store
@@ -110,11 +108,9 @@ func (c *consistentCache) read(namespace, name string) (int64, error) {
 // bookmarks. Each read has every write that was acknowledged before it began, none that had not begun when it ended, and is not older than
 // an earlier read.
 func TestWatchProgress_ReadsOfCache_AreLinearizable(t *testing.T) {
-	t.Parallel()
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
-	env := harness.New(t)
-	s := env.APIServer(env.Etcd(), withProgress, "--disable-admission-plugins=ServiceAccount")
+	s := withProgress()
 	api := s.API()
 	const namespace = "registers"
 	harness.Namespace(t, ctx, api, namespace)
@@ -179,15 +175,17 @@ func TestWatchProgress_ReadsOfCache_AreLinearizable(t *testing.T) {
 // TestWatchProgress_QuietCollection_IsReadConsistentlyAtOnce: writes elsewhere bring no events to a watch; the request does not wait for
 // the bookmark of the next minute.
 func TestWatchProgress_QuietCollection_IsReadConsistentlyAtOnce(t *testing.T) {
-	t.Parallel()
 	harness.OnlyStrata(t)
-	ctx := harness.Context(t, 40*time.Second) // bookmarks come after 60 s
-	env := harness.New(t)
-	s := env.APIServer(env.Etcd(), withProgress, "--disable-admission-plugins=ServiceAccount")
+	s := withProgress()
 	api := s.API()
+	ctx := harness.Context(t, 40*time.Second) // bookmarks come after 60 s
+	requested := func() float64 {
+		return harness.Must[float64](t)(api.Sum(ctx, "strata_watch_bookmarks_requested_total", `resource="configmaps"`))
+	}
 	harness.Namespace(t, ctx, api, "quiet")
 	harness.Namespace(t, ctx, api, "busy")
 	c := startCache(t, ctx, s.Config, "quiet")
+	before := requested()
 	for i := range 20 {
 		written := harness.Must[harness.Object](t)(api.Create(ctx, "/api/v1/namespaces/busy/secrets", object{"metadata": object{"name": fmt.Sprint("s", i)}}))
 		got, err := c.reader.Wait(ctx)
@@ -196,7 +194,7 @@ func TestWatchProgress_QuietCollection_IsReadConsistentlyAtOnce(t *testing.T) {
 			t.Errorf("the answer is %d and the cache at %d, want at least %d", got, c.cache.Revision(), least)
 		}
 	}
-	if n := harness.Must[float64](t)(api.Sum(ctx, "strata_watch_bookmarks_requested_total", `resource="configmaps"`)); n != 20 {
+	if n := requested() - before; n != 20 {
 		t.Errorf("%g bookmarks were requested, want 20: one for each revision", n)
 	}
 }
@@ -204,13 +202,9 @@ func TestWatchProgress_QuietCollection_IsReadConsistentlyAtOnce(t *testing.T) {
 // TestWatchProgress_Request_NeedsRightsAndGate: the form needs the rights of the list, concerns the user's own watches only, and is not
 // acceptable without the gate.
 func TestWatchProgress_Request_NeedsRightsAndGate(t *testing.T) {
-	t.Parallel()
 	harness.OnlyStrata(t)
+	s := withProgress()
 	ctx := harness.Context(t, time.Minute)
-	env := harness.New(t)
-	etcd := env.Etcd()
-	s := env.APIServer(etcd, withProgress)
-	without := env.APIServer(etcd)
 	harness.Namespace(t, ctx, s.API(), "ns")
 	const path = "/api/v1/namespaces/ns/configmaps"
 	request := func(s *harness.Server, user string) (watchprogress.WatchProgress, error) {
@@ -240,7 +234,7 @@ func TestWatchProgress_Request_NeedsRightsAndGate(t *testing.T) {
 		return err == nil, err
 	}))
 	var status apierrors.APIStatus
-	if _, err := request(without, ""); !errors.As(err, &status) || status.Status().Code != http.StatusNotAcceptable {
+	if _, err := request(cluster, ""); !errors.As(err, &status) || status.Status().Code != http.StatusNotAcceptable {
 		t.Errorf("without the gate: %v, want 406", err)
 	}
 }

@@ -13,12 +13,15 @@ import (
 )
 
 // TestInformers_ServerRestart_ReceiveEveryWrite restarts an API server while another one writes to the same etcd. Informers of the first
-// receive all these writes, and relist at most once: a server that has just started need not have earlier history.
+// receive all these writes, and relist at most once: a server that has just started need not have earlier history. The informers of
+// the server itself run without a connection, before and after the restart.
 func TestInformers_ServerRestart_ReceiveEveryWrite(t *testing.T) {
+	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
-	watched, writer := env.StartAPIServer(etcd), env.StartAPIServer(etcd)
+	var own ownInformers
+	watched, writer := env.StartAPIServer(etcd, own.flags(env)...), env.StartAPIServer(etcd)
 	for _, s := range []*harness.Server{watched, writer} {
 		harness.Check(t, s.Await(ctx, "/readyz"))
 	}
@@ -68,7 +71,7 @@ func TestInformers_ServerRestart_ReceiveEveryWrite(t *testing.T) {
 	write(count, count+20) // client-go relists after a watch of less than a second without events
 	compare()
 
-	harness.Check(t, watched.Stop())
+	own.stop(t, ctx, watched)
 	write(count+20, 2*count)
 	watched.Restart()
 	write(2*count, 2*count+20)
@@ -76,4 +79,5 @@ func TestInformers_ServerRestart_ReceiveEveryWrite(t *testing.T) {
 
 	typedRequests.expectAtMost(t, 2, "the typed informer", mapsPath)
 	dynamicRequests.expectAtMost(t, 2, "the dynamic informer", gizmosPath)
+	own.stop(t, ctx, watched)
 }

@@ -1,22 +1,11 @@
-package kubectl
+package clients
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 )
-
-func writeFile(t *testing.T, name, content string) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
 
 const greeting = `apiVersion: v1
 kind: ConfigMap
@@ -27,12 +16,14 @@ data:
   hello: world
 `
 
+// deployment is paused: its controller creates no pods and keeps its status.
 const deployment = `apiVersion: apps/v1
 kind: Deployment
 metadata:
   name: web
   labels: {app: web}
 spec:
+  paused: true
   replicas: 2
   selector: {matchLabels: {app: web}}
   template:
@@ -113,14 +104,13 @@ func TestKubectlPatch_EveryPatchType_IsApplied(t *testing.T) {
 	u.fails([]string{"the server rejected our request"}, "patch", "deployment", "web", "--type=json", "-p", `[{"op":"test","path":"/spec/replicas","value":2}]`)
 	u.ok("patch", "deployment", "web", "--type=merge", "-p", `{"spec":{"template":{"spec":{"containers":[{"name":"server","image":"web:3"}]}}}}`)
 	images().prints("server=web:3 5")
-	u.ok("patch", "deployment", "web", "-p", `{"spec":{"replicas":5}}`).prints("deployment.apps/web patched (no change)")
 	u.ok("scale", "deployment", "web", "--replicas=7").prints("deployment.apps/web scaled")
 	u.ok("set", "image", "deployment/web", "server=web:4").prints("deployment.apps/web image updated")
 	u.ok("annotate", "deployment", "web", "note=x").prints("deployment.apps/web annotated")
-	u.ok("patch", "deployment", "web", "--subresource=status", "--type=merge", "-p", `{"status":{"replicas":3}}`)
+	u.ok("patch", "deployment", "web", "--subresource=status", "-p", `{"spec":{"replicas":3},"status":{"conditions":[{"type":"Tested","status":"True"}]}}`)
 	u.ok("get", "deployment", "web").shows("NAME", "READY", "UP-TO-DATE", "AVAILABLE", "web", "0/7")
 	u.ok("get", "deployment", "web", "-o", "wide").shows("CONTAINERS", "IMAGES", "server", "web:4")
-	u.ok("get", "deployment", "web", "-o", "jsonpath={.status.replicas}").prints("3")
+	u.ok("get", "deployment", "web", "-o", `jsonpath={.spec.replicas} {.status.conditions[?(@.type=="Tested")].status}`).prints("7 True")
 	u.fails([]string{`Deployment "web" is invalid`, "spec.replicas"}, "patch", "deployment", "web", "-p", `{"spec":{"replicas":-1}}`)
 }
 
@@ -131,6 +121,7 @@ func TestKubectlReplace_StaleResourceVersion_Conflicts(t *testing.T) {
 	u.okWith(strings.Replace(stored, "world", "moon", 1), "replace", "-f", "-").prints("configmap/greeting replaced")
 	// A repeated update carries the old resource version.
 	u.failsWith(strings.Replace(stored, "world", "mars", 1), []string{"Conflict", "the object has been modified"}, "replace", "-f", "-")
+	u.ok("patch", "cm", "greeting", "-p", `{"data":{"hello":"moon"}}`).prints("configmap/greeting patched (no change)")
 	u.ok("get", "cm", "greeting", "-o", "jsonpath={.data.hello}").prints("moon")
 	// Without a resource version it is unconditional.
 	u.okWith(strings.Replace(greeting, "world", "mars", 1), "replace", "-f", "-").prints("configmap/greeting replaced")
@@ -195,10 +186,9 @@ func TestKubectlGet_Watch_FollowsChanges(t *testing.T) {
 func TestKubectlGet_ChunksOfAllNamespaces_AreComplete(t *testing.T) {
 	u := newUser(t)
 	const count = 230
-	api := cluster.API()
 	for i := range count {
 		if _, err := api.Create(u.ctx, "/api/v1/namespaces/"+u.namespace+"/configmaps",
-			map[string]any{"metadata": map[string]any{"name": fmt.Sprintf("chunk-%03d", i), "labels": map[string]any{"test": "chunks"}}}); err != nil {
+			object{"metadata": object{"name": fmt.Sprintf("chunk-%03d", i), "labels": object{"test": "chunks"}}}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -1,41 +1,14 @@
-// Package kubectl tests the output of kubectl: `strata kubectl` against `strata up`.
-package kubectl
+package clients
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
-
-const testTimeout = 2 * time.Minute
-
-var cluster *harness.Server
-
-// The tests write the status of Deployments themselves.
-func TestMain(m *testing.M) {
-	harness.Main(m, func(e *harness.Env) { cluster = e.Up("--controllers=default,-deployment") })
-}
-
-// user runs kubectl in one namespace and checks its output.
-type user struct {
-	t          *testing.T
-	ctx        context.Context
-	namespace  string
-	kubeconfig string
-}
-
-// newUser returns the administrator in a new namespace.
-func newUser(t *testing.T) user {
-	t.Helper()
-	u := user{t: t, ctx: harness.Context(t, testTimeout), kubeconfig: cluster.Kubeconfig}
-	name := harness.NewName("ns")
-	u.ok("create", "namespace", name).prints("namespace/" + name + " created")
-	u.namespace = name
-	return u
-}
 
 // output is the output of one kubectl call.
 type output struct {
@@ -50,10 +23,8 @@ func (u user) run(input string, args ...string) output {
 	if u.namespace != "" {
 		args = append([]string{"--namespace=" + u.namespace}, args...)
 	}
-	r, err := cluster.KubectlAs(u.ctx, u.kubeconfig, input, args...)
-	if err != nil {
-		u.t.Fatal(err)
-	}
+	r, err := u.server.KubectlAs(u.ctx, u.kubeconfig, input, args...)
+	harness.Check(u.t, err)
 	return output{u.t, args, r}
 }
 
@@ -70,6 +41,12 @@ func (u user) okWith(input string, args ...string) output {
 		u.t.Fatalf("kubectl %s: exit code %d\n%s%s", strings.Join(args, " "), o.Code, o.Stdout, o.Stderr)
 	}
 	return o
+}
+
+// apply creates or changes the objects of manifests.
+func (u user) apply(manifests string) {
+	u.t.Helper()
+	u.okWith(manifests, "apply", "-f", "-")
 }
 
 // fails calls kubectl, which has to fail with an error that contains each text.
@@ -135,7 +112,9 @@ func (o output) rows() [][]string {
 // path writes input to a file and returns its path.
 func (u user) path(name, input string) string {
 	u.t.Helper()
-	return writeFile(u.t, name, input)
+	path := filepath.Join(u.t.TempDir(), name)
+	harness.Check(u.t, os.WriteFile(path, []byte(input), 0o600))
+	return path
 }
 
 // can returns a condition for harness.Poll: the user is allowed the verb on the resource.

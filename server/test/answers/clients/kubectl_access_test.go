@@ -1,4 +1,4 @@
-package kubectl
+package clients
 
 import (
 	"net/http"
@@ -39,7 +39,7 @@ func TestKubectlDelete_Namespace_WaitsForFinalizer(t *testing.T) {
 	}
 	admin.fails([]string{"NotFound"}, "get", "namespace", u.namespace)
 	// A namespace of the same name is new and empty.
-	admin.ok("create", "namespace", u.namespace)
+	admin.ok("create", "namespace", u.namespace).prints("namespace/" + u.namespace + " created")
 	u.ok("get", "configmaps,secrets,deployments", "-l", "app=hello", "-o", "name").prints("")
 	admin.ok("delete", "namespace", u.namespace)
 }

@@ -1,4 +1,4 @@
-package customresources
+package clients
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -291,4 +292,32 @@ func TestCRD_Recreated_HasNoPreviousObjects(t *testing.T) {
 			return err == nil && r.Code == http.StatusNotFound, err
 		}))
 	}
+}
+
+// atVersions returns the keys of objects with their resource versions.
+func atVersions(objects []harness.Object) []string {
+	var keys []string
+	for _, o := range objects {
+		keys = append(keys, o.Key()+"@"+o.Metadata.ResourceVersion)
+	}
+	return keys
+}
+
+func equalObjects(t *testing.T, what string, got, want []harness.Object) {
+	t.Helper()
+	equal(t, what, atVersions(got), atVersions(want))
+}
+
+// equal compares keys and reports the first difference.
+func equal(t *testing.T, what string, got, want []string) {
+	t.Helper()
+	if slices.Equal(got, want) {
+		return
+	}
+	i := 0
+	for i < len(got) && i < len(want) && got[i] == want[i] {
+		i++
+	}
+	t.Errorf("%s: got %d objects, want %d; from number %d got %v, want %v",
+		what, len(got), len(want), i, got[i:min(i+3, len(got))], want[i:min(i+3, len(want))])
 }

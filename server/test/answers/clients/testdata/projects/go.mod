@@ -1,7 +1,7 @@
 // Module projects pins the releases whose custom resource definitions the tests install. Nothing is compiled: the tests
 // download the modules with this go.sum and read the manifests in them. It is in no workspace, so that what those projects
 // depend on stays out of ours.
-module github.com/stratakube/strata/server/test/answers/customresources/testdata/projects
+module github.com/stratakube/strata/server/test/answers/clients/testdata/projects
 
 go 1.26.0
 

@@ -1,4 +1,4 @@
-package workloads
+package clients
 
 import (
 	"slices"
@@ -15,9 +15,9 @@ import (
 // of several processes names.
 func TestManagers_OfWorkload_AreThoseOfCluster(t *testing.T) {
 	t.Parallel()
-	u := newUser(t, cluster)
-	u.kubectl("create", "deployment", "web", "--image=example.test/i", "--replicas=1")
-	u.kubectl("rollout", "status", "deployment/web", "--timeout="+testTimeout.String())
+	u := newUser(t)
+	u.ok("create", "deployment", "web", "--image=example.test/i", "--replicas=1")
+	u.ok("rollout", "status", "deployment/web", "--timeout="+testTimeout.String())
 	deployment, err := u.client.AppsV1().Deployments(u.namespace).Get(u.ctx, "web", metav1.GetOptions{})
 	harness.Check(t, err)
 	if got, want := managersOf(deployment.ManagedFields), []string{"kube-controller-manager", "kubectl-create"}; !slices.Equal(got, want) {

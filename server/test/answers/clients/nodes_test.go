@@ -1,4 +1,4 @@
-package workloads
+package clients
 
 import (
 	"fmt"
@@ -46,21 +46,28 @@ func pending(pod *corev1.Pod) error {
 	return nil
 }
 
-// One data directory is started with no nodes, with two, with three and with none again: the workloads continue each time.
+// One data directory is started with two nodes, with three and with none: the workloads continue each time. In the long form it is
+// started with none before.
 func TestRestart_WithMoreAndFewerNodes_Continues(t *testing.T) {
 	t.Parallel()
 	env := harness.New(t)
 	dataDir := filepath.Join(env.Dir("kept"), "data")
+	create := func(u user) { u.ok("create", "deployment", "web", "--image=example.test/i", "--replicas=4") }
 
-	server := env.UpIn(dataDir)
+	if harness.Long() {
+		server := env.UpIn(dataDir)
+		u := newAdmin(t, server)
+		create(u)
+		u.pods("web", 4, pending)
+		u.nodeNames(0)
+		harness.Check(t, server.Stop())
+	}
+
+	server := env.UpIn(dataDir, "--nodes=2")
 	u := newAdmin(t, server)
-	u.kubectl("create", "deployment", "web", "--image=example.test/i", "--replicas=4")
-	u.pods("web", 4, pending)
-	u.nodeNames(0)
-	harness.Check(t, server.Stop())
-
-	server = env.UpIn(dataDir, "--nodes=2")
-	u = newAdmin(t, server)
+	if !harness.Long() {
+		create(u)
+	}
 	before := u.pods("web", 4, running)
 	two := u.nodeNames(2)
 	u.apply(workload("DaemonSet", "agent", ""))
@@ -79,7 +86,7 @@ func TestRestart_WithMoreAndFewerNodes_Continues(t *testing.T) {
 		}
 	}
 	agents := u.pods("agent", 3, running)
-	u.kubectl("scale", "deployment/web", "--replicas=12")
+	u.ok("scale", "deployment/web", "--replicas=12")
 	all := append(addresses(u.pods("web", 12, running)), addresses(agents)...)
 	slices.Sort(all)
 	if distinct := slices.Compact(slices.Clone(all)); len(distinct) != len(all) {
@@ -90,7 +97,7 @@ func TestRestart_WithMoreAndFewerNodes_Continues(t *testing.T) {
 	server = env.UpIn(dataDir)
 	u = newAdmin(t, server)
 	u.nodeNames(0)
-	u.kubectl("create", "deployment", "late", "--image=example.test/i", "--replicas=2")
+	u.ok("create", "deployment", "late", "--image=example.test/i", "--replicas=2")
 	u.pods("late", 2, pending)
 }
 
@@ -101,10 +108,10 @@ func TestMaxNodes_RunPods(t *testing.T) {
 	}
 	u := newAdmin(t, harness.New(t).Up("--nodes=1000"))
 	u.nodeNames(1000)
-	u.kubectl("create", "deployment", "web", "--image=example.test/i", "--replicas=2000")
+	u.ok("create", "deployment", "web", "--image=example.test/i", "--replicas=2000")
 	if on := nodesOf(u.pods("web", 2000, running)); len(on) != 1000 {
 		t.Errorf("the pods run on %d nodes", len(on))
 	}
-	u.kubectl("delete", "deployment", "web")
+	u.ok("delete", "deployment", "web")
 	u.pods("web", 0, running)
 }

@@ -1,4 +1,4 @@
-package workloads
+package clients
 
 import (
 	"fmt"
@@ -23,8 +23,8 @@ func workload(kind, name, more string) string {
 
 func TestDeployment_RunsScalesAndIsDeleted(t *testing.T) {
 	t.Parallel()
-	u := newUser(t, cluster)
-	u.kubectl("create", "deployment", "web", "--image=example.test/i", "--replicas=6")
+	u := newUser(t)
+	u.ok("create", "deployment", "web", "--image=example.test/i", "--replicas=6")
 	pods := u.pods("web", 6, running)
 	if on := nodesOf(pods); len(on) != nodes {
 		t.Errorf("the pods run on %v, want %d nodes", on, nodes)
@@ -32,13 +32,13 @@ func TestDeployment_RunsScalesAndIsDeleted(t *testing.T) {
 	if distinct := slices.Compact(addresses(pods)); len(distinct) != 6 {
 		t.Errorf("the pods have addresses %q", distinct)
 	}
-	u.kubectl("rollout", "status", "deployment/web", "--timeout="+testTimeout.String())
-	u.kubectl("scale", "deployment/web", "--replicas=2")
+	u.ok("rollout", "status", "deployment/web", "--timeout="+testTimeout.String())
+	u.ok("scale", "deployment/web", "--replicas=2")
 	u.pods("web", 2, running)
-	u.kubectl("set", "image", "deployment/web", "*=example.test/next")
-	u.kubectl("rollout", "status", "deployment/web", "--timeout="+testTimeout.String())
+	u.ok("set", "image", "deployment/web", "*=example.test/next")
+	u.ok("rollout", "status", "deployment/web", "--timeout="+testTimeout.String())
 
-	u.kubectl("delete", "deployment", "web")
+	u.ok("delete", "deployment", "web")
 	u.pods("web", 0, running)
 	u.eventually("no replica sets", func() (bool, error) {
 		list, err := u.client.AppsV1().ReplicaSets(u.namespace).List(u.ctx, metav1.ListOptions{})
@@ -48,7 +48,7 @@ func TestDeployment_RunsScalesAndIsDeleted(t *testing.T) {
 
 func TestStatefulSet_CreatesPodsInOrder(t *testing.T) {
 	t.Parallel()
-	u := newUser(t, cluster)
+	u := newUser(t)
 	u.apply(workload("StatefulSet", "db", "serviceName: db, replicas: 3"))
 	pods := u.pods("db", 3, running)
 	for i, pod := range pods {
@@ -59,7 +59,7 @@ func TestStatefulSet_CreatesPodsInOrder(t *testing.T) {
 			t.Errorf("%s was created before %s", pod.Name, pods[i-1].Name)
 		}
 	}
-	u.kubectl("delete", "pod", "db-1")
+	u.ok("delete", "pod", "db-1")
 	u.eventually("db-1 is replaced", func() (bool, error) {
 		pod, err := u.client.CoreV1().Pods(u.namespace).Get(u.ctx, "db-1", metav1.GetOptions{})
 		return err == nil && pod.UID != pods[1].UID && running(pod) == nil, err
@@ -68,7 +68,7 @@ func TestStatefulSet_CreatesPodsInOrder(t *testing.T) {
 
 func TestDaemonSet_HasOnePodOnEachNode(t *testing.T) {
 	t.Parallel()
-	u := newUser(t, cluster)
+	u := newUser(t)
 	u.apply(workload("DaemonSet", "agent", ""))
 	if on := nodesOf(u.pods("agent", nodes, running)); len(on) != nodes {
 		t.Errorf("the pods run on %v", on)
@@ -77,10 +77,10 @@ func TestDaemonSet_HasOnePodOnEachNode(t *testing.T) {
 
 func TestJob_Completes(t *testing.T) {
 	t.Parallel()
-	u := newUser(t, cluster)
+	u := newUser(t)
 	u.apply(`{apiVersion: batch/v1, kind: Job, metadata: {name: job}, spec: {completions: 4, parallelism: 2,
   template: {spec: {restartPolicy: Never, containers: [{name: c, image: example.test/i}]}}}}`)
-	u.kubectl("wait", "job/job", "--for=condition=Complete", "--timeout="+testTimeout.String())
+	u.ok("wait", "job/job", "--for=condition=Complete", "--timeout="+testTimeout.String())
 	job, err := u.client.BatchV1().Jobs(u.namespace).Get(u.ctx, "job", metav1.GetOptions{})
 	harness.Check(t, err)
 	if job.Status.Succeeded != 4 || job.Status.Failed != 0 {
@@ -91,7 +91,7 @@ func TestJob_Completes(t *testing.T) {
 // A CronJob that missed its time starts a Job at once, so the test does not wait for the next minute.
 func TestCronJob_MissedSchedule_CreatesJobThatCompletes(t *testing.T) {
 	t.Parallel()
-	u := newUser(t, cluster)
+	u := newUser(t)
 	u.apply(`{apiVersion: batch/v1, kind: CronJob, metadata: {name: cron}, spec: {schedule: "0 0 1 1 *", suspend: true,
   jobTemplate: {spec: {template: {spec: {restartPolicy: Never, containers: [{name: c, image: example.test/i}]}}}}}}`)
 	crons := u.client.BatchV1().CronJobs(u.namespace)
@@ -105,7 +105,7 @@ func TestCronJob_MissedSchedule_CreatesJobThatCompletes(t *testing.T) {
 		_, err = crons.UpdateStatus(u.ctx, cron, metav1.UpdateOptions{})
 		return err == nil, err
 	})
-	u.kubectl("patch", "cronjob", "cron", "--patch", `{"spec": {"suspend": false}}`)
+	u.ok("patch", "cronjob", "cron", "--patch", `{"spec": {"suspend": false}}`)
 	u.eventually("a job completes", func() (bool, error) {
 		jobs, err := u.client.BatchV1().Jobs(u.namespace).List(u.ctx, metav1.ListOptions{})
 		if err != nil || len(jobs.Items) == 0 {
@@ -122,9 +122,9 @@ func TestCronJob_MissedSchedule_CreatesJobThatCompletes(t *testing.T) {
 
 func TestService_HasEndpointsOfItsPods(t *testing.T) {
 	t.Parallel()
-	u := newUser(t, cluster)
+	u := newUser(t)
 	u.apply(workload("Deployment", "web", "replicas: 3"))
-	u.kubectl("expose", "deployment", "web", "--port=80")
+	u.ok("expose", "deployment", "web", "--port=80")
 	check := func(replicas int) {
 		t.Helper()
 		want := addresses(u.pods("web", replicas, running))
@@ -160,18 +160,18 @@ func TestService_HasEndpointsOfItsPods(t *testing.T) {
 		})
 	}
 	check(3)
-	u.kubectl("scale", "deployment/web", "--replicas=1")
+	u.ok("scale", "deployment/web", "--replicas=1")
 	check(1)
 }
 
 func TestPodDisruptionBudget_HasStatusAndLimitsEvictions(t *testing.T) {
 	t.Parallel()
-	u := newUser(t, cluster)
+	u := newUser(t)
 	// The pods are not replaced, so that the budget remains used.
 	for i := range 3 {
-		u.kubectl("run", fmt.Sprintf("p%d", i), "--image=example.test/i", "--labels=app=web", "--restart=Never")
+		u.ok("run", fmt.Sprintf("p%d", i), "--image=example.test/i", "--labels=app=web", "--restart=Never")
 	}
-	u.kubectl("create", "poddisruptionbudget", "web", "--selector=app=web", "--min-available=2")
+	u.ok("create", "poddisruptionbudget", "web", "--selector=app=web", "--min-available=2")
 	pods := u.pods("web", 3, running)
 	u.eventually("one disruption is allowed", func() (bool, error) {
 		budget, err := u.client.PolicyV1().PodDisruptionBudgets(u.namespace).Get(u.ctx, "web", metav1.GetOptions{})
@@ -196,10 +196,10 @@ func TestPodDisruptionBudget_HasStatusAndLimitsEvictions(t *testing.T) {
 
 func TestNamespace_WithRunningPods_IsDeleted(t *testing.T) {
 	t.Parallel()
-	u := newUser(t, cluster)
+	u := newUser(t)
 	u.apply(workload("Deployment", "web", "replicas: 2"))
 	u.pods("web", 2, running)
-	u.kubectl("delete", "namespace", u.namespace, "--timeout="+testTimeout.String())
+	u.ok("delete", "namespace", u.namespace, "--timeout="+testTimeout.String())
 }
 
 func TestNodes_LookLikeNodes(t *testing.T) {
@@ -224,7 +224,7 @@ func TestNodes_LookLikeNodes(t *testing.T) {
 
 func TestPod_ThatFitsOnNoNode_IsPendingWithReason(t *testing.T) {
 	t.Parallel()
-	u := newUser(t, cluster)
+	u := newUser(t)
 	u.apply(`{apiVersion: v1, kind: Pod, metadata: {name: large, labels: {app: large}}, spec: {containers: [{name: c, image: example.test/i,
   resources: {requests: {cpu: 1000}}}]}}`)
 	u.pods("large", 1, func(pod *corev1.Pod) error {

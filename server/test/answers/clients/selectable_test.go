@@ -1,4 +1,4 @@
-package customresources
+package clients
 
 import (
 	"context"
