@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/emulation"
@@ -48,16 +49,55 @@ type browser struct {
 	requests []string // paths
 }
 
-// openBrowser starts a browser with an empty profile, for pages of a server, which is given by its URL. It ends with the test.
-func openBrowser(t *testing.T, server string) *browser {
+// process is the only process of Chromium. The first tab starts it, and one after its end starts another.
+var process struct {
+	ctx  context.Context // nil until it runs
+	stop func()
+}
+
+// startTimeout bounds a start of Chromium that hangs, and startAttempts the starts: Debian's Chromium may exit at once.
+const (
+	startTimeout  = 30 * time.Second
+	startAttempts = 3
+)
+
+// startChromium returns the context of the process.
+func startChromium(t *testing.T) context.Context {
 	t.Helper()
 	options := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]),
-		chromedp.ExecPath(chromium(t)), chromedp.NoSandbox, chromedp.DisableGPU, chromedp.UserDataDir(t.TempDir()),
+		chromedp.ExecPath(chromium(t)), chromedp.NoSandbox, chromedp.DisableGPU,
 		chromedp.Flag("ignore-certificate-errors", true), chromedp.Flag("no-proxy-server", true),
 		chromedp.Flag("host-resolver-rules", "MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"), chromedp.Flag("lang", "en-GB"))
-	allocator, cancel := chromedp.NewExecAllocator(harness.Context(t, testTimeout), options...)
+	for attempt := 1; process.ctx == nil || process.ctx.Err() != nil; attempt++ {
+		allocator, cancel := chromedp.NewExecAllocator(context.Background(), options...)
+		ctx, closeAll := chromedp.NewContext(allocator)
+		stop := func() { closeAll(); cancel() }
+		hanging := time.AfterFunc(startTimeout, cancel)
+		if err := chromedp.Do(ctx); err == nil && hanging.Stop() {
+			process.ctx, process.stop = ctx, stop
+		} else {
+			stop()
+			t.Logf("start %d of Chromium: %v", attempt, err)
+			if attempt == startAttempts {
+				t.Fatal("Chromium does not start")
+			}
+		}
+	}
+	return process.ctx
+}
+
+func stopChromium() {
+	if process.ctx != nil {
+		process.stop()
+	}
+}
+
+// openBrowser opens a tab with an empty profile, for pages of a server, which is given by its URL. It ends with the test.
+func openBrowser(t *testing.T, server string) *browser {
+	t.Helper()
+	ctx, cancel := context.WithTimeoutCause(startChromium(t), testTimeout, fmt.Errorf("not done after %v", testTimeout))
 	t.Cleanup(cancel)
-	ctx, closeTab := chromedp.NewContext(allocator)
+	ctx, closeTab := chromedp.NewContext(ctx, chromedp.WithNewBrowserContext())
 	t.Cleanup(closeTab)
 	b := &browser{t: t, ctx: ctx}
 	origin := harness.Must[*url.URL](t)(url.Parse(server))

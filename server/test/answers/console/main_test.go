@@ -1,5 +1,6 @@
 // Package console opens the console of `strata up` in Chromium: by the link that it prints, with the keyboard, at the width of a phone,
-// in light and dark. It makes the screenshots of docs/console.md.
+// in light and dark. It makes the screenshots of docs/console.md. Without a browser it sends requests: links, sessions, and the rights of
+// a session.
 package console
 
 import (
@@ -20,6 +21,7 @@ var cluster *harness.Server
 
 func TestMain(m *testing.M) {
 	harness.Main(m, func(e *harness.Env) {
+		e.AtEnd(stopChromium)
 		if harness.Engine() == harness.Strata {
 			cluster = e.Up("--nodes=3")
 		}

@@ -1,4 +1,3 @@
-// Package console sends requests to the console of `strata up` without a browser: links, sessions, and the rights of a session.
 package console
 
 import (
@@ -13,24 +12,11 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"k8s.io/client-go/rest"
 
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
-
-const testTimeout = time.Minute
-
-var cluster *harness.Server
-
-func TestMain(m *testing.M) {
-	harness.Main(m, func(e *harness.Env) {
-		if harness.Engine() == harness.Strata {
-			cluster = e.Up()
-		}
-	})
-}
 
 // anonymous is a client without credentials.
 var anonymous = &http.Client{
@@ -68,8 +54,8 @@ func send(t *testing.T, ctx context.Context, method, target, token, body string,
 
 var inLink = regexp.MustCompile(`#token=([A-Za-z0-9_-]{43})`)
 
-// newLink returns the token of a link that the administrator requests.
-func newLink(t *testing.T, ctx context.Context) string {
+// linkToken returns the token of a link that the administrator requests.
+func linkToken(t *testing.T, ctx context.Context) string {
 	t.Helper()
 	if cluster == nil {
 		t.Skip("the console is a part of the engine of strata")
@@ -85,7 +71,7 @@ func newLink(t *testing.T, ctx context.Context) string {
 // begin returns the token of a session.
 func begin(t *testing.T, ctx context.Context) string {
 	t.Helper()
-	a := send(t, ctx, http.MethodPost, "/debug/strata/console/session", "", `{"token":"`+newLink(t, ctx)+`"}`)
+	a := send(t, ctx, http.MethodPost, "/debug/strata/console/session", "", `{"token":"`+linkToken(t, ctx)+`"}`)
 	var session struct{ Token string }
 	if err := json.Unmarshal(a.body, &session); err != nil || a.code != http.StatusOK || session.Token == "" {
 		t.Fatalf("%d, %v: %s", a.code, err, a.body)
@@ -185,7 +171,7 @@ func TestSession_Requests_OnlyRead(t *testing.T) {
 
 func TestSession_EndedOrForeign_IsUnauthorized(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
-	link := newLink(t, ctx)
+	link := linkToken(t, ctx)
 	for _, site := range []string{"cross-site", "same-site"} {
 		if a := send(t, ctx, http.MethodPost, "/debug/strata/console/session", "", `{"token":"`+link+`"}`, "Sec-Fetch-Site", site); a.code != http.StatusForbidden {
 			t.Errorf("a session for a page of another origin (%s): %d", site, a.code)
@@ -221,7 +207,7 @@ func TestLink_UserWithoutRights_IsForbidden(t *testing.T) {
 // TestTokens_LogOfServer_HasNone: the server logs sessions, and no token of a link or session.
 func TestTokens_LogOfServer_HasNone(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
-	link := newLink(t, ctx)
+	link := linkToken(t, ctx)
 	a := send(t, ctx, http.MethodPost, "/debug/strata/console/session", "", `{"token":"`+link+`"}`)
 	var session struct{ Token string }
 	harness.Check(t, json.Unmarshal(a.body, &session))
