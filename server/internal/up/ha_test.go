@@ -1,13 +1,11 @@
 package up
 
 import (
-	"encoding/json"
 	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/stratakube/strata/server/internal/cli"
@@ -84,84 +82,14 @@ func TestOpenLayout_SecondStart_HasTheSameMembers(t *testing.T) {
 	}
 }
 
-func TestUpHA_Processes_EndWithTheirParent(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	p := start(t, dir, "--ha", "--controllers=none")
-	p.requireUp(t)
-	pids := haPIDs(t, dir)
-	if len(pids) != memberCount+serverCount+replicaCount {
-		t.Fatalf("processes are %v", pids)
-	}
-	p.kubectl(t, "create", "configmap", "c", "--from-literal=k=v")
-	if got := p.kubectl(t, "--context=strata-replicas", "get", "configmap", "c", "--output=jsonpath={.data.k}"); got != "v" {
-		t.Errorf("the replicas return %q", got)
-	}
-	_, stderr, code := runStrata(t, dir, "", "up", "--secure-port=0", "--data-dir=strata-data")
-	requireOneLine(t, stderr, code, "is in use by another strata up")
-	p.kill(t)
-	for _, pid := range pids {
-		awaitEnd(t, pid)
-	}
-
-	_, stderr, code = runStrata(t, dir, "", "up", "--secure-port=0")
-	requireOneLine(t, stderr, code, "has the data of strata up --ha: add --ha, or choose another directory with --data-dir")
-	again := start(t, dir, "--ha", "--controllers=none")
-	again.requireUp(t)
-	if got := again.kubectl(t, "get", "configmap", "c", "--output=jsonpath={.data.k}"); got != "v" {
-		t.Errorf("after a start on the data of killed members, the object has %q", got)
-	}
-	again.requireStop(t, terminate)
-	if left := haPIDs(t, dir); len(left) != 0 {
-		t.Errorf("files of processes remain after a stop: %v", left)
-	}
-}
-
 func TestUpHA_ServerDoesNotStart_EndsWithItsMessage(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	_, stderr, code := runStrata(t, dir, "", "up", "--ha", "--secure-port=0", "--", "--authorization-mode=Bogus")
 	requireOneLine(t, stderr, code, "Bogus")
-	if left := haPIDs(t, dir); len(left) != 0 {
-		t.Errorf("processes remain: %v", left)
+	if left, err := filepath.Glob(filepath.Join(dir, "strata-data", "ha", "*.pid")); err != nil || len(left) > 0 {
+		t.Errorf("files of processes remain: %v, %v", left, err)
 	}
-}
-
-// haPIDs returns the ids of the processes of `strata up --ha` in dir.
-func haPIDs(t *testing.T, dir string) map[string]int {
-	t.Helper()
-	files, err := filepath.Glob(filepath.Join(dir, "strata-data", "ha", "*.pid"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	pids := map[string]int{}
-	for _, file := range files {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		pid := 0
-		if err := json.Unmarshal(data, &pid); err != nil {
-			t.Fatal(err)
-		}
-		pids[filepath.Base(file)] = pid
-	}
-	return pids
-}
-
-// awaitEnd waits until a process has ended: the kernel kills it with its parent.
-func awaitEnd(t *testing.T, pid int) {
-	t.Helper()
-	requireSoon(t, func() bool { return ended(pid) })
-}
-
-// ended reports whether there is no process, or one that only waits for its parent.
-func ended(pid int) bool {
-	if syscall.Kill(pid, 0) != nil {
-		return true
-	}
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	return err != nil || strings.Contains(string(stat), ") Z ")
 }
 
 func TestSameAuthorization_ModeOfTheUser_IsAcceptedByReplicas(t *testing.T) {

@@ -112,22 +112,6 @@ func TestUp_Misuse_PrintsOneLineAndWritesNothing(t *testing.T) {
 	}
 }
 
-func TestUp_DataDirInUse_IsRefused(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	first := start(t, dir)
-	first.requireUp(t)
-	samePort := "--secure-port=" + first.config(t).Host[strings.LastIndex(first.config(t).Host, ":")+1:]
-	for _, port := range []string{"--secure-port=0", samePort} {
-		_, stderr, code := runStrata(t, dir, "", "up", port)
-		requireOneLine(t, stderr, code, "); stop it, or choose another directory with --data-dir")
-	}
-	if got := first.kubectl(t, "get", "--raw", "/readyz"); got != "ok" {
-		t.Errorf("the first is %q after the second", got)
-	}
-	first.requireStop(t, terminate)
-}
-
 // Permissions do not apply to root, so the command runs as another user if this test runs as root.
 func TestUp_DataDirOfAnotherUser_IsRefused(t *testing.T) {
 	dir := t.TempDir()
@@ -151,35 +135,4 @@ func TestUp_DataDirOfAnotherUser_IsRefused(t *testing.T) {
 	}
 	_, stderr, code := runCommand(t, "", cmd)
 	requireOneLine(t, stderr, code, "permission denied; choose another directory with --data-dir, or make it accessible to this user")
-}
-
-func TestUp_DamagedData_PrintsOneLine(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	first := start(t, dir, "--controllers=none")
-	first.requireUp(t)
-	first.requireStop(t, terminate)
-	for name, test := range map[string]struct{ pattern, want string }{
-		"certificate authority": {"pki/ca.pem", "/pki from a backup, or remove it to create others"},
-		"database":              {"etcd/member/snap/db", "or restore the data directory from a backup, or choose another one with --data-dir"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			path := filepath.Join(dir, "strata-data", test.pattern)
-			whole, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(path, []byte("damaged"), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			_, stderr, code := runStrata(t, dir, "", "up", "--secure-port=0")
-			requireOneLine(t, stderr, code, test.want)
-			if err := os.WriteFile(path, whole, 0o600); err != nil {
-				t.Fatal(err)
-			}
-		})
-	}
-	second := start(t, dir)
-	second.requireUp(t)
-	second.requireStop(t, terminate)
 }

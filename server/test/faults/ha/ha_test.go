@@ -45,9 +45,8 @@ func turns() (all []fault) {
 // No informer relists, every informer receives every event once and in order, no leader loses its lease, and no request fails except for
 // those in flight on an ended process.
 func TestUpHA_EachProcessEnds_ClientsContinue(t *testing.T) {
-	harness.OnlyStrata(t)
+	s := startScene(t)
 	ctx := harness.Context(t, harness.Pick(4*time.Minute, 20*time.Minute))
-	s := newScene(t)
 	api := s.up.API()
 	harness.Namespace(t, ctx, api, inputs)
 	harness.Namespace(t, ctx, api, outputs)
@@ -93,6 +92,7 @@ func TestUpHA_EachProcessEnds_ClientsContinue(t *testing.T) {
 	if lists, errs := fleet.relisted(); lists > 0 {
 		t.Errorf("informers relisted %d times, want 0; errors %v", lists, errs)
 	}
+	harness.Check(t, s.up.RequireConsistent())
 }
 
 // createInput creates an object for the controllers, and retries while the write fails.

@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 	if err := flags.Parse([]string{"-logtostderr=false", "-alsologtostderr=false", "-stderrthreshold=FATAL"}); err != nil {
 		panic(err)
 	}
-	os.Exit(m.Run())
+	harness.Main(m, func(e *harness.Env) { env = e })
 }
 
 const (
@@ -52,6 +52,12 @@ const (
 // object is an object to write; its shape is that of the API.
 type object = map[string]any
 
+// The control plane of the tests, and its environment. The first test starts it.
+var (
+	env   *harness.Env
+	plane *scene
+)
+
 // scene is a control plane of `strata up --ha`.
 type scene struct {
 	up       *harness.Server
@@ -62,11 +68,15 @@ type scene struct {
 	members  []string // client URLs of etcd-1 and so on
 }
 
-func newScene(t *testing.T) *scene {
+// startScene returns the control plane, which runs.
+func startScene(t *testing.T) *scene {
 	t.Helper()
-	e := harness.New(t)
-	s := &scene{dir: filepath.Join(e.Dir("ha"), "data")}
-	s.up = e.UpIn(s.dir, "--ha", "--controllers=none")
+	harness.OnlyStrata(t)
+	if plane != nil {
+		return plane
+	}
+	s := &scene{dir: filepath.Join(env.Dir("ha"), "data")}
+	s.start()
 	s.servers = s.context(t, "strata")
 	s.replicas = s.context(t, "strata-replicas")
 
@@ -83,9 +93,13 @@ func newScene(t *testing.T) *scene {
 	harness.Check(t, err)
 	s.etcd, err = clientv3.New(clientv3.Config{Endpoints: s.members, DialTimeout: 10 * time.Second, Logger: zap.NewNop(), TLS: tlsConfig})
 	harness.Check(t, err)
-	e.AtEnd(func() { s.etcd.Close() })
+	env.AtEnd(func() { s.etcd.Close() })
+	plane = s
 	return s
 }
+
+// start starts `strata up --ha` in the data directory.
+func (s *scene) start() { s.up = env.UpIn(s.dir, "--ha", "--controllers=none") }
 
 // context returns the administrator's connection of a context in the kubeconfig, without a rate limit.
 func (s *scene) context(t *testing.T, name string) *rest.Config {
@@ -117,13 +131,28 @@ func (s *scene) leader(t *testing.T, ctx context.Context) (name string) {
 	return name
 }
 
+// pids returns the ids of the processes of the control plane by name.
+func (s *scene) pids(t *testing.T) map[string]int {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(s.dir, "ha", "*.pid"))
+	harness.Check(t, err)
+	pids := map[string]int{}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		harness.Check(t, err)
+		pids[strings.TrimSuffix(filepath.Base(file), ".pid")], err = strconv.Atoi(strings.TrimSpace(string(data)))
+		harness.Check(t, err)
+	}
+	return pids
+}
+
 // end sends a signal to a process of the control plane, and returns when another one is ready in its place.
 func (s *scene) end(t *testing.T, ctx context.Context, name string, sig syscall.Signal) (began, ended time.Time) {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(s.dir, "ha", name+".pid"))
-	harness.Check(t, err)
-	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
-	harness.Check(t, err)
+	pid := s.pids(t)[name]
+	if pid == 0 {
+		t.Fatalf("no process is %s", name)
+	}
 	printed := len(s.up.Lines())
 	began = time.Now()
 	harness.Check(t, syscall.Kill(pid, sig))
