@@ -25,8 +25,8 @@ var modules = []module{
 	{name: "engine", dir: ".", from: ".", longest: []string{"./mirror"}},
 	{name: "kube", dir: "kube", from: "kube", longest: []string{"./kubestorage", "./enginetest", "./readpath"}},
 	{name: "server", dir: "server", from: "server", longest: []string{
-		"./test/resumption/dropin", "./test/replica", "./test/answers/readclients", "./test/faults/chaos",
-		"./test/resumption/restart", "./internal/up", "./test/answers/history", "./test/answers/tables"}},
+		"./test/resumption/dropin", "./test/replica", "./test/answers/clients", "./test/answers/readclients",
+		"./test/faults/chaos", "./test/resumption/restart", "./test/answers/history", "./test/answers/tables"}},
 	{name: "bench", dir: "server/bench", from: "server", longest: []string{"./bench"}},
 	{name: "stratatest", dir: "stratatest", from: "stratatest"},
 	{name: "stratatest", dir: "stratatest/example", from: "stratatest"},
@@ -43,20 +43,24 @@ var withoutRace = []struct{ dir, tests string }{
 	{"kube/internal/gzipjoin", "TestCompress_JoinedLeaves_"},
 }
 
-// program is a program that tests start or build. It is built before the tests, whose time limits
-// are not for builds. The tests find it up to date, or its packages in the build cache.
+// program is a program that tests start or build, or a module whose files they read. It is built or
+// downloaded before the tests, whose time limits are not for that. The tests find it up to date, or its
+// packages in the build cache.
 type program struct {
-	path  string   // below bin
-	dir   string   // of go build
-	pkg   string   // the package of the program
-	env   []string // additions to the environment of go build
-	users []string // directories of packages that run it
+	path  string   // below bin; "" for a module
+	dir   string   // of the go command
+	pkg   string   // the package of the program, or the path of the module
+	env   []string // additions to the environment of the go command
+	users []string // directories of packages that use it
 }
 
 var (
 	alone   = []string{"GOWORK=off"}
 	release = []string{"CGO_ENABLED=0", "GOFLAGS=-trimpath", "GOFIPS140=off"} // as tools/release builds
+	pinned  = []string{"GOWORK=off", "GOFLAGS=-mod=readonly"}
 )
+
+const clients = "server/test/answers/clients"
 
 // A test of a missing program fails, or skips itself with the reason: a failed build is a warning,
 // except that of the command.
@@ -71,6 +75,8 @@ var programs = []program{
 	{"stock/etcd-3.5", "tools/stock/etcd-3.5", "go.etcd.io/etcd/server/v3", alone, []string{"server/test/answers/contract"}},
 	{"stock/etcd-3.6", "tools/stock/etcd-3.6", "go.etcd.io/etcd/server/v3", alone, []string{"server/test/answers/contract", "server/test/resumption/skew"}},
 	{"stock/etcd-3.7", "server", "go.etcd.io/etcd/server/v3", alone, []string{"server/test/resumption/skew"}},
+	{"", clients + "/testdata/projects", "github.com/cert-manager/cert-manager", pinned, []string{clients}},
+	{"", clients + "/testdata/projects", "sigs.k8s.io/gateway-api", pinned, []string{clients}},
 }
 
 // binaryEnv names the command that tests run.
@@ -280,7 +286,7 @@ func (p program) needed(stages [][]invocation) bool {
 	})
 }
 
-// buildPrograms builds the programs that the invocations need.
+// buildPrograms builds the programs and downloads the modules that the invocations need.
 func (r *runner) buildPrograms(ctx context.Context, stages [][]invocation) error {
 	for _, p := range programs {
 		command := p.path == "test/strata"
@@ -291,8 +297,12 @@ func (r *runner) buildPrograms(ctx context.Context, stages [][]invocation) error
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(r.out, "build   bin/%s\n", p.path)
-		build := exec.CommandContext(ctx, r.goCommand, "build", "-o", path, p.pkg)
+		what, args := "build   bin/"+p.path, []string{"build", "-o", path, p.pkg}
+		if p.path == "" {
+			what, args = "download "+p.pkg, []string{"mod", "download", p.pkg}
+		}
+		fmt.Fprintln(r.out, what)
+		build := exec.CommandContext(ctx, r.goCommand, args...)
 		build.Dir = filepath.Join(r.root, p.dir)
 		build.Env = append(os.Environ(), p.env...)
 		out, err := build.CombinedOutput()
@@ -300,7 +310,7 @@ func (r *runner) buildPrograms(ctx context.Context, stages [][]invocation) error
 		case err != nil && command:
 			return fmt.Errorf("build the command: %w\n%s", err, out)
 		case err != nil:
-			fmt.Fprintf(r.out, "warning: build bin/%s: %v\n%s\n", p.path, err, out)
+			fmt.Fprintf(r.out, "warning: %s: %v\n%s\n", what, err, out)
 		case command:
 			r.environ = append(r.environ, binaryEnv+"="+path)
 		}
