@@ -111,11 +111,27 @@ func TestSealedToken_OtherReplica_OpensIt(t *testing.T) {
 	})
 	t.Run("forged", func(t *testing.T) { forge(t, ctx, b, token) })
 
+	t.Run("killed and started again", func(t *testing.T) {
+		first := readPage(t, ctx, a, maps, "", limit, "")
+		for _, s := range servers {
+			s.Kill()
+		}
+		servers[0].StartAgain()
+		servers[1].StartAgain(notSealing)
+		for _, s := range servers {
+			harness.Check(t, s.Await(ctx, "/readyz"))
+			p := readPage(t, ctx, s.API(), maps, first.Metadata.Continue, limit, "")
+			if p.Metadata.ResourceVersion != first.Metadata.ResourceVersion || len(p.Items) != limit {
+				t.Errorf("%d items at revision %s, the token's is %s", len(p.Items), p.Metadata.ResourceVersion, first.Metadata.ResourceVersion)
+			}
+		}
+		if n := harness.Must[*clientv3.GetResponse](t)(client.Get(ctx, ringKey)); n.Kvs[0].Version != 1 {
+			t.Errorf("the ring was written %d times", n.Kvs[0].Version)
+		}
+	})
 	plain := ""
 	t.Run("sealing off", func(t *testing.T) {
-		s := start(notSealing)
-		harness.Check(t, s.Await(ctx, "/readyz"))
-		p := readPage(t, ctx, s.API(), maps, token, limit, "")
+		p := readPage(t, ctx, b, maps, token, limit, "")
 		if p.Metadata.ResourceVersion != sealed.Metadata.ResourceVersion || len(p.Items) != limit {
 			t.Errorf("%d items at revision %s, the token's is %s", len(p.Items), p.Metadata.ResourceVersion, sealed.Metadata.ResourceVersion)
 		}
@@ -123,16 +139,14 @@ func TestSealedToken_OtherReplica_OpensIt(t *testing.T) {
 		requirePlain(t, plain)
 		// Servers that seal their tokens accept plain ones.
 		requireSealed(t, readPage(t, ctx, a, maps, plain, limit, "").Metadata.Continue)
-		harness.Check(t, s.Stop())
 	})
 	t.Run("plain refused", func(t *testing.T) {
-		s := start(sealing, refusePlain)
-		harness.Check(t, s.Await(ctx, "/readyz"))
+		harness.Check(t, servers[1].Stop())
+		servers[1].Restart(sealing, refusePlain)
 		for _, path := range []string{maps, events} {
-			requireRefused(t, path, get(t, ctx, s.API(), path, query(limit, plain), ""), http.StatusBadRequest, "accepts only sealed tokens")
+			requireRefused(t, path, get(t, ctx, b, path, query(limit, plain), ""), http.StatusBadRequest, "accepts only sealed tokens")
 		}
-		requireSealed(t, readPage(t, ctx, s.API(), maps, token, limit, "").Metadata.Continue)
-		harness.Check(t, s.Stop())
+		requireSealed(t, readPage(t, ctx, b, maps, token, limit, "").Metadata.Continue)
 	})
 	t.Run("keys that cannot be read", func(t *testing.T) {
 		// A server whose encryption configuration lacks the key: pages are refused for a while, all other requests succeed.
@@ -175,25 +189,6 @@ func TestSealedToken_OtherReplica_OpensIt(t *testing.T) {
 			}
 			return true, nil
 		}))
-	})
-	t.Run("killed and started again", func(t *testing.T) {
-		first := readPage(t, ctx, a, maps, "", limit, "")
-		for _, s := range servers {
-			s.Kill()
-		}
-		for _, s := range servers {
-			s.StartAgain()
-		}
-		for _, s := range servers {
-			harness.Check(t, s.Await(ctx, "/readyz"))
-			p := readPage(t, ctx, s.API(), maps, first.Metadata.Continue, limit, "")
-			if p.Metadata.ResourceVersion != first.Metadata.ResourceVersion || len(p.Items) != limit {
-				t.Errorf("%d items at revision %s, the token's is %s", len(p.Items), p.Metadata.ResourceVersion, first.Metadata.ResourceVersion)
-			}
-		}
-		if n := harness.Must[*clientv3.GetResponse](t)(client.Get(ctx, ringKey)); n.Kvs[0].Version != 1 {
-			t.Errorf("the ring was written %d times", n.Kvs[0].Version)
-		}
 	})
 	t.Run("keys removed", func(t *testing.T) { takeAway(t, ctx, client, servers) })
 }
@@ -330,17 +325,4 @@ func TestKeyRing_EncryptionConfigReloaded_IsReencrypted(t *testing.T) {
 	config.write(t, "key2")
 	s.Restart()
 	readPage(t, ctx, s.API(), maps, token, 3, "")
-}
-
-// TestUp_SealsContinueTokens: the tokens of strata up are sealed, with any other gates, and can be plain.
-func TestUp_SealsContinueTokens(t *testing.T) {
-	t.Parallel()
-	requireStrata(t)
-	ctx := harness.Context(t, testTimeout)
-	env := harness.New(t)
-	s := env.Up("--", "--strata-feature-gates=WatchBookmark=false")
-	token := readPage(t, ctx, s.API(), "/apis/rbac.authorization.k8s.io/v1/clusterroles", "", 5, "").Metadata.Continue
-	requireSealed(t, token)
-	readPage(t, ctx, s.API(), "/apis/rbac.authorization.k8s.io/v1/clusterroles", token, 5, "")
-	harness.Check(t, s.Stop())
 }
