@@ -100,8 +100,8 @@ func (p project) awaitServed(t *testing.T, ctx context.Context) {
 	}
 }
 
-// TestCRD_ProjectDefinitions_ServeEveryVersion installs the definitions of a project, fills a resource with 1,000 objects, reads and watches it in each served
-// version, deletes the definition and creates it again.
+// TestCRD_ProjectDefinitions_ServeEveryVersion installs the definitions of a project, fills a resource with 400 objects, or 1,000 in the
+// long form, reads and watches it in each served version, deletes the definition and creates it again.
 func TestCRD_ProjectDefinitions_ServeEveryVersion(t *testing.T) {
 	for _, p := range projects {
 		t.Run(p.group, func(t *testing.T) { p.test(t) })
@@ -109,8 +109,9 @@ func TestCRD_ProjectDefinitions_ServeEveryVersion(t *testing.T) {
 }
 
 // Counts of each project's objects, which are in several namespaces:
+var objectCount = harness.Pick(400, 1000)
+
 const (
-	objectCount    = 1000
 	namespaceCount = 4
 	updateCount    = 100
 )
