@@ -1,27 +1,20 @@
 package compaction
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"testing"
-	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestCompactRevKey_DeletedOrInvalid_IsIgnored: the key is deleted, and set to invalid values. Servers keep running, ignore these values, keep their
-// history, and continue to compact.
-func TestCompactRevKey_DeletedOrInvalid_IsIgnored(t *testing.T) {
-	t.Parallel()
-	harness.OnlyStrata(t)
-	ctx := harness.Context(t, testTimeout)
-	env := harness.New(t)
-	etcd := env.Etcd()
-	client := etcd.Client()
-	announced := announcements(t, ctx, client)
-	servers := []*harness.Server{env.APIServer(etcd, every(time.Second)), env.APIServer(etcd, every(time.Second))}
+// ignoreInvalid deletes the key, and sets it to invalid values. Servers keep running, ignore these
+// values, keep their history, and continue to compact.
+func ignoreInvalid(t *testing.T, ctx context.Context, client *clientv3.Client,
+	announced <-chan announcement, servers []*harness.Server) {
 	rev := create(t, ctx, servers[0].API(), "first")
 	next(t, ctx, announced, rev)
 	for i, write := range []clientv3.Op{

@@ -12,18 +12,68 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestCompaction_ByOtherServer_IsFollowed by a server that compacts nothing, within a second of the key's write, and by the one that compacts:
-// below the revision the answer is 410, at the revision it is 200, and watches lose no events.
-func TestCompaction_ByOtherServer_IsFollowed(t *testing.T) {
+// TestCompaction_ByOthers_IsFollowed by a server that compacts nothing: manual compactions first,
+// then those of another server.
+func TestCompaction_ByOthers_IsFollowed(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
 	client := etcd.Client()
-	compacting := env.APIServer(etcd, every(4*time.Second)).API()
 	following := env.APIServer(etcd, every(0)).API()
+	t.Run("not announced", func(t *testing.T) { followUnannounced(t, ctx, client, following) })
+	t.Run("future revision", func(t *testing.T) { ignoreFuture(t, ctx, client, following) })
+	harness.Check(t, following.Delete(ctx, maps))
+	compacting := env.APIServer(etcd, every(2*time.Second)).API()
+	t.Run("announced", func(t *testing.T) { followOther(t, ctx, client, following, compacting) })
+}
 
+// followUnannounced compacts by hand, as etcd itself may. The server's next poll, every 10 s,
+// detects it.
+func followUnannounced(t *testing.T, ctx context.Context, client *clientv3.Client, api *harness.API) {
+	first := create(t, ctx, api, "first")
+	rev := create(t, ctx, api, "second")
+	create(t, ctx, api, "third")
+	_, err := client.Compact(ctx, rev)
+	harness.Check(t, err)
+	compacted := time.Now()
+	awaitGone(t, ctx, api, first)
+	t.Logf("detected after %s", time.Since(compacted))
+	if r := listAt(t, ctx, api, rev); r.Code != http.StatusOK {
+		t.Errorf("the compacted revision itself: %v", r.Err())
+	}
+}
+
+// ignoreFuture announces a revision above etcd's, which has no effect, not even once etcd has
+// reached that revision.
+func ignoreFuture(t *testing.T, ctx context.Context, client *clientv3.Client, api *harness.API) {
+	first := create(t, ctx, api, "fourth")
+	rev := create(t, ctx, api, "fifth")
+	_, err := client.Put(ctx, key, fmt.Sprint(rev+50))
+	harness.Check(t, err)
+	for i := range 100 {
+		create(t, ctx, api, fmt.Sprint("map-", i))
+	}
+	if r := listAt(t, ctx, api, first); r.Code != http.StatusOK {
+		t.Errorf("a list at %d, which is not compacted: %v", first, r.Err())
+	}
+	_, err = client.Put(ctx, key, fmt.Sprint(rev))
+	harness.Check(t, err)
+	_, err = client.Compact(ctx, rev)
+	harness.Check(t, err)
+	awaitGone(t, ctx, api, first)
+	for _, at := range []int64{rev, rev + 10, rev + 49} {
+		if r := listAt(t, ctx, api, at); r.Code != http.StatusOK {
+			t.Errorf("a list at %d, which etcd has: %v", at, r.Err())
+		}
+	}
+}
+
+// followOther requires that the server follows the other one's compactions within a second of the
+// key's write, and that below the revision the answer of both is 410, at the revision it is 200,
+// and watches lose no events.
+func followOther(t *testing.T, ctx context.Context, client *clientv3.Client, following, compacting *harness.API) {
 	first := create(t, ctx, compacting, "map-0")
 	for i := 1; i < 6; i++ {
 		create(t, ctx, compacting, fmt.Sprint("map-", i))
@@ -78,9 +128,9 @@ func TestCompaction_ByOtherServer_IsFollowed(t *testing.T) {
 	}
 }
 
-// TestCompaction_TwoServers_AnnounceRisingRevisions with different intervals. Each revision is announced once, the revisions rise, and both servers agree
-// with etcd.
-func TestCompaction_TwoServers_AnnounceRisingRevisions(t *testing.T) {
+// TestCompaction_TwoServers_AgreeWithEtcd with different intervals, also while the key is written
+// by hand.
+func TestCompaction_TwoServers_AgreeWithEtcd(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
@@ -88,10 +138,19 @@ func TestCompaction_TwoServers_AnnounceRisingRevisions(t *testing.T) {
 	etcd := env.Etcd()
 	client := etcd.Client()
 	announced := announcements(t, ctx, client)
-	servers := []*harness.API{env.APIServer(etcd, every(time.Second)).API(), env.APIServer(etcd, every(1500*time.Millisecond)).API()}
+	servers := []*harness.Server{
+		env.APIServer(etcd, every(time.Second)), env.APIServer(etcd, every(1500*time.Millisecond))}
+	t.Run("revisions rise", func(t *testing.T) { requireRising(t, ctx, client, announced, servers) })
+	t.Run("invalid key", func(t *testing.T) { ignoreInvalid(t, ctx, client, announced, servers) })
+}
+
+// requireRising requires that each revision is announced once, the revisions rise, and both servers
+// agree with etcd.
+func requireRising(t *testing.T, ctx context.Context, client *clientv3.Client,
+	announced <-chan announcement, servers []*harness.Server) {
 	last := int64(0)
 	for i := range 6 {
-		rev := create(t, ctx, servers[i%2], fmt.Sprint("map-", i))
+		rev := create(t, ctx, servers[i%2].API(), fmt.Sprint("turn-", i))
 		for last <= rev {
 			a := next(t, ctx, announced, 0)
 			if a.rev <= last {
@@ -99,118 +158,16 @@ func TestCompaction_TwoServers_AnnounceRisingRevisions(t *testing.T) {
 			}
 			last = a.rev
 		}
-		for _, api := range servers {
-			awaitGone(t, ctx, api, rev)
+		for _, server := range servers {
+			awaitGone(t, ctx, server.API(), rev)
 		}
 		requireCompacted(t, ctx, client, rev)
 	}
 }
 
-// TestCompactRevKey_AboveEtcdRevision_IsIgnored by a server that does not compact, not even once etcd has reached that revision.
-func TestCompactRevKey_AboveEtcdRevision_IsIgnored(t *testing.T) {
-	t.Parallel()
-	harness.OnlyStrata(t)
-	ctx := harness.Context(t, testTimeout)
-	env := harness.New(t)
-	etcd := env.Etcd()
-	client := etcd.Client()
-	api := env.APIServer(etcd, every(0)).API()
-	first := create(t, ctx, api, "first")
-	rev := create(t, ctx, api, "second")
-	_, err := client.Put(ctx, key, fmt.Sprint(rev+50))
-	harness.Check(t, err)
-	for i := range 100 {
-		create(t, ctx, api, fmt.Sprint("map-", i))
-	}
-	if r := listAt(t, ctx, api, first); r.Code != http.StatusOK {
-		t.Errorf("a list at %d, which is not compacted: %v", first, r.Err())
-	}
-	_, err = client.Put(ctx, key, fmt.Sprint(rev))
-	harness.Check(t, err)
-	_, err = client.Compact(ctx, rev)
-	harness.Check(t, err)
-	awaitGone(t, ctx, api, first)
-	for _, at := range []int64{rev, rev + 10, rev + 49} {
-		if r := listAt(t, ctx, api, at); r.Code != http.StatusOK {
-			t.Errorf("a list at %d, which etcd has: %v", at, r.Err())
-		}
-	}
-}
-
-// TestCompaction_Unannounced_IsDetectedByPoll: by hand, or by etcd itself. A server's next poll, every 10 s, detects it.
-func TestCompaction_Unannounced_IsDetectedByPoll(t *testing.T) {
-	t.Parallel()
-	harness.OnlyStrata(t)
-	ctx := harness.Context(t, testTimeout)
-	env := harness.New(t)
-	etcd := env.Etcd()
-	client := etcd.Client()
-	api := env.APIServer(etcd, every(0)).API()
-	first := create(t, ctx, api, "first")
-	rev := create(t, ctx, api, "second")
-	create(t, ctx, api, "third")
-	_, err := client.Compact(ctx, rev)
-	harness.Check(t, err)
-	compacted := time.Now()
-	awaitGone(t, ctx, api, first)
-	t.Logf("detected after %s", time.Since(compacted))
-	if r := listAt(t, ctx, api, rev); r.Code != http.StatusOK {
-		t.Errorf("the compacted revision itself: %v", r.Err())
-	}
-}
-
-// TestCompaction_IntervalChanged_AppliesAfterRestart between starts of a server, to no compaction and back.
-func TestCompaction_IntervalChanged_AppliesAfterRestart(t *testing.T) {
-	t.Parallel()
-	harness.OnlyStrata(t)
-	ctx := harness.Context(t, testTimeout)
-	env := harness.New(t)
-	etcd := env.Etcd()
-	client := etcd.Client()
-	announced := announcements(t, ctx, client)
-	s := env.APIServer(etcd, every(time.Second))
-	rev := create(t, ctx, s.API(), "first")
-	next(t, ctx, announced, rev)
-
-	harness.Check(t, s.Stop())
-	s.Restart(every(3 * time.Second))
-	began := time.Now() // the first of the two compactions starts later, and the second is announced after it is done
-	rev = create(t, ctx, s.API(), "second")
-	next(t, ctx, announced, rev)
-	rev = create(t, ctx, s.API(), "third")
-	b := next(t, ctx, announced, rev)
-	if between := b.at.Sub(began); between < 2900*time.Millisecond {
-		t.Errorf("two compactions within %s, want 3 s between them at least", between)
-	}
-	requireCompacted(t, ctx, client, b.rev)
-	awaitGone(t, ctx, s.API(), b.rev-1)
-
-	harness.Check(t, s.Stop())
-	s.Restart(every(0))
-	old := create(t, ctx, s.API(), "fourth")
-	written := keyVersion(t, ctx, client)
-	// It follows the compactions of other servers.
-	other := env.APIServer(etcd, every(2*time.Second))
-	next(t, ctx, announced, old)
-	awaitGone(t, ctx, s.API(), old)
-	harness.Check(t, other.Stop())
-	if now := keyVersion(t, ctx, client); now <= written {
-		t.Errorf("the key has version %d, had %d", now, written)
-	}
-}
-
-func keyVersion(t *testing.T, ctx context.Context, client *clientv3.Client) int64 {
-	t.Helper()
-	r, err := client.Get(ctx, key)
-	harness.Check(t, err)
-	if len(r.Kvs) == 0 {
-		return 0
-	}
-	return r.Kvs[0].Version
-}
-
-// TestCompaction_StrataAndUpstream_FollowEachOther: upstream's engine and Strata follow each other's compactions, and each continues without the
-// other.
+// TestCompaction_StrataAndUpstream_FollowEachOther: upstream's engine and Strata follow each
+// other's compactions, and each continues without the other. Strata's interval changes between two
+// starts.
 func TestCompaction_StrataAndUpstream_FollowEachOther(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
@@ -219,25 +176,43 @@ func TestCompaction_StrataAndUpstream_FollowEachOther(t *testing.T) {
 	etcd := env.Etcd()
 	client := etcd.Client()
 	announced := announcements(t, ctx, client)
-	ours := env.APIServer(etcd, every(time.Second))
+	ours := env.APIServer(etcd, every(0))
 	stock := env.APIServer(etcd, every(time.Second), "--engine="+harness.Upstream)
-	both := func(name string) {
+	follow := func(name string, servers ...*harness.Server) {
 		t.Helper()
 		rev := create(t, ctx, ours.API(), name)
-		a := next(t, ctx, announced, rev)
-		requireCompacted(t, ctx, client, a.rev)
-		awaitGone(t, ctx, ours.API(), rev)
-		awaitGone(t, ctx, stock.API(), rev)
+		requireCompacted(t, ctx, client, next(t, ctx, announced, rev).rev)
+		for _, s := range servers {
+			awaitGone(t, ctx, s.API(), rev)
+		}
 	}
-	both("both-0")
-	both("both-1")
+	follow("stock-0", ours) // ours compacts nothing
 	harness.Check(t, stock.Stop())
-	rev := create(t, ctx, ours.API(), "ours")
-	requireCompacted(t, ctx, client, next(t, ctx, announced, rev).rev)
-	stock.Restart()
+
 	harness.Check(t, ours.Stop())
-	rev = create(t, ctx, stock.API(), "stock")
+	ours.Restart(every(3 * time.Second))
+	began := time.Now() // the first of the two compactions starts later, and the second is announced after it is done
+	rev := create(t, ctx, ours.API(), "ours-0")
+	next(t, ctx, announced, rev)
+	rev = create(t, ctx, ours.API(), "ours-1")
+	a := next(t, ctx, announced, rev)
+	if between := a.at.Sub(began); between < 2900*time.Millisecond {
+		t.Errorf("two compactions within %s, want 3 s between them at least", between)
+	}
+	requireCompacted(t, ctx, client, a.rev)
+	awaitGone(t, ctx, ours.API(), a.rev-1)
+
+	stock.Restart()
+	follow("both", ours, stock) // upstream follows within 10 s
+	harness.Check(t, ours.Stop())
+	rev = create(t, ctx, stock.API(), "stock-1")
 	requireCompacted(t, ctx, client, next(t, ctx, announced, rev).rev)
-	ours.Restart()
-	both("both-2")
+	if harness.Long() {
+		ours.Restart()
+		follow("both-1", ours, stock)
+		follow("both-2", ours, stock)
+		harness.Check(t, ours.Stop())
+		ours.Restart(every(0))
+		follow("stock-2", ours, stock)
+	}
 }
