@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -68,6 +69,7 @@ type informer struct {
 	lists    atomic.Int64 // requests for the whole state: LISTs, and watches with initial events
 	watches  atomic.Int64
 	gone     atomic.Int64 // answers and ERROR events with 410
+	opened   atomic.Int64 // the time of the current watch's start, in ns; 0 without a watch
 
 	mu   sync.Mutex
 	errs map[string]int // answers to requests that failed
@@ -164,10 +166,29 @@ func newInformer(t testing.TB, c clients, f follow) *informer {
 			if initial {
 				session.WithInitialEvents()
 			}
-			return session.Watch(w), nil
+			i.opened.Store(time.Now().UnixNano())
+			return openWatch{session.Watch(w), i}, nil
 		},
 	}, kind, 0, cache.Indexers{})
 	return i
+}
+
+// openWatch is a watch that an informer has not stopped yet.
+type openWatch struct {
+	watch.Interface
+	of *informer
+}
+
+func (w openWatch) Stop() {
+	w.of.opened.Store(0)
+	w.Interface.Stop()
+}
+
+// settled reports whether the informer's watch is so old that its end does not make client-go
+// relist, as it does after a watch of less than a second without events.
+func (i *informer) settled() bool {
+	opened := i.opened.Load()
+	return opened != 0 && time.Since(time.Unix(0, opened)) > 1100*time.Millisecond
 }
 
 // note counts an error that answered a request.

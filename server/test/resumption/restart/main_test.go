@@ -14,7 +14,7 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -32,7 +32,44 @@ func TestMain(m *testing.M) {
 	if err := flags.Parse([]string{"-logtostderr=false", "-alsologtostderr=false", "-stderrthreshold=FATAL"}); err != nil {
 		panic(err)
 	}
-	os.Exit(m.Run())
+	harness.Main(m, func(e *harness.Env) {
+		shared.etcd, shared.xy = e.Etcd(), e.Etcd()
+		shared.proxy = e.Proxy(shared.etcd)
+		flags := append([]string{
+			"--etcd-servers-overrides=/limitranges#" + shared.xy.URL + ",/podtemplates#" + shared.xy.URL,
+			"--etcd-compaction-interval=0", // a compaction would write to the second etcd
+		}, serverFlags...)
+		shared.servers = make([]*harness.Server, 2)
+		var starting sync.WaitGroup
+		for i, etcd := range []*harness.Etcd{shared.etcd, shared.proxy.Etcd()} {
+			starting.Go(func() { shared.servers[i] = e.APIServer(etcd, flags...) })
+		}
+		starting.Wait()
+	})
+}
+
+// shared is a control plane of two servers, for tests that use resources or namespaces of their
+// own.
+var shared struct {
+	servers []*harness.Server
+	etcd    *harness.Etcd
+	proxy   *harness.Proxy // of the second server, in front of etcd
+	xy      *harness.Etcd  // has the limit ranges and pod templates, and no other keys
+	use     sync.RWMutex
+}
+
+// useShared lets a test use the shared servers until its end, beside others that do.
+func useShared(t *testing.T) {
+	t.Parallel()
+	shared.use.RLock()
+	t.Cleanup(shared.use.RUnlock)
+}
+
+// ownShared lets a test use the shared servers alone until its end, to restart or delay them.
+func ownShared(t *testing.T) {
+	t.Parallel()
+	shared.use.Lock()
+	t.Cleanup(shared.use.Unlock)
 }
 
 // noGates turns off bookmarks, efficient watch resumption and the restore of history after a restart.

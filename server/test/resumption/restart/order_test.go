@@ -15,20 +15,14 @@ import (
 // 200 watchers reconnect at random revisions, on random servers, under writes. All of them receive the same order of events: that
 // of etcd.
 func TestWatch_RandomReconnects_KeepEtcdOrder(t *testing.T) {
-	t.Parallel()
+	useShared(t)
 	const (
 		watchers   = 200
 		reconnects = 10
 		perClient  = 20 // watches on one connection
 	)
 	ctx := harness.Context(t, 3*time.Minute)
-	e := harness.New(t)
-	etcd := e.Etcd()
-	client := etcd.Client()
-	servers := []*harness.Server{e.StartAPIServer(etcd, serverFlags...), e.StartAPIServer(etcd, serverFlags...)}
-	for _, server := range servers {
-		harness.Check(t, server.Await(ctx, "/readyz"))
-	}
+	client, servers := shared.etcd.Client(), shared.servers
 	createGizmos(t, ctx, servers)
 	history := recorded.Follow(t, ctx, client, "/registry/")
 	type one struct {

@@ -17,10 +17,7 @@ import (
 // the restart, and resume without a 410. A watch without bookmarks could not: its start revision is compacted.
 func TestBookmarks_QuietRegistry_WatchesResumeWithout410(t *testing.T) {
 	t.Parallel()
-	interval := 5 * time.Second
-	if harness.Long() {
-		interval = 30 * time.Second
-	}
+	interval := harness.Pick(2*time.Second, 30*time.Second)
 	ctx := harness.Context(t, 2*time.Minute+10*interval)
 	e := harness.New(t)
 	etcd := e.Etcd()
@@ -50,7 +47,7 @@ func TestBookmarks_QuietRegistry_WatchesResumeWithout410(t *testing.T) {
 		harness.Check(t, err)
 		for k := range 3 {
 			w := &quiet{&watcher{path: path}, prefix, harness.Revision(t, list.Metadata.ResourceVersion)}
-			w.query = fmt.Sprintf("allowWatchBookmarks=true&timeoutSeconds=%d", 3+2*k)
+			w.query = fmt.Sprintf("allowWatchBookmarks=true&timeoutSeconds=%d", 3+k)
 			if k == 2 {
 				w.query += "&labelSelector=a%3Db"
 			}

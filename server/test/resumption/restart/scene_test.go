@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -30,7 +31,8 @@ const (
 
 var gizmoResource = schema.GroupVersionResource{Group: gizmoGroup, Version: "v1", Resource: "gizmos"}
 
-// scene is a control plane of three API servers behind a balancer, on an etcd of three members.
+// scene is a control plane of two API servers, or three in the long form, behind a balancer, on an
+// etcd of three members.
 type scene struct {
 	etcd     *etcdcluster.Cluster
 	servers  []*harness.Server
@@ -41,7 +43,7 @@ type scene struct {
 }
 
 // newScene starts a scene. Its history begins when the custom resource is served.
-func newScene(t *testing.T, ctx context.Context, flags ...string) *scene {
+func newScene(t *testing.T, ctx context.Context) *scene {
 	t.Helper()
 	e := harness.New(t)
 	s := &scene{etcd: etcdcluster.Start(t, e, 3)}
@@ -53,16 +55,15 @@ rules:
 - {level: None}
 `))
 	tokens := e.WriteFile("tokens.csv", []byte("admin-token,admin,admin,system:masters\n"+informerToken+",informer,informer,system:masters\n"))
+	flags := slices.Clone(serverFlags)
 	if harness.Long() {
 		flags = append(flags, "--etcd-compaction-interval="+compactionInterval.String())
 	}
-	for range 3 {
+	for range harness.Pick(2, 3) {
 		audit := filepath.Join(e.Dir("audit"), "audit.log")
 		s.audits = append(s.audits, audit)
-		s.servers = append(s.servers, e.StartAPIServer(s.etcd.Etcd(), append(append([]string{
-			"--token-auth-file=" + tokens,
-			"--audit-policy-file=" + policy, "--audit-log-path=" + audit,
-		}, serverFlags...), flags...)...))
+		s.servers = append(s.servers, e.StartAPIServer(s.etcd.Etcd(), append(flags,
+			"--token-auth-file="+tokens, "--audit-policy-file="+policy, "--audit-log-path="+audit)...))
 	}
 	for _, server := range s.servers {
 		harness.Check(t, server.Await(ctx, "/readyz"))
@@ -74,10 +75,11 @@ rules:
 	return s
 }
 
-// createGizmos creates a custom resource and returns when all servers serve it.
+// createGizmos creates a custom resource, if it does not exist, and returns when all servers serve
+// it.
 func createGizmos(t *testing.T, ctx context.Context, servers []*harness.Server) {
 	t.Helper()
-	_, err := servers[0].API().Create(ctx, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", object{
+	r, err := servers[0].API().Do(ctx, http.MethodPost, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "", object{
 		"metadata": object{"name": "gizmos." + gizmoGroup},
 		"spec": object{
 			"group": gizmoGroup, "scope": "Namespaced",
@@ -87,6 +89,9 @@ func createGizmos(t *testing.T, ctx context.Context, servers []*harness.Server) 
 		},
 	})
 	harness.Check(t, err)
+	if r.Code != http.StatusCreated && r.Code != http.StatusConflict {
+		t.Fatal(r.Err())
+	}
 	for _, server := range servers {
 		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			_, err := server.API().List(ctx, "/apis/"+gizmoGroup+"/v1/gizmos", "")
@@ -109,8 +114,9 @@ func (s *scene) restartOne(t *testing.T, i int) {
 	s.servers[i].Restart()
 }
 
-// restartAll stops all servers at once, by SIGTERM or by SIGKILL, and starts them again.
-func (s *scene) restartAll(t *testing.T, ctx context.Context, kill bool) {
+// restartAll stops all servers at once, by SIGTERM or by SIGKILL, and starts them again, with more
+// flags.
+func (s *scene) restartAll(t *testing.T, ctx context.Context, kill bool, flags ...string) {
 	t.Helper()
 	var stopping sync.WaitGroup
 	for _, server := range s.servers {
@@ -124,7 +130,7 @@ func (s *scene) restartAll(t *testing.T, ctx context.Context, kill bool) {
 	}
 	stopping.Wait()
 	for _, server := range s.servers {
-		server.StartAgain()
+		server.StartAgain(flags...)
 	}
 	for _, server := range s.servers {
 		harness.Check(t, server.Await(ctx, "/readyz"))

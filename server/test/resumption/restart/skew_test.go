@@ -11,24 +11,20 @@ import (
 // A bookmark of one server is valid on another one that is behind: the watch starts there, and delivers no event that the client
 // has received.
 func TestBookmark_FromNewerServer_ResumesOnOlderServer(t *testing.T) {
-	t.Parallel()
 	harness.OnlyStrata(t) // upstream answers "Too large resource version"
+	ownShared(t)
 	ctx := harness.Context(t, 2*time.Minute)
-	e := harness.New(t)
-	etcd := e.Etcd()
-	proxy := e.Proxy(etcd)
-	newer, older := e.StartAPIServer(etcd, serverFlags...), e.StartAPIServer(proxy.Etcd(), serverFlags...)
-	for _, server := range []*harness.Server{newer, older} {
-		harness.Check(t, server.Await(ctx, "/readyz"))
-	}
-	history := recorded.Follow(t, ctx, etcd.Client(), "/registry/")
-	const maps, secrets = "/api/v1/namespaces/default/configmaps", "/api/v1/namespaces/default/secrets"
+	newer, older, proxy := shared.servers[0], shared.servers[1], shared.proxy
 	api := newer.API()
+	in := follow{namespace: harness.Namespace(t, ctx, api, harness.NewName("newer"))}
+	maps, secrets := "/api/v1/namespaces/"+in.namespace+"/configmaps", "/api/v1/namespaces/"+in.namespace+"/secrets"
+	history := recorded.Follow(t, ctx, shared.etcd.Client(), "/registry/")
 	before, err := older.API().List(ctx, maps, "") // both servers serve the resources
 	harness.Check(t, err)
 	_, err = older.API().List(ctx, secrets, "")
 	harness.Check(t, err)
 
+	t.Cleanup(func() { proxy.Stall(false) })
 	proxy.Stall(true)
 	for i := range 20 {
 		_, err := api.Create(ctx, maps, configMap(string(rune('a'+i)), i))
@@ -63,6 +59,6 @@ func TestBookmark_FromNewerServer_ResumesOnOlderServer(t *testing.T) {
 	o, err = api.Create(ctx, secrets, object{"metadata": object{"name": "last"}})
 	harness.Check(t, err)
 	harness.Check(t, quiet.until(ctx, harness.Revision(t, o.Metadata.ResourceVersion)))
-	judge(t, ctx, history, "/registry/configmaps/", follow{namespace: "default"}, busy, last)
-	judge(t, ctx, history, "/registry/secrets/", follow{namespace: "default"}, quiet, quiet.position)
+	judge(t, ctx, history, "/registry/configmaps/", in, busy, last)
+	judge(t, ctx, history, "/registry/secrets/", in, quiet, quiet.position)
 }

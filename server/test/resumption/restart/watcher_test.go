@@ -70,6 +70,16 @@ func (w *watcher) until(ctx context.Context, revision int64) error {
 	return nil
 }
 
+// catchUp is until for a watch that may end before, by its timeout: then it is repeated.
+func (w *watcher) catchUp(ctx context.Context, api *harness.API, revision int64) error {
+	for w.until(ctx, revision) != nil {
+		if err := w.begin(ctx, api, w.position); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // drain reads until the watch ends, and returns its error, nil for an orderly end by the server.
 func (w *watcher) drain(ctx context.Context) error {
 	for {

@@ -118,6 +118,16 @@ func (w *writers) readOften(s *scene, ctx context.Context, unexpected *atomic.In
 	})
 }
 
+// await returns after n more accepted writes.
+func (w *writers) await(t *testing.T, ctx context.Context, n int64) {
+	t.Helper()
+	until := w.writes.Load() + n
+	harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+		now := w.writes.Load()
+		return now >= until, fmt.Errorf("%d writes, want %d", now, until)
+	}))
+}
+
 // end stops the writers. It may be called again.
 func (w *writers) end() {
 	w.stop()
