@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -116,25 +117,43 @@ func requireShown(t *testing.T, ctx context.Context, api *harness.API, names ...
 	}
 }
 
-// TestEncryptionAtRest_KeyRotation_ObjectsStayReadable turns encryption on, rotates the key with restarts, and turns it off, following the documentation of
-// Kubernetes; then upstream reads the result.
-func TestEncryptionAtRest_KeyRotation_ObjectsStayReadable(t *testing.T) {
-	t.Parallel()
+// TestEncryptionAtRest_KeysChange_ObjectsStayReadable turns encryption on and changes the keys,
+// following the documentation of Kubernetes, by reloads of the configuration and by restarts; then
+// upstream reads the result.
+func TestEncryptionAtRest_KeysChange_ObjectsStayReadable(t *testing.T) {
+	t.Parallel() // it waits for the server to read the file
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
 	client := etcd.Client()
 	box, cbc := provider{"secretbox", "key1"}, provider{"aescbc", "key2"}
-
 	config := newEncryption(t, identity)
-	s := env.APIServer(etcd, config.flag())
+	s := env.APIServer(etcd, config.flag(), "--encryption-provider-config-automatic-reload=true")
+	restart := func(providers ...provider) {
+		t.Helper()
+		config.write(t, providers...)
+		harness.Check(t, s.Stop())
+		s.Restart()
+		createThings(t, ctx, s.API()) // returns when they are served
+	}
+	reload := func(providers ...provider) {
+		t.Helper()
+		if harness.Long() {
+			restart(providers...)
+			return
+		}
+		before := reloads(t, ctx, s.API())
+		config.write(t, providers...)
+		harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+			return reloads(t, ctx, s.API()) > before, nil
+		}))
+	}
 	createThings(t, ctx, s.API())
 	createEncrypted(t, ctx, s.API(), "plain")
 	requireStored(t, ctx, client, "plain", identity)
 
 	// The first key: new writes are encrypted, earlier ones can still be read.
-	config.write(t, box, identity)
-	restart(t, ctx, s)
+	reload(box, identity)
 	createEncrypted(t, ctx, s.API(), "boxed")
 	requireStored(t, ctx, client, "boxed", box)
 	requireStored(t, ctx, client, "plain", identity)
@@ -143,8 +162,7 @@ func TestEncryptionAtRest_KeyRotation_ObjectsStayReadable(t *testing.T) {
 	expectEvent(t, ctx, w, "ADDED", "plain")
 
 	// The second key; both keys are configured.
-	config.write(t, cbc, box, identity)
-	restart(t, ctx, s)
+	restart(cbc, box, identity)
 	createEncrypted(t, ctx, s.API(), "chained")
 	requireStored(t, ctx, client, "chained", cbc)
 	requireStored(t, ctx, client, "boxed", box)
@@ -168,85 +186,39 @@ func TestEncryptionAtRest_KeyRotation_ObjectsStayReadable(t *testing.T) {
 	}
 
 	// The first key and plain text are no longer used.
-	config.write(t, cbc)
-	restart(t, ctx, s)
+	reload(cbc)
 	requireShown(t, ctx, s.API(), "plain", "boxed", "chained")
+
+	removeKey(t, ctx, s.API(), config, cbc)
+	lackKey(t, ctx, s, config, cbc)
+	names := []string{"plain", "boxed", "chained", "one", "two", "three", "known"}
+	requireShown(t, ctx, s.API(), names...)
+
 	harness.Check(t, s.Stop())
 	other := harness.Upstream
 	if harness.Engine() == harness.Upstream {
 		other = harness.Strata
 	}
-	requireShown(t, ctx, env.APIServer(etcd, engine(other), config.flag()).API(), "plain", "boxed", "chained")
+	requireShown(t, ctx, env.APIServer(etcd, engine(other), config.flag()).API(), names...)
 }
 
-func restart(t *testing.T, ctx context.Context, s *harness.Server) {
+// reloads returns the number of successful reloads of a server's encryption configuration.
+func reloads(t *testing.T, ctx context.Context, api *harness.API) int {
 	t.Helper()
-	harness.Check(t, s.Stop())
-	s.Restart()
-	createThings(t, ctx, s.API()) // returns when they are served
+	n, err := api.Sum(ctx, "apiserver_encryption_config_controller_automatic_reloads_total", `status="success"`)
+	harness.Check(t, err)
+	return int(n)
 }
 
-// TestEncryptionAtRest_KeyAdded_SecretIsServedAgain starts a server that lacks the key of one Secret. The other Secrets are served. After the key is added to
-// the configuration, which the server reads again, this Secret is served, too.
-func TestEncryptionAtRest_KeyAdded_SecretIsServedAgain(t *testing.T) {
-	t.Parallel() // it waits for the server to read the file
-	ctx := harness.Context(t, testTimeout)
-	env := harness.New(t)
-	etcd := env.Etcd()
-	key1, key2 := provider{"secretbox", "key1"}, provider{"secretbox", "key2"}
-	config := newEncryption(t, key1)
-	first := env.APIServer(etcd, config.flag())
-	create(t, ctx, first.API(), defaultSecrets, object{"metadata": object{"name": "lost"}, "stringData": object{"text": secret}})
-	harness.Check(t, first.Stop())
+// unrelated is a provider with a key of its own.
+var unrelated = provider{"secretbox", "key3"}
 
-	config.write(t, key2)
-	s := env.StartAPIServer(etcd, config.flag(), "--encryption-provider-config-automatic-reload=true")
-	api := s.API()
-	// Not /readyz: upstream's informers of Secrets cannot start, and its readiness may wait for them.
-	harness.Check(t, s.Await(ctx, "/livez"))
-	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-		_, err := api.Create(ctx, defaultSecrets, object{"metadata": object{"name": "known"}, "stringData": object{"text": secret}})
-		return err == nil, err
-	}))
-	if r, err := api.Do(ctx, http.MethodGet, defaultSecrets, "", nil); err != nil || r.Code == http.StatusOK {
-		t.Errorf("list with an object that cannot be decrypted: %+v, %v, want an error", r, err)
-	}
-	if harness.Engine() == harness.Strata {
-		if _, err := api.Get(ctx, defaultSecrets+"/known", ""); err != nil {
-			t.Errorf("get of the other one: %v", err)
-		}
-		w := startWatch(t, ctx, api, defaultSecrets, "fieldSelector=metadata.name%3Dknown")
-		expectEvent(t, ctx, w, "ADDED", "known")
-		_, err := api.Patch(ctx, defaultSecrets+"/known", `{"metadata":{"labels":{"a":"b"}}}`)
-		harness.Check(t, err)
-		expectEvent(t, ctx, w, "MODIFIED", "known")
-	}
-
-	config.write(t, key2, key1)
-	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-		list, err := api.List(ctx, defaultSecrets, "")
-		return err == nil && len(list.Items) == 2, err
-	}))
-	w := startWatch(t, ctx, api, defaultSecrets, "")
-	expectEvent(t, ctx, w, "ADDED", "known")
-	expectEvent(t, ctx, w, "ADDED", "lost")
-	if _, err := api.Get(ctx, defaultSecrets+"/lost", ""); err != nil {
-		t.Error(err)
-	}
-}
-
-// TestEncryptionAtRest_KeyRemoved_ReadsFail removes the key of objects that were read before, without a restart. Once the server reports the reload, no
-// read may be answered from values that were decrypted before it; when the key is added again, all reads succeed. Upstream answers
-// GETs in the same way, LISTs and watches from its cache until that is rebuilt.
-func TestEncryptionAtRest_KeyRemoved_ReadsFail(t *testing.T) {
-	t.Parallel() // it waits for the server to read the file
-	ctx := harness.Context(t, testTimeout)
-	env := harness.New(t)
-	etcd := env.Etcd()
-	key1, key2 := provider{"secretbox", "key1"}, provider{"secretbox", "key2"}
-	config := newEncryption(t, key1)
-	api := env.APIServer(etcd, config.flag(), "--encryption-provider-config-automatic-reload=true").API()
-	createThings(t, ctx, api)
+// removeKey removes the key of objects that were read before, without a restart. Once the server
+// reports the reload, no read may be answered from values that were decrypted before it; when the
+// key is added again, all reads succeed. Upstream answers GETs in the same way, LISTs and watches
+// from its cache until that is rebuilt. In the end the objects named three have the unrelated key.
+func removeKey(t *testing.T, ctx context.Context, api *harness.API, config encryption, key provider) {
+	t.Helper()
 	plain := create(t, ctx, api, defaultMaps, configMap("plain"))
 	createEncrypted(t, ctx, api, "one")
 	createEncrypted(t, ctx, api, "two")
@@ -279,35 +251,24 @@ func TestEncryptionAtRest_KeyRemoved_ReadsFail(t *testing.T) {
 				t.Errorf("%s?%s as %s: %d, want success: %t", r.path, r.query, r.accept, resp.Code, wanted)
 			}
 		}
-		for _, r := range watches {
-			w, refused, err := api.Watch(ctx, r.path, r.query)
-			harness.Check(t, err)
-			if refused != nil {
-				if wanted {
-					t.Errorf("watch %s?%s: %v", r.path, r.query, refused.Err())
+		var watching sync.WaitGroup
+		defer watching.Wait()
+		for _, r := range watches { // at once: the server retries the first event for a while
+			watching.Go(func() {
+				w, refused, err := api.Watch(ctx, r.path, r.query)
+				if err != nil || refused != nil {
+					if err != nil || wanted {
+						t.Errorf("watch %s?%s: %v, %+v", r.path, r.query, err, refused)
+					}
+					return
 				}
-				continue
-			}
-			e, err := w.Next(ctx)
-			if wanted && (err != nil || e.Type != "ADDED") || !wanted && e.Type != "ERROR" {
-				t.Errorf("watch %s?%s begins with %s, %v, want an object: %t", r.path, r.query, e.Type, err, wanted)
-			}
-			w.Close()
-		}
-	}
-	reloads := func() int {
-		const name = "apiserver_encryption_config_controller_automatic_reloads_total{"
-		resp, err := api.Do(ctx, http.MethodGet, "/metrics", "", nil)
-		harness.Check(t, err)
-		n := 0
-		for line := range strings.Lines(string(resp.Body)) {
-			if strings.HasPrefix(line, name) && strings.Contains(line, `status="success"`) {
-				if _, err := fmt.Sscan(line[strings.LastIndexByte(line, ' '):], &n); err != nil {
-					t.Fatalf("%q: %v", line, err)
+				defer w.Close()
+				e, err := w.Next(ctx)
+				if wanted && (err != nil || e.Type != "ADDED") || !wanted && e.Type != "ERROR" {
+					t.Errorf("watch %s?%s begins with %s, %v, want an object: %t", r.path, r.query, e.Type, err, wanted)
 				}
-			}
+			})
 		}
-		return n
 	}
 	readAll(true)
 	readAll(true) // from the cache
@@ -315,10 +276,11 @@ func TestEncryptionAtRest_KeyRemoved_ReadsFail(t *testing.T) {
 	expectEvent(t, ctx, open, "ADDED", "one")
 	expectEvent(t, ctx, open, "ADDED", "two")
 
-	config.write(t, key2)
+	before := reloads(t, ctx, api)
+	config.write(t, unrelated)
 	get := request{defaultSecrets + "/one", "", "application/json"}
 	harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
-		reloaded := reloads() > 0
+		reloaded := reloads(t, ctx, api) > before
 		switch code := read(get).Code; {
 		case code != http.StatusOK && code != http.StatusInternalServerError:
 			t.Fatalf("get after the key was removed: %d", code)
@@ -333,14 +295,48 @@ func TestEncryptionAtRest_KeyRemoved_ReadsFail(t *testing.T) {
 		readAll(false)
 	}
 	// A watch that is up to date continues.
-	create(t, ctx, api, defaultSecrets, object{"metadata": object{"name": "three"}, "stringData": object{"text": secret}})
+	createEncrypted(t, ctx, api, "three")
 	if harness.Engine() == harness.Strata {
 		expectEvent(t, ctx, open, "ADDED", "three")
 	}
 
-	config.write(t, key2, key1)
+	config.write(t, unrelated, key)
 	harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) { return read(get).Code == http.StatusOK, nil }))
 	if harness.Engine() == harness.Strata {
 		readAll(true)
 	}
+}
+
+// lackKey restarts the server without the unrelated key. The objects with the other key are served.
+// After the key is added to the configuration, which the server reads again, all are.
+func lackKey(t *testing.T, ctx context.Context, s *harness.Server, config encryption, key provider) {
+	t.Helper()
+	config.write(t, provider{"secretbox", "key4"}, key)
+	harness.Check(t, s.Stop())
+	s.StartAgain()
+	api := s.API()
+	// Not /readyz: upstream's informers of Secrets cannot start, and its readiness may wait for
+	// them.
+	harness.Check(t, s.Await(ctx, "/livez"))
+	harness.Check(t, s.Await(ctx, thingsPath+"/plain"))
+	createEncrypted(t, ctx, api, "known")
+	if r, err := api.Do(ctx, http.MethodGet, defaultSecrets, "", nil); err != nil || r.Code == http.StatusOK {
+		t.Errorf("list with an object that cannot be decrypted: %+v, %v, want an error", r, err)
+	}
+	if harness.Engine() == harness.Strata {
+		for _, name := range []string{"known", "plain"} {
+			if _, err := api.Get(ctx, defaultSecrets+"/"+name, ""); err != nil {
+				t.Errorf("get of another: %v", err)
+			}
+		}
+		w := startWatch(t, ctx, api, defaultSecrets, "fieldSelector=metadata.name%3Dknown")
+		expectEvent(t, ctx, w, "ADDED", "known")
+		_, err := api.Patch(ctx, defaultSecrets+"/known", `{"metadata":{"labels":{"a":"b"}}}`)
+		harness.Check(t, err)
+		expectEvent(t, ctx, w, "MODIFIED", "known")
+	}
+
+	config.write(t, provider{"secretbox", "key4"}, key, unrelated)
+	awaitList(t, ctx, api, defaultSecrets)
+	awaitList(t, ctx, api, thingsPath)
 }

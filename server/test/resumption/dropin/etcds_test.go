@@ -83,15 +83,18 @@ func count(t *testing.T, ctx context.Context, client *clientv3.Client, prefix st
 	return resp.Count
 }
 
-// TestEtcdPrefix_TwoClusters_AreSeparate runs two clusters on one etcd with different prefixes.
-func TestEtcdPrefix_TwoClusters_AreSeparate(t *testing.T) {
-	t.Parallel()
+// TestEtcdPrefix_TwoClustersOverTLS_AreSeparate runs two clusters with different prefixes on one
+// etcd, which requires client certificates, and checks for a clear error without one. One of the
+// clusters does not request progress by itself.
+func TestEtcdPrefix_TwoClustersOverTLS_AreSeparate(t *testing.T) {
+	t.Parallel() // it waits for an etcd that refuses its connections
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
-	etcd := env.Etcd()
+	etcd := env.EtcdTLS(env.Authority())
 	client := etcd.Client()
-	one := env.StartAPIServer(etcd, "--etcd-prefix=/one/registry")
-	two := env.StartAPIServer(etcd, "--etcd-prefix=/one/registry2") // the other prefix is a prefix of this one
+	without := env.StartAPIServer(etcd, "--etcd-certfile=", "--etcd-keyfile=")
+	one := env.StartAPIServer(etcd, "--etcd-prefix=/one/registry", "--strata-progress-interval=0")
+	two := env.StartAPIServer(etcd, "--etcd-prefix=/one/registry2", progressOften) // the other prefix is a prefix of this one
 	for _, s := range []*harness.Server{one, two} {
 		harness.Check(t, s.Await(ctx, "/readyz"))
 	}
@@ -114,75 +117,15 @@ func TestEtcdPrefix_TwoClusters_AreSeparate(t *testing.T) {
 	if n := count(t, ctx, client, "/registry/"); n != 0 {
 		t.Errorf("%d keys below the default prefix", n)
 	}
-}
+	if harness.Engine() == harness.Strata {
+		requireNoProgressAsked(t, ctx, etcd, one.API(), two.API())
+	}
 
-// TestEtcdTLS_ClientCertificateMissing_NamesEndpoint runs on an etcd that requires a client certificate, and checks for a clear error without one.
-func TestEtcdTLS_ClientCertificateMissing_NamesEndpoint(t *testing.T) {
-	t.Parallel() // it waits for an etcd that refuses its connections
-	ctx := harness.Context(t, testTimeout)
-	env := harness.New(t)
-	etcd := env.EtcdTLS(env.Authority())
-	exercise(t, ctx, env.APIServer(etcd).API())
-
-	without := env.StartAPIServer(etcd, "--etcd-certfile=", "--etcd-keyfile=")
 	code, err := without.Wait(ctx)
 	harness.Check(t, err)
 	output := without.Output()
 	if code != 1 || !strings.Contains(output[strings.LastIndex(strings.TrimSpace(output), "\n")+1:], etcd.URL) {
 		t.Errorf("without a certificate: exit code %d, want 1 and a last line that names %s:\n%s", code, etcd.URL, without.Tail())
-	}
-}
-
-// TestEtcdOverrides_ResourceIsInSecondEtcd stores ConfigMaps in a second etcd, whose revisions are far from those of the first. (TestSplitEtcd_RevisionsAreNotMixed tests that the
-// revisions are not mixed.)
-func TestEtcdOverrides_ResourceIsInSecondEtcd(t *testing.T) {
-	t.Parallel()
-	ctx := harness.Context(t, testTimeout)
-	env := harness.New(t)
-	first, second := env.Etcd(), env.Etcd()
-	advance(t, ctx, first.Client(), 3000)
-	s := env.APIServer(first,
-		"--etcd-servers-overrides=/configmaps#"+second.URL+",/events#"+second.URL)
-	api := s.API()
-	for path, test := range map[string]func(revision int64) bool{
-		"/api/v1/secrets":    func(r int64) bool { return r > 3000 },
-		"/api/v1/pods":       func(r int64) bool { return r > 3000 },
-		"/api/v1/configmaps": func(r int64) bool { return r < 3000 },
-	} {
-		list, err := api.List(ctx, path, "")
-		harness.Check(t, err)
-		if r := harness.Revision(t, list.Metadata.ResourceVersion); !test(r) {
-			t.Errorf("%s is at revision %d, which is that of the other etcd", path, r)
-		}
-	}
-	exercise(t, ctx, api)
-	if n := count(t, ctx, first.Client(), "/registry/configmaps/"); n != 0 {
-		t.Errorf("%d ConfigMaps in the first etcd", n)
-	}
-	create(t, ctx, api, defaultMaps, configMap("second"))
-	create(t, ctx, api, defaultSecrets, object{"metadata": object{"name": "first"}})
-	if n := count(t, ctx, second.Client(), "/registry/configmaps/default/second"); n != 1 {
-		t.Errorf("%d keys for the ConfigMap in the second etcd", n)
-	}
-
-	// A resource version of one etcd is meaningless in the other: here that of Secrets is in the future of ConfigMaps.
-	secrets, err := api.List(ctx, defaultSecrets, "")
-	harness.Check(t, err)
-	maps, err := api.List(ctx, defaultMaps, "")
-	harness.Check(t, err)
-	r, err := api.Do(ctx, http.MethodGet, defaultMaps, "resourceVersion="+secrets.Metadata.ResourceVersion, nil)
-	harness.Check(t, err)
-	if r.Code != http.StatusGatewayTimeout {
-		t.Errorf("ConfigMaps at the resource version of Secrets: %v, want 504", r.Err())
-	}
-
-	// Compaction of one etcd does not affect the other.
-	_, err = first.Client().Compact(ctx, harness.Revision(t, secrets.Metadata.ResourceVersion))
-	harness.Check(t, err)
-	exact, err := api.List(ctx, defaultMaps, "resourceVersionMatch=Exact&resourceVersion="+maps.Metadata.ResourceVersion)
-	harness.Check(t, err)
-	if fmt.Sprint(exact.Names()) != fmt.Sprint(maps.Names()) {
-		t.Errorf("got %v, want %v", exact.Names(), maps.Names())
 	}
 }
 
@@ -198,22 +141,21 @@ func advance(t *testing.T, ctx context.Context, client *clientv3.Client, revisio
 // TestTransaction_BecomesVisibleAtomically repeatedly writes several objects in one etcd transaction: no list, paged list or watch may
 // show some of them without the others (I5).
 func TestTransaction_BecomesVisibleAtomically(t *testing.T) {
-	t.Parallel()
+	harness.OnlyStrata(t) // upstream's cacher, which applies events one by one, shows partial transactions
+	useShared(t)
 	ctx := harness.Context(t, testTimeout)
-	env := harness.New(t)
-	etcd := env.Etcd()
-	client := etcd.Client()
-	// Not the engine under test: upstream's cacher, which applies events one by one, shows partial transactions.
-	api := env.APIServer(etcd, engine(harness.Strata)).API()
+	client, api := shared.etcd.Client(), shared.servers[0].API()
+	namespace := harness.Namespace(t, ctx, api, harness.NewName("transactions"))
+	maps := "/api/v1/namespaces/" + namespace + "/configmaps"
 	const keys, rounds = 20, 60
 	names := make([]string, keys)
 	for i := range names {
 		names[i] = fmt.Sprintf("map-%02d", i)
-		create(t, ctx, api, defaultMaps, configMap(names[i]))
+		create(t, ctx, api, maps, configMap(names[i]))
 	}
-	list, err := api.List(ctx, defaultMaps, "")
+	list, err := api.List(ctx, maps, "")
 	harness.Check(t, err)
-	watch := startWatch(t, ctx, api, defaultMaps, "resourceVersion="+list.Metadata.ResourceVersion)
+	watch := startWatch(t, ctx, api, maps, "resourceVersion="+list.Metadata.ResourceVersion)
 	writing := make(chan error, 1)
 	go func() {
 		writing <- func() error {
@@ -221,8 +163,9 @@ func TestTransaction_BecomesVisibleAtomically(t *testing.T) {
 				var puts []clientv3.Op
 				for _, name := range names {
 					// An API server decodes JSON like its own protobuf.
-					value := fmt.Sprintf(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":%q,"namespace":"default","uid":%q},"data":{"round":"%d"}}`, name, name, round)
-					puts = append(puts, clientv3.OpPut("/registry/configmaps/default/"+name, value))
+					value := fmt.Sprintf(`{"apiVersion":"v1","kind":"ConfigMap","data":{"round":"%d"},
+						"metadata":{"name":%q,"namespace":%q,"uid":%q}}`, round, name, namespace, name)
+					puts = append(puts, clientv3.OpPut("/registry/configmaps/"+namespace+"/"+name, value))
 				}
 				if _, err := client.Txn(ctx).Then(puts...).Commit(); err != nil {
 					return err
@@ -239,11 +182,11 @@ func TestTransaction_BecomesVisibleAtomically(t *testing.T) {
 		default:
 		}
 		for _, query := range []string{"", "resourceVersion=0"} {
-			list, err := api.List(ctx, defaultMaps, query)
+			list, err := api.List(ctx, maps, query)
 			harness.Check(t, err)
 			requireOneRound(t, list.Items)
 		}
-		items, _, err := api.ListAll(ctx, defaultMaps, "", 6)
+		items, _, err := api.ListAll(ctx, maps, "", 6)
 		harness.Check(t, err)
 		requireOneRound(t, items)
 	}
@@ -271,27 +214,24 @@ func requireOneRound(t *testing.T, items []harness.Object) {
 // TestEtcd_StoppedAndStarted_WatchesContinue stops etcd during watches. Memory still answers requests for any resource version; when etcd is back, the
 // same watches continue.
 func TestEtcd_StoppedAndStarted_WatchesContinue(t *testing.T) {
-	t.Parallel() // it waits for reads to time out
+	ownShared(t)
 	ctx := harness.Context(t, testTimeout)
-	env := harness.New(t)
-	etcd := env.Etcd()
-	s := env.APIServer(etcd)
-	api := s.API()
+	etcd, api := shared.etcd, shared.servers[0].API()
 	createThings(t, ctx, api)
-	create(t, ctx, api, defaultMaps, configMap("before"))
-	create(t, ctx, api, thingsPath, thing("before", ""))
+	namespace := "/namespaces/" + harness.Namespace(t, ctx, api, harness.NewName("stopped"))
 	paths := map[string]func(name string) object{
-		defaultMaps: configMap,
-		thingsPath:  func(name string) object { return thing(name, "") },
+		"/api/v1" + namespace + "/configmaps":                  configMap,
+		"/apis/" + thingsGroup + "/v1" + namespace + "/things": func(name string) object { return thing(name, "") },
 	}
 	watches := map[string]*harness.Watch{}
-	for path := range paths {
+	for path, body := range paths {
+		create(t, ctx, api, path, body("before"))
 		list, err := api.List(ctx, path, "")
 		harness.Check(t, err)
 		watches[path] = startWatch(t, ctx, api, path, "resourceVersion="+list.Metadata.ResourceVersion)
 	}
 
-	for round := range 2 {
+	for round := range harness.Pick(1, 2) {
 		etcd.Stop()
 		for path := range paths {
 			list, err := api.List(ctx, path, "resourceVersion=0")
@@ -302,7 +242,7 @@ func TestEtcd_StoppedAndStarted_WatchesContinue(t *testing.T) {
 				t.Errorf("round %d: get at any resource version without etcd: %v", round, err)
 			}
 			// A consistent read cannot be answered: it fails, at its timeout at the latest.
-			if r, err := api.Do(ctx, http.MethodGet, path, "timeout=5s", nil); ctx.Err() != nil || err == nil && r.Code == http.StatusOK {
+			if r, err := api.Do(ctx, http.MethodGet, path, "timeout=2s", nil); ctx.Err() != nil || err == nil && r.Code == http.StatusOK {
 				t.Errorf("round %d: consistent list of %s without etcd: %+v, %v, want an error", round, path, r, err)
 			}
 		}

@@ -1,6 +1,7 @@
 // Package dropin runs `strata apiserver` in place of a kube-apiserver: on its etcd, with its flags, and back again.
 //
-// Every test has an etcd and servers of its own. Tests that mostly wait run in parallel.
+// Two servers on one etcd are shared, by tests with namespaces or resources of their own. Other
+// tests have an etcd and servers of their own. All but one run in parallel.
 package dropin
 
 import (
@@ -10,6 +11,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -19,6 +21,40 @@ import (
 )
 
 const testTimeout = 4 * time.Minute
+
+// shared are two servers of the engine under test on one etcd. The second one has started at a
+// later revision.
+var shared struct {
+	etcd    *harness.Etcd
+	servers []*harness.Server
+	use     sync.RWMutex
+}
+
+// useShared lets a test use the shared servers until its end, beside others that do.
+func useShared(t *testing.T) {
+	t.Parallel()
+	shared.use.RLock()
+	t.Cleanup(shared.use.RUnlock)
+}
+
+// ownShared lets a test use the shared servers alone until its end, to stop their etcd.
+func ownShared(t *testing.T) {
+	t.Parallel()
+	shared.use.Lock()
+	t.Cleanup(shared.use.Unlock)
+}
+
+func TestMain(m *testing.M) {
+	harness.Main(m, func(e *harness.Env) {
+		shared.etcd = e.Etcd()
+		for range 2 {
+			shared.servers = append(shared.servers, e.APIServer(shared.etcd, progressOften))
+		}
+	})
+}
+
+// progressOften makes a server with idle watches request progress often.
+const progressOften = "--strata-progress-interval=200ms"
 
 type object = map[string]any
 

@@ -274,10 +274,11 @@ func TestOldEtcd_GateEnabled_ServerRefusesToStart(t *testing.T) {
 	exercise(t, ctx, off.API())
 }
 
-// TestEtcdVersion_OldOrUnknownEndpoint_IsNotTrusted has one server with many etcds, which are one etcd behind proxies that report different versions. The reads
-// that reach each proxy show whether the server trusts its version.
-func TestEtcdVersion_OldOrUnknownEndpoint_IsNotTrusted(t *testing.T) {
-	t.Parallel()
+// TestEtcds_VersionAndProgress_DecideConsistentReads has one server with many etcds, which are one
+// etcd behind proxies that report different versions, and behind etcd's own gRPC proxy, which does
+// not answer progress requests. The reads that reach each proxy show whether the server trusts it.
+func TestEtcds_VersionAndProgress_DecideConsistentReads(t *testing.T) {
+	t.Parallel() // it waits for an answer that is never sent
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
@@ -295,7 +296,7 @@ func TestEtcdVersion_OldOrUnknownEndpoint_IsNotTrusted(t *testing.T) {
 		logged   []string // in one line of the log, with the endpoints
 	}
 	backends := []backend{
-		{"configmaps", "configmaps", []string{"3.4.30"}, false, false, []string{"3.4.30"}},
+		{"events", "events", []string{"3.4.30"}, false, false, []string{"3.4.30"}},
 		{"podtemplates", "podtemplates", []string{"3.5.12"}, false, false, []string{"3.5.12"}},
 		{"limitranges", "limitranges", []string{"3.5.0"}, false, false, []string{"3.5.0"}},
 		{"secrets", "secrets", []string{"3.4.31"}, false, true, nil},
@@ -321,7 +322,8 @@ func TestEtcdVersion_OldOrUnknownEndpoint_IsNotTrusted(t *testing.T) {
 		}
 		overrides = append(overrides, "/"+b.resource+"#"+strings.Join(urls, ";"))
 	}
-	s := env.APIServer(etcd, engine(harness.Strata), "--etcd-servers-overrides="+strings.Join(overrides, ","))
+	without := env.Proxy(startGRPCProxy(t, env, etcd))
+	s := env.APIServer(without.Etcd(), engine(harness.Strata), "--etcd-servers-overrides="+strings.Join(overrides, ","))
 	api := s.API()
 	for i, b := range backends {
 		t.Run(fmt.Sprint(b.versions, b.down), func(t *testing.T) {
@@ -344,6 +346,9 @@ func TestEtcdVersion_OldOrUnknownEndpoint_IsNotTrusted(t *testing.T) {
 		})
 	}
 
+	t.Run("no progress", func(t *testing.T) {
+		requireWithoutProgress(t, ctx, s, etcd.Client(), without)
+	})
 	t.Run("one of several with the gate on", func(t *testing.T) {
 		old := proxies[7][1].Etcd().URL
 		refused := env.StartAPIServer(etcd, engine(harness.Strata), "--etcd-servers="+proxies[7][0].Etcd().URL+","+old,
@@ -370,21 +375,16 @@ func requireVersionsLogged(t *testing.T, s *harness.Server, proxies []*harness.P
 	}
 }
 
-// TestEtcd_WithoutProgress_ReadsAreServedFromMemory puts etcd's own gRPC proxy, which does not answer progress requests, in front of an etcd: one log line
-// reports it, and memory answers consistent reads, also after writes outside the resources.
-func TestEtcd_WithoutProgress_ReadsAreServedFromMemory(t *testing.T) {
-	t.Parallel() // it waits for an answer that is never sent
-	ctx := harness.Context(t, testTimeout)
-	env := harness.New(t)
-	etcd := env.Etcd()
-	without := startGRPCProxy(t, env, etcd)
-	proxy := env.Proxy(without)
-	s := env.APIServer(proxy.Etcd(), engine(harness.Strata))
+// requireWithoutProgress checks reads of a server with a proxy in front of an etcd that does not
+// answer progress requests: one log line reports it, and memory answers consistent reads, also
+// after writes outside the resources.
+func requireWithoutProgress(t *testing.T, ctx context.Context, s *harness.Server,
+	client *clientv3.Client, proxy *harness.Proxy) {
+	t.Helper()
 	api := s.API()
 	exercise(t, ctx, api)
 	requireLogged(t, s, "does not answer progress requests", proxy.Etcd().URL)
 	create(t, ctx, api, defaultMaps, configMap("present"))
-	client := etcd.Client()
 	for i := range 10 {
 		put := putMap(t, ctx, client, fmt.Sprint("written-", i))
 		advance(t, ctx, client, 3)

@@ -11,8 +11,10 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestService_OfSystemd_ReportsReadinessAndLogsJSON: the server does what kube-apiserver does as a service: it reports readiness to
-// systemd (Type=notify in deploy/systemd), logs JSON if the flag says so, and has the metrics of its build and of its clients.
+// TestService_OfSystemd_ReportsReadinessAndLogsJSON: the server does what kube-apiserver does as a
+// service: it reports readiness to systemd (Type=notify in deploy/systemd), logs JSON if the flag
+// says so, and has the metrics of its build and of its clients. In a new cluster it has created the
+// system's priority classes.
 func TestService_OfSystemd_ReportsReadinessAndLogsJSON(t *testing.T) {
 	ctx := harness.Context(t, testTimeout) // not in parallel: it sets an environment variable
 	dir, err := os.MkdirTemp("", "notify") // the path of a socket has at most 107 bytes
@@ -37,6 +39,7 @@ func TestService_OfSystemd_ReportsReadinessAndLogsJSON(t *testing.T) {
 		_, err := server.API().Metric(ctx, metric)
 		harness.Check(t, err)
 	}
+	requirePriorityClass(t, ctx, server.API())
 	harness.Check(t, server.Stop())
 	lines := strings.Split(strings.TrimSpace(server.Output()), "\n")
 	if len(lines) < 5 {

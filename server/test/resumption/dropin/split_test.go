@@ -3,6 +3,7 @@ package dropin
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -39,7 +40,7 @@ func TestSplitEtcd_RevisionsAreNotMixed(t *testing.T) {
 		s.start = etcdRevision(t, ctx, s.client)
 	}
 	api := env.APIServer(far.etcd, fmt.Sprintf("--etcd-servers-overrides=/configmaps#%[1]s,/podtemplates#%[1]s,/events#%[1]s", near.etcd.URL),
-		"--strata-progress-interval=200ms", "--watch-cache-sizes=events#0").API()
+		progressOften, "--watch-cache-sizes=events#0").API()
 	createThings(t, ctx, api)
 
 	for _, s := range []*side{&far, &near} {
@@ -55,6 +56,7 @@ func TestSplitEtcd_RevisionsAreNotMixed(t *testing.T) {
 			s.requireFollowsOthers(t, ctx, api, path)
 		}
 	}
+	requireStoredApart(t, ctx, api, &far, &near)
 }
 
 // requireWithin checks that a revision is between low, an earlier revision of its own etcd, and the current one.
@@ -149,5 +151,41 @@ func (s *side) requireFollowsOthers(t *testing.T, ctx context.Context, api *harn
 	s.requireWithin(t, ctx, "initial events of "+path+" after a write to another prefix", at, outside)
 	if !uncached {
 		awaitBookmark(t, ctx, api, path, from, outside)
+	}
+}
+
+// requireStoredApart checks that ConfigMaps are stored in the second etcd, with its revisions and
+// its history, and Secrets in the first.
+func requireStoredApart(t *testing.T, ctx context.Context, api *harness.API, first, second *side) {
+	t.Helper()
+	exercise(t, ctx, api)
+	if n := count(t, ctx, first.client, "/registry/configmaps/"); n != 0 {
+		t.Errorf("%d ConfigMaps in the first etcd", n)
+	}
+	create(t, ctx, api, defaultMaps, configMap("second"))
+	create(t, ctx, api, defaultSecrets, object{"metadata": object{"name": "first"}})
+	if n := count(t, ctx, second.client, "/registry/configmaps/default/second"); n != 1 {
+		t.Errorf("%d keys for the ConfigMap in the second etcd", n)
+	}
+
+	// A resource version of one etcd is meaningless in the other: here that of Secrets is in the
+	// future of ConfigMaps.
+	secrets, err := api.List(ctx, defaultSecrets, "")
+	harness.Check(t, err)
+	maps, err := api.List(ctx, defaultMaps, "")
+	harness.Check(t, err)
+	r, err := api.Do(ctx, http.MethodGet, defaultMaps, "resourceVersion="+secrets.Metadata.ResourceVersion, nil)
+	harness.Check(t, err)
+	if r.Code != http.StatusGatewayTimeout {
+		t.Errorf("ConfigMaps at the resource version of Secrets: %v, want 504", r.Err())
+	}
+
+	// Compaction of one etcd does not affect the other.
+	_, err = first.client.Compact(ctx, harness.Revision(t, secrets.Metadata.ResourceVersion))
+	harness.Check(t, err)
+	exact, err := api.List(ctx, defaultMaps, "resourceVersionMatch=Exact&resourceVersion="+maps.Metadata.ResourceVersion)
+	harness.Check(t, err)
+	if fmt.Sprint(exact.Names()) != fmt.Sprint(maps.Names()) {
+		t.Errorf("got %v, want %v", exact.Names(), maps.Names())
 	}
 }

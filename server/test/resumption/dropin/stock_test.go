@@ -11,9 +11,10 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestEngineSwitch_UpstreamDataAndBack_IsPreserved fills an etcd through the upstream cacher, as a stock kube-apiserver does, serves it with the
-// engine, changes objects, serves it with both at once, and switches back: each server returns the same content as the previous
-// one.
+// TestEngineSwitch_UpstreamDataAndBack_IsPreserved fills an etcd through the upstream cacher, as a
+// stock kube-apiserver does, serves it with the engine, changes objects, serves it with both at
+// once, and switches back: each server returns the same content as the previous one. Both engines
+// are alike in their start, in the expiry of events, in memory and in etcd, and in their stop.
 func TestEngineSwitch_UpstreamDataAndBack_IsPreserved(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -27,15 +28,18 @@ func TestEngineSwitch_UpstreamDataAndBack_IsPreserved(t *testing.T) {
 	if paths, objects := len(before), before.objects(); paths < 60 || objects < 200 {
 		t.Fatalf("%d resources with %d objects: this test compares too little", paths, objects)
 	}
+	checks := readyzChecks(t, ctx, stock)
 	harness.Check(t, stock.Stop())
 
-	strata := env.APIServer(etcd, engine(harness.Strata))
+	const eventTTL = "--event-ttl=5s"
+	strata := env.APIServer(etcd, engine(harness.Strata), eventTTL)
+	requireStarted(t, ctx, strata, checks)
 	api := strata.API()
 	requireEqual(t, "after the switch", read(t, ctx, api), before)
 	change(t, ctx, api)
 	changed := read(t, ctx, api)
 
-	both := env.APIServer(etcd, engine(harness.Upstream))
+	both := env.APIServer(etcd, engine(harness.Upstream), eventTTL)
 	requireEqual(t, "upstream on the same etcd", read(t, ctx, both.API()), changed)
 	requireEqual(t, "the engine on the same etcd as upstream", read(t, ctx, api), changed)
 	// A write through one server is visible to reads and watches through the other.
@@ -63,11 +67,20 @@ func TestEngineSwitch_UpstreamDataAndBack_IsPreserved(t *testing.T) {
 			t.Errorf("%s: pages have %s, want %s", name, got, want)
 		}
 	}
-	harness.Check(t, strata.Stop())
+	requireEventsExpire(t, ctx, api, both.API())
+	requireQuietStop(t, strata)
 
 	after := read(t, ctx, both.API())
 	delete(after[defaultMapsEverywhere], "default/mixed")
 	requireEqual(t, "after the way back", after, changed)
+
+	_, err = etcd.Client().Delete(ctx, nodeCriticalKey) // the API rejects this deletion
+	harness.Check(t, err)
+	strata.Restart("--watch-cache-sizes=events#0",
+		"--shutdown-delay-duration=1s", "--shutdown-watch-termination-grace-period=2s")
+	requireStarted(t, ctx, strata, checks)
+	requireEventsExpire(t, ctx, api, both.API())
+	requireQuietStop(t, strata)
 }
 
 const defaultMapsEverywhere = "/api/v1/configmaps"
@@ -115,48 +128,40 @@ func change(t *testing.T, ctx context.Context, api *harness.API) {
 	}))
 }
 
-// TestEventLease_Expired_WatchSendsDeleted stores events with a lease in etcd, through one engine, and watches their expiry through the other,
-// served from memory, which is the default, and from etcd.
-func TestEventLease_Expired_WatchSendsDeleted(t *testing.T) {
-	t.Parallel() // it waits for the leases
-	ctx := harness.Context(t, testTimeout)
-	env := harness.New(t)
-	etcd := env.Etcd()
-	stock := env.APIServer(etcd, engine(harness.Upstream), "--event-ttl=20s")
-	uncached := env.StartAPIServer(etcd, "--watch-cache-sizes=events#0")
-	cached := env.StartAPIServer(etcd, "--event-ttl=20s")
+// requireEventsExpire stores events with a lease in etcd, through both engines, and watches their
+// expiry through Strata.
+func requireEventsExpire(t *testing.T, ctx context.Context, strata, upstream *harness.API) {
+	t.Helper()
 	const path = "/api/v1/namespaces/default/events"
 	event := func(name string) object {
 		return object{"metadata": object{"name": name}, "reason": "Test", "type": "Normal",
 			"involvedObject": object{"kind": "Pod", "name": "p", "namespace": "default"}}
 	}
-	for _, s := range []*harness.Server{uncached, cached} {
-		harness.Check(t, s.Await(ctx, "/readyz"))
-	}
-	watches := map[string]*harness.Watch{}
-	for name, s := range map[string]*harness.Server{"uncached": uncached, "cached": cached} {
-		list, err := s.API().List(ctx, path, "")
+	list, err := strata.List(ctx, path, "")
+	harness.Check(t, err)
+	w := startWatch(t, ctx, strata, path, "resourceVersion="+list.Metadata.ResourceVersion)
+	create(t, ctx, upstream, path, event("theirs"))
+	create(t, ctx, strata, path, event("ours"))
+	gone := map[string]bool{}
+	for added := 0; len(gone) < 2; {
+		e, err := w.Next(ctx)
 		harness.Check(t, err)
-		watches[name] = startWatch(t, ctx, s.API(), path, "resourceVersion="+list.Metadata.ResourceVersion)
-	}
-	create(t, ctx, stock.API(), path, event("theirs"))
-	create(t, ctx, cached.API(), path, event("ours"))
-	for name, w := range watches {
-		expectEvent(t, ctx, w, "ADDED", "theirs")
-		expectEvent(t, ctx, w, "ADDED", "ours")
-		gone := map[string]bool{}
-		for len(gone) < 2 {
-			e, err := w.Next(ctx)
-			harness.Check(t, err)
-			if e.Type == "DELETED" {
-				gone[e.Object.Metadata.Name] = true
-			} else if e.Type != "BOOKMARK" {
-				t.Fatalf("%s: %s of %s", name, e.Type, e.Object.Key())
+		name := e.Object.Metadata.Name
+		switch e.Type {
+		case "ADDED":
+			if want := []string{"theirs", "ours"}; added >= 2 || name != want[added] {
+				t.Fatalf("event %s is number %d of %v", name, added, want)
 			}
+			added++
+		case "DELETED":
+			gone[name] = true
+		case "BOOKMARK":
+		default:
+			t.Fatalf("%s of %s", e.Type, e.Object.Key())
 		}
 	}
-	for _, s := range []*harness.Server{stock, uncached, cached} {
-		list, err := s.API().List(ctx, path, "")
+	for _, api := range []*harness.API{upstream, strata} {
+		list, err := api.List(ctx, path, "")
 		harness.Check(t, err)
 		if len(list.Items) != 0 {
 			t.Errorf("%d events are left", len(list.Items))
