@@ -30,6 +30,22 @@ func (m *Mirror) HoldWriter() (release func()) {
 	return sync.OnceFunc(func() { close(gate) })
 }
 
+// HoldBeforePublication stops the writer, until release is called, as if it had stored a head of the
+// resource and not yet published its revision.
+func (r *Resource) HoldBeforePublication() (release func()) {
+	held, gate := make(chan struct{}), make(chan struct{})
+	r.m.registry.enqueue(func(w *writer) {
+		lin := r.lineage.Load()
+		head := lin.head.Load()
+		lin.head.Store(&version{rev: w.published.Revision() + 1, tree: head.tree, seq: head.seq})
+		close(held)
+		<-gate
+		lin.head.Store(head)
+	})
+	<-held
+	return sync.OnceFunc(func() { close(gate) })
+}
+
 // Weigh weighs the past versions now, and returns when that is done.
 func (m *Mirror) Weigh() {
 	for {

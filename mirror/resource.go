@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"time"
 
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -47,10 +48,19 @@ func (r *Resource) waitFor(ctx context.Context, condition func() bool) error {
 	}
 }
 
+// latestPause is the pause of Latest between looks at a writer that does not continue: its thread was
+// suspended, or it replaces the lineages of many resources. A guess.
+const latestPause = 100 * time.Microsecond
+
 // Latest returns a snapshot of the resource at the published revision. Cost is O(1), no lock. Errors:
 // ErrNotReady.
 func (r *Resource) Latest() (Snapshot, error) {
-	for ; ; runtime.Gosched() {
+	for tries := 0; ; tries++ {
+		if tries > 100 {
+			time.Sleep(latestPause)
+		} else if tries > 0 {
+			runtime.Gosched()
+		}
 		lin := r.lineage.readable()
 		if lin == nil {
 			return Snapshot{}, fmt.Errorf("%w: %s", ErrNotReady, r.prefix)

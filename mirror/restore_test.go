@@ -137,6 +137,36 @@ func (x *incarnations) run(t *testing.T, m *mirror.Mirror) {
 	}
 }
 
+// TestLatest_WriterIsHeldBeforePublication_Sleeps: a reader that cannot see the head yet leaves its
+// processor to others. The time of the bubble would stand still for one that does not sleep.
+func TestLatest_WriterIsHeldBeforePublication_Sleeps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		m := start(t, store, nil)
+		r := claim(t, m, "/registry/a/")
+		reach(t, m, store.Put("/registry/a/x", "v"), r)
+		release := r.HoldBeforePublication()
+		defer release()
+		read := make(chan error, 1)
+		go func() {
+			s, err := r.Latest()
+			if err == nil && s.Rev != store.Revision() {
+				err = fmt.Errorf("revision %d, want %d", s.Rev, store.Revision())
+			}
+			read <- err
+		}()
+		time.Sleep(time.Second)
+		if len(read) > 0 {
+			t.Errorf("Latest returned before the publication: %v", <-read)
+		}
+		release()
+		if err := <-read; err != nil {
+			t.Error(err)
+		}
+		barrier(t, m)
+	})
+}
+
 // TestSnapshot_RestoresOfEtcd_AreNotMixed restores etcd under readers. No reader may see the data of one
 // incarnation at a revision of another, and a cursor never continues from one to the other.
 func TestSnapshot_RestoresOfEtcd_AreNotMixed(t *testing.T) {
