@@ -158,6 +158,8 @@ func TestCheck_LostEvents_AreFoundAndRepaired(t *testing.T) {
 		}
 		if oldest, floor, err := a.Oldest(); err != nil || oldest != m.PublishedRevision() || floor != m.PublishedRevision() {
 			t.Errorf("oldest revision %d, floor %d, %v; want the published revision %d", oldest, floor, err, m.PublishedRevision())
+		} else if all := m.Stats().HistoryFloor; all != floor {
+			t.Errorf("floor of all histories %d, want that of the repaired resource, %d", all, floor)
 		}
 		if _, err := followers[a].Next(nil, 100); !errors.Is(err, mirror.ErrCompacted) {
 			t.Errorf("the cursor did not end: %v", err)

@@ -10,7 +10,6 @@ import (
 type counters struct {
 	Ready            atomic.Bool
 	Compacted        atomic.Int64
-	HistoryFloor     atomic.Int64
 	HistoryBytes     atomic.Int64
 	VersionBytes     atomic.Int64
 	UnclaimedBytes   atomic.Int64

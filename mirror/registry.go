@@ -62,16 +62,17 @@ func (g *registry) below(prefix string) (prefixes []string) {
 	return prefixes
 }
 
-// countVersions returns the number of old versions, over all resources.
-func (g *registry) countVersions() (n int) {
+// histories returns the number of old versions, and the highest floor of a log, over all resources.
+func (g *registry) histories() (versions int, floor Revision) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, r := range g.resources {
 		if lin := r.lineage.Load(); lin != nil {
-			n += lin.versions()
+			versions += lin.versions()
+			floor = max(floor, lin.log.Floor())
 		}
 	}
-	return n
+	return versions, floor
 }
 
 // remove removes a resource without claims, and reports whether it did. The next claim of the

@@ -44,7 +44,6 @@ func (w *writer) installAll(l *load) {
 	}
 	w.publisher.Publish(l.header.Revision, false)
 	w.stats.EtcdRevision.Store(l.header.Revision)
-	w.stats.HistoryFloor.Store(l.header.Revision)
 	if restored || l.mayBeWrong {
 		w.trustedSince.Store(l.header.Revision)
 	}

@@ -249,8 +249,7 @@ func (w *writer) join(x *part, r *restore, after Revision) bool {
 	return true
 }
 
-// joinAll joins the parts of a history, returns the number of tables that they were joined to, and
-// updates the floor of all histories.
+// joinAll joins the parts of a history, and returns the number of tables that they were joined to.
 func (w *writer) joinAll(parts map[string]*part, r *restore, after Revision) (joined int) {
 	for _, x := range parts {
 		if x != nil && w.join(x, r, after) {
@@ -258,13 +257,6 @@ func (w *writer) joinAll(parts map[string]*part, r *restore, after Revision) (jo
 		}
 	}
 	w.bound()
-	var floor Revision
-	for _, t := range w.tables {
-		if lin := t.lineage.Load(); lin != nil {
-			floor = max(floor, lin.log.Floor())
-		}
-	}
-	w.stats.HistoryFloor.Store(floor)
 	w.verify()
 	return joined
 }

@@ -52,10 +52,10 @@ type Stats struct {
 func (m *Mirror) Stats() Stats {
 	s := Stats{
 		PublishedRevision: m.PublishedRevision(),
-		Versions:          m.registry.countVersions(),
 		HistoryLimit:      m.opts.Window.MaxBytes,
 		UnclaimedLimit:    m.opts.UnclaimedBytes,
 	}
+	s.Versions, s.HistoryFloor = m.registry.histories()
 	s.RevisionReads, s.RevisionReadWaiters = m.reads.Counts()
 	m.stats.copyTo(&s)
 	s.EtcdRevision = max(s.EtcdRevision, s.PublishedRevision)

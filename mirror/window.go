@@ -94,5 +94,4 @@ func (t *table) trim(rev Revision) {
 			t.missing--
 		}
 	})
-	t.w.stats.HistoryFloor.Store(max(rev, t.w.stats.HistoryFloor.Load()))
 }
