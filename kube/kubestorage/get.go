@@ -3,6 +3,7 @@ package kubestorage
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -33,21 +34,30 @@ func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 	case err != nil:
 		return err
 	}
-	if err := s.view.CurrentGeneration().DecodeInto(ctx, e, out); err != nil {
-		if ctx.Err() != nil || apierrors.IsTimeout(err) {
-			return err
-		}
-		if s.conversions != nil && !storage.IsInternalError(err) {
-			// Not of the decryption: upstream's store would call the webhook again.
-			if s.unsafeDelete {
-				return storage.NewCorruptObjError(key, objects.Cause(err)) // as upstream's
-			}
-			return err
-		}
-		// Upstream's store formats the error, and its read may succeed.
+	err = s.view.CurrentGeneration().DecodeInto(ctx, e, out)
+	if err != nil {
+		err = s.DecodeError(ctx, key, err)
+	}
+	if errors.Is(err, ErrReadEtcd) {
 		return s.getFromEtcd(ctx, s.getInPlace, key, opts, out)
 	}
-	return nil
+	return err
+}
+
+// DecodeError returns the error of a GET whose entry could not be decoded: ErrReadEtcd if upstream's
+// store words it. Its read may succeed, but would call a conversion webhook again.
+func (s *Store) DecodeError(ctx context.Context, key string, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case apierrors.IsTimeout(err):
+		return err
+	case s.conversions == nil || storage.IsInternalError(err): // of the decryption
+		return fmt.Errorf("%w: %w", ErrReadEtcd, err)
+	case s.unsafeDelete:
+		return storage.NewCorruptObjError(key, objects.Cause(err)) // as upstream's
+	}
+	return err
 }
 
 // getInPlace reads one key with upstream's store, within the bound of such reads.

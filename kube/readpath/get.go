@@ -11,8 +11,6 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 	genericregistry "k8s.io/apiserver/pkg/registry/generic/registry"
 	storeerr "k8s.io/apiserver/pkg/storage/errors"
-
-	"github.com/stratakube/strata/kube/kubestorage"
 )
 
 // get answers a GET, or returns the reason to pass it on.
@@ -50,21 +48,17 @@ func (r *readRequest) getItem() ([]byte, error) {
 	}
 	ctx := r.req.Context()
 	e, err := r.resource.Store.Entry(ctx, key, opts.ResourceVersion)
-	if err != nil {
-		if passOnError(err) {
-			return nil, err
+	if err == nil {
+		var item []byte
+		if item, err = r.enc.rep.Item(ctx, e); err == nil {
+			return item, nil
 		}
-		return nil, storeerr.InterpretGetError(err, r.groupResource(), r.info.Name)
+		err = r.resource.Store.DecodeError(ctx, key, err)
 	}
-	item, err := r.enc.rep.Item(ctx, e)
-	if err != nil && (ctx.Err() != nil || apierrors.IsTimeout(err)) {
+	if passOnError(err) {
 		return nil, err
 	}
-	if err != nil {
-		// Upstream's store words the error, and its read may succeed.
-		return nil, fmt.Errorf("%w: %w", kubestorage.ErrReadEtcd, err)
-	}
-	return item, nil
+	return nil, storeerr.InterpretGetError(err, r.groupResource(), r.info.Name)
 }
 
 func (r *readRequest) getOptions() (metav1.GetOptions, error) {

@@ -86,6 +86,10 @@ func watchedPodsWith(t testing.TB, options ...func(*kubestorage.Options)) *watch
 
 // watchedWidgets serves widgets, which are a custom resource.
 func watchedWidgets(t testing.TB) *watched {
+	return watchedWidgetsWith(t, unstructured.UnstructuredJSONScheme)
+}
+
+func watchedWidgetsWith(t testing.TB, codec runtime.Codec) *watched {
 	kind := schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Widget"}
 	serializer := newCustomSerializer()
 	return newWatched(t, &Resource{
@@ -95,7 +99,7 @@ func watchedWidgets(t testing.TB) *watched {
 		Custom:              true,
 		Serializer:          serializer,
 		StandardSerializers: serializer.standard(),
-	}, unstructured.UnstructuredJSONScheme, func() runtime.Object {
+	}, codec, func() runtime.Object {
 		u := &unstructured.Unstructured{}
 		u.SetGroupVersionKind(kind)
 		return u
@@ -245,6 +249,12 @@ func (w *watched) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 	}
 	if err != nil || why != "" {
 		http.Error(rw, fmt.Sprint(why, err), http.StatusNotImplemented)
+		return
+	}
+	if info.Verb == "get" {
+		if why := r.get(); why != "" {
+			http.Error(rw, string(why), http.StatusNotImplemented)
+		}
 		return
 	}
 	r.listOrWatch()
