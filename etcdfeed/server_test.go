@@ -36,9 +36,10 @@ func compactRevision(t *testing.T, client *clientv3.Client, from mirror.Revision
 	return resp.CompactRevision
 }
 
-// TestFeedServer_WatchBelowLog_IsCompactedAboveItsStart: a watch that begins at the floor of the log, or below, is canceled with a compacted revision
-// above its start, so that its client relists; all watches from above the floor are served. The log is full, or has room because it has just dropped
-// a large event.
+// TestFeedServer_WatchBelowLog_IsCompactedAboveItsStart: a watch that begins at the floor of the
+// log, or below, is canceled with a compacted revision above its start, so that its client relists;
+// all watches from above the floor are served. The log is full, or has room because it has just
+// dropped a large event.
 func TestFeedServer_WatchBelowLog_IsCompactedAboveItsStart(t *testing.T) {
 	for name, large := range map[string]bool{"full": false, "room": true} {
 		t.Run(name, func(t *testing.T) {
@@ -90,8 +91,8 @@ func (s busySource) Replay(ctx context.Context, prefix string, after driver.Head
 	return s.Source.Replay(ctx, prefix, after, through, deliver)
 }
 
-// TestFeedServer_WritesDuringRestoreBelow_HistoryIsRestored: a mirror of a feed whose log is full restores history, although each write moves the
-// floor of the log.
+// TestFeedServer_WritesDuringRestoreBelow_HistoryIsRestored: a mirror of a feed whose log is full
+// restores history, although each write moves the floor of the log.
 func TestFeedServer_WritesDuringRestoreBelow_HistoryIsRestored(t *testing.T) {
 	f := serveFeed(t, etcdfeed.Options{LogBytes: 10_000})
 	written := 0
@@ -128,8 +129,8 @@ func TestFeedServer_WritesDuringRestoreBelow_HistoryIsRestored(t *testing.T) {
 	}
 }
 
-// TestFeedServer_LogShorterThanHistory_CancelsWatchAsCompacted: a watch from before the log gets the revision from which it can continue, and a
-// mirror of the feed restores history from there.
+// TestFeedServer_LogShorterThanHistory_CancelsWatchAsCompacted: a watch from before the log gets
+// the revision from which it can continue, and a mirror of the feed restores history from there.
 func TestFeedServer_LogShorterThanHistory_CancelsWatchAsCompacted(t *testing.T) {
 	f := serveFeed(t, etcdfeed.Options{LogBytes: 10_000})
 	start := f.etcd.Revision()
@@ -156,8 +157,9 @@ func TestFeedServer_LogShorterThanHistory_CancelsWatchAsCompacted(t *testing.T) 
 	}
 }
 
-// TestFeedServer_ClientDoesNotRead_DelaysItselfOnly: a watch whose client does not read delays neither another one nor the mirror, and is canceled
-// with the compacted revision when the log has dropped its events.
+// TestFeedServer_ClientDoesNotRead_DelaysItselfOnly: a watch whose client does not read delays
+// neither another one nor the mirror, and is canceled with the compacted revision when the log has
+// dropped its events.
 func TestFeedServer_ClientDoesNotRead_DelaysItselfOnly(t *testing.T) {
 	f := serveFeed(t, etcdfeed.Options{LogBytes: 1 << 20})
 	start := f.etcd.Revision()
@@ -211,8 +213,9 @@ func TestFeedServer_ClientDoesNotRead_DelaysItselfOnly(t *testing.T) {
 	}
 }
 
-// TestFeedServer_ProgressDuringWrites_IsNotBelowEvents: on a stream whose progress is requested all the time, during writes, revisions of headers do
-// not decrease, and progress is not below events that were sent before it.
+// TestFeedServer_ProgressDuringWrites_IsNotBelowEvents: on a stream whose progress is requested all
+// the time, during writes, revisions of headers do not decrease, and progress is not below events
+// that were sent before it.
 func TestFeedServer_ProgressDuringWrites_IsNotBelowEvents(t *testing.T) {
 	f := serveFeed(t, etcdfeed.Options{})
 	for name, prefixes := range map[string][]string{"one watch": {""}, "two watches": {"", "a/"}} {
@@ -236,7 +239,8 @@ func TestFeedServer_ProgressDuringWrites_IsNotBelowEvents(t *testing.T) {
 	}
 }
 
-// progressAfterEvents watches ranges below a prefix on one stream until 300 progress requests were answered.
+// progressAfterEvents watches ranges below a prefix on one stream until 300 progress requests were
+// answered.
 func progressAfterEvents(t *testing.T, ctx context.Context, client *clientv3.Client, wg *sync.WaitGroup, ranges []string) {
 	t.Helper()
 	stream, err := pb.NewWatchClient(client.ActiveConnection()).Watch(ctx, grpc.MaxCallRecvMsgSize(math.MaxInt32))
@@ -286,7 +290,8 @@ func progressAfterEvents(t *testing.T, ctx context.Context, client *clientv3.Cli
 	}
 }
 
-// heldSource is a source whose replay, or whose events, wait until the channel is closed. A nil channel holds nothing.
+// heldSource is a source whose replay, or whose events, wait until the channel is closed. A nil
+// channel holds nothing.
 type heldSource struct {
 	driver.Source
 	replay, events <-chan struct{}
@@ -320,7 +325,8 @@ func (s heldSource) Watch(ctx context.Context, prefix string, after driver.Heade
 	})
 }
 
-// TestProbe_FeedBehindEtcd_IsByProgress: a feed whose memory is behind etcd answers no progress request, and is known to do so later.
+// TestProbe_FeedBehindEtcd_IsByProgress: a feed whose memory is behind etcd answers no progress
+// request, and is known to do so later.
 func TestProbe_FeedBehindEtcd_IsByProgress(t *testing.T) {
 	held := make(chan struct{})
 	release := sync.OnceFunc(func() { close(held) })
@@ -338,8 +344,9 @@ func TestProbe_FeedBehindEtcd_IsByProgress(t *testing.T) {
 	}
 }
 
-// TestFeedServer_RestoresHistory_MirrorBelowAwaitsIt: while a feed restores its history, a watch from before that is compacted at once, and a mirror
-// below restores the history when it has arrived.
+// TestFeedServer_RestoresHistory_MirrorBelowAwaitsIt: while a feed restores its history, a watch
+// from before that is compacted at once, and a mirror below restores the history when it has
+// arrived.
 func TestFeedServer_RestoresHistory_MirrorBelowAwaitsIt(t *testing.T) {
 	etcd := memory.New()
 	var revs []mirror.Revision
@@ -366,7 +373,8 @@ func TestFeedServer_RestoresHistory_MirrorBelowAwaitsIt(t *testing.T) {
 	sameEvents(t, client, etcd, compacted)
 }
 
-// TestFeedServer_WatchFromFirstRevision_IsServed: a log that begins at the first revision of etcd, which has no event, has all events from there.
+// TestFeedServer_WatchFromFirstRevision_IsServed: a log that begins at the first revision of etcd,
+// which has no event, has all events from there.
 func TestFeedServer_WatchFromFirstRevision_IsServed(t *testing.T) {
 	etcd := memory.New()
 	f := serveStore(t, etcd, etcdfeed.Options{})
@@ -374,7 +382,8 @@ func TestFeedServer_WatchFromFirstRevision_IsServed(t *testing.T) {
 	sameEvents(t, connect(t, f.socket), etcd, 0)
 }
 
-// TestFeedServer_RequestsOutsideContract_AreRefused: writes and keys outside the prefix are refused with an error that says so, and change nothing.
+// TestFeedServer_RequestsOutsideContract_AreRefused: writes and keys outside the prefix are refused
+// with an error that says so, and change nothing.
 func TestFeedServer_RequestsOutsideContract_AreRefused(t *testing.T) {
 	f := serveFeed(t, etcdfeed.Options{})
 	client := connect(t, f.socket)
@@ -406,8 +415,9 @@ func TestFeedServer_RequestsOutsideContract_AreRefused(t *testing.T) {
 	}
 }
 
-// TestFeedServer_WatchOfCompactionKey_IsAnsweredWithoutEtcd: a feed has no watch of the compaction key. A client that requests one learns that its revision is
-// compacted, or that there are no events.
+// TestFeedServer_WatchOfCompactionKey_IsAnsweredWithoutEtcd: a feed has no watch of the compaction
+// key. A client that requests one learns that its revision is compacted, or that there are no
+// events.
 func TestFeedServer_WatchOfCompactionKey_IsAnsweredWithoutEtcd(t *testing.T) {
 	etcd := memory.New()
 	first := etcd.Put(prefix+"key", "0")

@@ -40,7 +40,8 @@ func TestRepresentation_SecondList_DecodesOnlyChanges(t *testing.T) {
 	}
 }
 
-// TestRepresentation_PartOfLeaf_HasItsItems: with and without cached items, one by one and as a run, a page has the items of its range.
+// TestRepresentation_PartOfLeaf_HasItsItems: with and without cached items, one by one and as a
+// run, a page has the items of its range.
 func TestRepresentation_PartOfLeaf_HasItsItems(t *testing.T) {
 	c := podtest.New(t)
 	c.Fill(t, 300)
@@ -105,7 +106,8 @@ func TestRepresentation_Budget_BoundsCachedBytes(t *testing.T) {
 	podtest.Eventually(t, "the cache holds no deleted objects", func() bool { return c.Blocks.Stats().Used == 0 })
 }
 
-// TestRepresentation_SmallParts_AreJoined: a leaf whose items were cached one by one, in blocks of their own, is copied into few blocks.
+// TestRepresentation_SmallParts_AreJoined: a leaf whose items were cached one by one, in blocks of
+// their own, is copied into few blocks.
 func TestRepresentation_SmallParts_AreJoined(t *testing.T) {
 	c := podtest.New(t)
 	c.Fill(t, 60) // one leaf
@@ -129,8 +131,8 @@ func TestRepresentation_SmallParts_AreJoined(t *testing.T) {
 	}
 }
 
-// TestRepresentation_SpliceableItems_NeedNoCache: an item that is known to splice is neither decoded nor cached when the cache is full.
-// One whose splice differs is encoded.
+// TestRepresentation_SpliceableItems_NeedNoCache: an item that is known to splice is neither
+// decoded nor cached when the cache is full. One whose splice differs is encoded.
 func TestRepresentation_SpliceableItems_NeedNoCache(t *testing.T) {
 	c := podtest.New(t)
 	c.Fill(t, 200)
@@ -178,7 +180,8 @@ func TestRepresentation_SpliceableItems_NeedNoCache(t *testing.T) {
 	}
 }
 
-// TestRepresentation_Transcode_DecodesWhatItDeclines: the transcoder's item is used without decoding; other values are decoded.
+// TestRepresentation_Transcode_DecodesWhatItDeclines: the transcoder's item is used without
+// decoding; other values are decoded.
 func TestRepresentation_Transcode_DecodesWhatItDeclines(t *testing.T) {
 	c := podtest.New(t)
 	c.Fill(t, 100)
@@ -191,7 +194,8 @@ func TestRepresentation_Transcode_DecodesWhatItDeclines(t *testing.T) {
 	}
 }
 
-// TestRepresentation_CutFromWhole_DecodesNothing: an item is cut from the item of another representation that has it cached.
+// TestRepresentation_CutFromWhole_DecodesNothing: an item is cut from the item of another
+// representation that has it cached.
 func TestRepresentation_CutFromWhole_DecodesNothing(t *testing.T) {
 	c := podtest.New(t)
 	c.Fill(t, 100)
@@ -207,8 +211,8 @@ func TestRepresentation_CutFromWhole_DecodesNothing(t *testing.T) {
 	}
 }
 
-// TestRepresentation_ItemSizeChanges_NextListMeasuresAgain: a webhook may convert an object differently each time.
-// From the next list on, the announced size equals the sent size.
+// TestRepresentation_ItemSizeChanges_NextListMeasuresAgain: a webhook may convert an object
+// differently each time. From the next list on, the announced size equals the sent size.
 func TestRepresentation_ItemSizeChanges_NextListMeasuresAgain(t *testing.T) {
 	c := podtest.New(t)
 	c.Fill(t, 300)
@@ -249,8 +253,8 @@ func TestRepresentation_ItemSizeChanges_NextListMeasuresAgain(t *testing.T) {
 	}
 }
 
-// TestRepresentation_LargeLeaf_BuildsItemsOneByOne: the items of a leaf of large objects are not held together, but
-// their total size is known.
+// TestRepresentation_LargeLeaf_BuildsItemsOneByOne: the items of a leaf of large objects are not
+// held together, but their total size is known.
 func TestRepresentation_LargeLeaf_BuildsItemsOneByOne(t *testing.T) {
 	c := podtest.New(t)
 	c.Fill(t, 100)
@@ -295,7 +299,8 @@ func TestRepresentation_LargeLeaf_BuildsItemsOneByOne(t *testing.T) {
 	}
 }
 
-// TestPrepare_Deflated_KeepsCompressedRuns: a list that is sent compressed is prepared compressed, and its size is that of the runs.
+// TestPrepare_Deflated_KeepsCompressedRuns: a list that is sent compressed is prepared compressed,
+// and its size is that of the runs.
 func TestPrepare_Deflated_KeepsCompressedRuns(t *testing.T) {
 	c := podtest.New(t)
 	c.Fill(t, 600)
@@ -340,7 +345,8 @@ func TestPrepare_Error_EndsPreparation(t *testing.T) {
 	}
 }
 
-// TestRepresentation_DetachedEntries_AreNotCached: later reads cannot find items of entries that are in no version of the resource.
+// TestRepresentation_DetachedEntries_AreNotCached: later reads cannot find items of entries that
+// are in no version of the resource.
 func TestRepresentation_DetachedEntries_AreNotCached(t *testing.T) {
 	c := podtest.New(t)
 	c.Fill(t, 64)
@@ -426,8 +432,8 @@ func TestOf_OneName_IsOneRepresentation(t *testing.T) {
 	}
 }
 
-// TestRepresentation_LeafOfShard_UsesItemsOfResource: the leaves of a shard, which is a tree of some entries, have the items that a list of
-// the resource has made, and do not move them.
+// TestRepresentation_LeafOfShard_UsesItemsOfResource: the leaves of a shard, which is a tree of
+// some entries, have the items that a list of the resource has made, and do not move them.
 func TestRepresentation_LeafOfShard_UsesItemsOfResource(t *testing.T) {
 	c := podtest.New(t)
 	c.Fill(t, 300)
