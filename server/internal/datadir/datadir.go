@@ -55,7 +55,9 @@ type Dir struct {
 // Open locks the directory at path, creating it with mode 0700 if it does not exist, and removes
 // the permissions of other users for all its content. A directory that is not empty and has no lock
 // file is rejected, so that a mistyped path causes no damage. So is a directory of another owner,
-// or one with a file of another owner: that user could replace keys. Errors name the path and are
+// or one with a file of another owner: that user could replace keys. The directories above it are
+// not checked: a user who may rename entries of one (CheckParent) can replace the whole directory,
+// also later, because etcd and others open their files by path. Errors name the path and are
 // complete sentences for the user.
 func Open(path string) (*Dir, error) {
 	user := os.Geteuid()
