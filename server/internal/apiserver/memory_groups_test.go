@@ -1,17 +1,17 @@
 package apiserver
 
 import (
+	"errors"
+	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/prometheus/procfs"
 )
 
-// TestMemoryGroups_AncestorsAndMounts_LowestCounts reads the control groups of a process from files like those of /proc and /sys. The
-// mounts in mountinfo are below $T.
+// TestMemoryGroups_AncestorsAndMounts_LowestCounts reads the control groups of a process from files
+// like those of /proc and /sys. The mounts in mountinfo are below $T.
 func TestMemoryGroups_AncestorsAndMounts_LowestCounts(t *testing.T) {
 	const (
 		none      = math.MaxInt64
@@ -33,6 +33,10 @@ func TestMemoryGroups_AncestorsAndMounts_LowestCounts(t *testing.T) {
 			map[string]string{"cg/pods.slice/pod.slice/one.scope/memory.max": "max\n", "cg/pods.slice/pod.slice/one.scope/memory.current": "100\n",
 				"cg/pods.slice/pod.slice/memory.max": "3000\n", "cg/pods.slice/pod.slice/memory.current": "400\n",
 				"cg/pods.slice/memory.max": "5000\n", "cg/pods.slice/memory.current": "4900\n"}, 3000, 100},
+		"page cache of a slice": {"0::/a\n", v2,
+			map[string]string{"cg/a/memory.max": "1000\n", "cg/a/memory.current": "900\n", "cg/a/memory.stat": "anon 200\nactive_file 100\ninactive_file 600\n"}, 1000, 700},
+		"page cache, version 1": {"4:memory:/a\n", v1,
+			map[string]string{"mem/a/memory.limit_in_bytes": "1000\n", "mem/a/memory.usage_in_bytes": "900\n", "mem/a/memory.stat": "inactive_file 1\ntotal_inactive_file 950\n"}, 1000, 1000},
 		"no limit": {"0::/a\n", v2,
 			map[string]string{"cg/a/memory.max": "max\n", "cg/a/memory.current": "100\n"}, none, none},
 		"version 1, of the parent": {"5:cpu:/\n4:memory:/parent/child\n0::/\n", v1 + v2,
@@ -64,13 +68,16 @@ func TestMemoryGroups_AncestorsAndMounts_LowestCounts(t *testing.T) {
 			if err := os.Symlink("7", filepath.Join(dir, "proc/self")); err != nil {
 				t.Fatal(err)
 			}
-			fs, err := procfs.NewFS(filepath.Join(dir, "proc"))
+			groups, err := memoryGroupsOf(filepath.Join(dir, "proc"))
 			if err != nil {
 				t.Fatal(err)
 			}
-			groups := memoryGroupsOf(fs)
 			if limit, free := groupLimit(groups), groupFree(groups); limit != test.limit || free != test.free {
 				t.Errorf("limit %d and %d free, want %d and %d: %+v", limit, free, test.limit, test.free, groups)
+			}
+			write("proc/7/mountinfo", "30 20 0:26 /\n")
+			if _, err := memoryGroupsOf(filepath.Join(dir, "proc")); err == nil || errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("mounts that cannot be parsed: %v", err)
 			}
 		})
 	}
