@@ -24,8 +24,8 @@ const (
 	documentAge = time.Second
 	// documentTimeout bounds the request for a document.
 	documentTimeout = 10 * time.Second
-	// documentBytes bounds the cached documents, and maxDocument a single one. The OpenAPI document of a large cluster has some MiB; clients
-	// request it in two or three forms.
+	// documentBytes bounds the cached documents, and maxDocument a single one. The OpenAPI document
+	// of a large cluster has some MiB; clients request it in two or three forms.
 	documentBytes = 32 << 20
 	maxDocument   = documentBytes / 2
 	// documentOverhead is added to the length of a document for its key and header.
@@ -52,9 +52,10 @@ func isDocument(method, path string) bool {
 	return strings.HasPrefix(path, "/openapi/v3/")
 }
 
-// documents answers discovery, OpenAPI documents and the version as a primary does, from answers that are at most documentAge old. They
-// are the same for all users that may request them, which is decided before. When no primary answers, the last answer is repeated. All
-// methods may be called concurrently.
+// documents answers discovery, OpenAPI documents and the version as a primary does, from answers
+// that are at most documentAge old. They are the same for all users that may request them, which is
+// decided before. When no primary answers, the last answer is repeated. All methods may be called
+// concurrently.
 type documents struct {
 	to      http.RoundTripper
 	claims  *claims
@@ -85,8 +86,8 @@ func newDocuments(to http.RoundTripper, claims *claims, codecs runtime.Negotiate
 // changed makes all documents stale.
 func (d *documents) changed() { d.changes.Add(1) }
 
-// handler returns a handler that answers documents, and passes every other request, and those of the replica itself, to next. It must run
-// behind authentication and authorization.
+// handler returns a handler that answers documents, and passes every other request, and those of
+// the replica itself, to next. It must run behind authentication and authorization.
 func (d *documents) handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if !isDocument(req.Method, req.URL.Path) || isOwnRequest(req.Context()) {
@@ -122,9 +123,11 @@ func (d *documents) passOn(w http.ResponseWriter, req *http.Request) {
 	d.pass.ServeHTTP(w, req)
 }
 
-// documentURI returns the path and the query with which a primary is asked for a document, and whether the answer can be cached. A document has
-// one URI, so that a client cannot fill the cache with copies: the only parameter with a meaning is the hash of an OpenAPI v3 document, of which
-// the primary serves one value; timeout, which clients of discovery send, is replaced by documentTimeout. Other requests are passed on.
+// documentURI returns the path and the query with which a primary is asked for a document, and
+// whether the answer can be cached. A document has one URI, so that a client cannot fill the cache
+// with copies: the only parameter with a meaning is the hash of an OpenAPI v3 document, of which
+// the primary serves one value; timeout, which clients of discovery send, is replaced by
+// documentTimeout. Other requests are passed on.
 func documentURI(u *url.URL) (uri string, cacheable bool) {
 	if u.RawPath != "" {
 		return "", false // another spelling of the path
@@ -151,17 +154,21 @@ func keyOf(req *http.Request, uri string) string {
 	return strings.Join([]string{uri, strings.Join(req.Header["Accept"], ","), encodingOf(req), strconv.FormatBool(indents(req))}, "\n")
 }
 
-// indents reports whether a primary indents JSON in the answer. It decides by the User-Agent, which refresh passes on; a request with
-// the parameter pretty is no document (see documentURI). The entity tag of discovery is the same for both forms.
+// indents reports whether a primary indents JSON in the answer. It decides by the User-Agent, which
+// refresh passes on; a request with the parameter pretty is no document (see documentURI). The
+// entity tag of discovery is the same for both forms.
 func indents(req *http.Request) bool {
 	agent := req.UserAgent()
 	return strings.HasPrefix(agent, "curl") || strings.HasPrefix(agent, "Wget") || strings.HasPrefix(agent, "Mozilla/5.0")
 }
 
-// encodingOf returns the Accept-Encoding of the request to a primary.
+// encodingOf returns the Accept-Encoding of the request to a primary: gzip by the rule of its
+// discovery, that a client names it without parameters, such as q=0.
 func encodingOf(req *http.Request) string {
-	if strings.Contains(strings.Join(req.Header["Accept-Encoding"], ","), "gzip") {
-		return "gzip"
+	for coding := range strings.SplitSeq(strings.Join(req.Header["Accept-Encoding"], ","), ",") {
+		if strings.TrimSpace(coding) == "gzip" {
+			return "gzip"
+		}
 	}
 	return "identity"
 }
@@ -185,7 +192,8 @@ func (d *documents) load(key string, current bool) *document {
 // errNotADocument means that a primary answered a document with another code than 200.
 var errNotADocument = errors.New("not a document")
 
-// refresh requests the document as the user of req, and stores it. If no primary answers, it returns the last document, if there is one.
+// refresh requests the document as the user of req, and stores it. If no primary answers, it
+// returns the last document, if there is one.
 func (d *documents) refresh(req *http.Request, uri, key string) (*document, error) {
 	known, changes := d.load(key, false), d.changes.Load()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(req.Context()), documentTimeout)
@@ -250,7 +258,8 @@ func readDocument(resp *http.Response, key string) (*document, error) {
 	return doc, nil
 }
 
-// store adds a document, or confirms it, and evicts others beyond documentBytes, the least recently used first.
+// store adds a document, or confirms it, and evicts others beyond documentBytes, the least recently
+// used first.
 func (d *documents) store(doc *document, changes int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -134,6 +134,21 @@ func TestDocuments_UserAgents_ShareOneForm(t *testing.T) {
 	})
 }
 
+// TestDocuments_GzipRefused_IsRequestedAsIdentity: q=0 means that the client does not accept gzip.
+func TestDocuments_GzipRefused_IsRequestedAsIdentity(t *testing.T) {
+	primary := &fakePrimary{}
+	d := newDocuments(primary, newClaims(nil), legacyscheme.Codecs, false)
+	for _, test := range []struct{ accepts, want string }{
+		{"deflate, gzip", "gzip"}, {"gzip;q=0", "identity"}, {"deflate,gzip ; q=0, *;q=0", "identity"}, {"x-gzip", "identity"}, {"", "identity"},
+	} {
+		d.changed()
+		ask(d, "/apis", http.Header{"Accept-Encoding": {test.accepts}})
+		if got := primary.requests[len(primary.requests)-1].Header.Get("Accept-Encoding"); got != test.want {
+			t.Errorf("%q: requested with %q, want %q", test.accepts, got, test.want)
+		}
+	}
+}
+
 // TestDocuments_BeyondBound_EvictsLeastRecent: I7.
 func TestDocuments_BeyondBound_EvictsLeastRecent(t *testing.T) {
 	d := newDocuments(&fakePrimary{}, newClaims(nil), legacyscheme.Codecs, false)
