@@ -7,6 +7,11 @@ import (
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/kubernetes/pkg/controller/namespace/deletion"
 
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
@@ -77,7 +82,8 @@ func TestOverrides_InvalidValue_IsMisuse(t *testing.T) {
 	}
 }
 
-// TestStart_WithoutOneEtcd_ServesTheOthers starts a server while the etcd of events and widgets is down, and then that etcd.
+// TestStart_WithoutOneEtcd_ServesTheOthers starts a server while the etcd of events and widgets is
+// down, and then that etcd. Meanwhile no namespace is deleted completely, because its events remain.
 func TestStart_WithoutOneEtcd_ServesTheOthers(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t) // upstream does not start
@@ -104,6 +110,11 @@ func TestStart_WithoutOneEtcd_ServesTheOthers(t *testing.T) {
 	_, err = api.Create(ctx, definitions, definition())
 	harness.Check(t, err)
 	awaitCode(t, ctx, api, widgetsPath, http.StatusServiceUnavailable)
+	emptied := emptying(t, ctx, server, "emptied")
+	if err := emptied(); err == nil || !strings.Contains(err.Error(), address) {
+		t.Errorf("a namespace was emptied without the etcd of events: %v", err)
+	}
+	requireCode(t, ctx, api, "/api/v1/namespaces/emptied", http.StatusOK)
 
 	down.Start()
 	harness.Check(t, server.Await(ctx, "/readyz"))
@@ -113,4 +124,22 @@ func TestStart_WithoutOneEtcd_ServesTheOthers(t *testing.T) {
 		harness.Check(t, err)
 		requireCode(t, ctx, api, path+"/one", http.StatusOK)
 	}
+	harness.Check(t, emptied())
+	requireCode(t, ctx, api, "/api/v1/namespaces/emptied", http.StatusNotFound)
+}
+
+// emptying creates and deletes a namespace, and returns a function that empties it as
+// kube-controller-manager does.
+func emptying(t *testing.T, ctx context.Context, server *harness.Server, name string) func() error {
+	t.Helper()
+	client, err := kubernetes.NewForConfig(server.Config)
+	harness.Check(t, err)
+	all, err := metadata.NewForConfig(server.Config)
+	harness.Check(t, err)
+	_, err = server.API().Create(ctx, "/api/v1/namespaces", object{"metadata": object{"name": name}})
+	harness.Check(t, err)
+	harness.Check(t, client.CoreV1().Namespaces().Delete(ctx, name, metav1.DeleteOptions{}))
+	deleter := deletion.NewNamespacedResourcesDeleter(ctx, client.CoreV1().Namespaces(), all, client.CoreV1(),
+		client.Discovery().ServerPreferredNamespacedResources, corev1.FinalizerKubernetes)
+	return func() error { return deleter.Delete(ctx, name) }
 }
