@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -163,14 +164,16 @@ func (s *members) requireHistory(t *testing.T, ctx context.Context) {
 	}
 }
 
-// TestFeed_MemberFails_UsesOtherMember: the etcd member that serves the feed is paused, or all its packets are dropped, or it has lost its
-// peers and still answers clients. Watches deliver writes through the other members within 5 s; no watch ends, and none delivers an
-// event twice.
+// TestFeed_MemberFails_UsesOtherMember: the etcd member that serves the feed is paused, or all its
+// packets are dropped, or it has lost its peers and still answers clients. Watches deliver writes
+// through the other members within 5 s; no watch ends, and none delivers an event twice. Before, a
+// member that does not feed is paused, and reads continue.
 func TestFeed_MemberFails_UsesOtherMember(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
 	s := newMembers(t, ctx)
+	t.Run("a member that does not feed", func(t *testing.T) { s.requireReads(t, ctx) })
 	for _, fault := range []struct {
 		name   string
 		metric string // that must increase
@@ -198,6 +201,24 @@ func TestFeed_MemberFails_UsesOtherMember(t *testing.T) {
 				}
 				s.requireHistory(t, ctx)
 			})
+		}
+	}
+}
+
+// requireReads requires that reads are answered while a member is paused that is neither the leader
+// nor that of the feed. Each read needs etcd's revision, and asks another member if the first one
+// does not answer.
+func (s *members) requireReads(t *testing.T, ctx context.Context) {
+	feeding := s.feeding(t, ctx)
+	leader, err := s.Leader(ctx)
+	harness.Check(t, err)
+	i := slices.IndexFunc(s.Members, func(m *etcdcluster.Member) bool { return m != leader && m != s.Members[feeding] })
+	s.Members[i].Pause()
+	defer s.Members[i].Continue()
+	for n := range 30 { // any of them may ask the paused member
+		r, err := s.api.Do(ctx, http.MethodGet, maps.path, "", nil)
+		if err != nil || r.Code != http.StatusOK {
+			t.Fatalf("read %d while member %d is paused: %+v, %v", n, i, r, err)
 		}
 	}
 }
