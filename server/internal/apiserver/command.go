@@ -21,6 +21,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apiserver/pkg/server/flagz"
 	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/component-base/cli/globalflag"
@@ -64,10 +65,6 @@ type Options struct {
 	Serve <-chan struct{}
 	// Sessions, if not nil, open the console to browsers on this machine. They have no effect with --engine=upstream.
 	Sessions *console.Sessions
-	// NoHosts are addresses of simulated nodes and pods, and of services without a proxy. The server
-	// makes no connection to one of them, as kubelet, pod, webhook or aggregated API: the request
-	// fails at once.
-	NoHosts []netip.Prefix
 }
 
 // Info describes a ready server.
@@ -121,6 +118,11 @@ type settings struct {
 
 	overrides     overrides // set by prepare
 	sizesOfEvents bool      // --watch-cache-sizes contains events
+
+	// noHosts are addresses of simulated nodes and pods, and of services without a proxy. The server
+	// makes no connection to one of them, as kubelet, pod, webhook or aggregated API: the request
+	// fails at once.
+	noHosts []netip.Prefix
 
 	sessions *console.Sessions // of the console; nil if there are none
 }
@@ -198,6 +200,12 @@ func (s *settings) ownFlags() *pflag.FlagSet {
 	s.checks.addFlags(own)
 	s.tokens.addFlags(own)
 	s.variant.AddFlags(own)
+	own.Func(NoHostsFlag, "Set by strata up: addresses that no host has.", func(prefix string) error {
+		p, err := netip.ParsePrefix(prefix)
+		s.noHosts = append(s.noHosts, p)
+		return err
+	})
+	utilruntime.Must(own.MarkHidden(NoHostsFlag))
 	cli.ShortenDurations(own)
 	return own
 }

@@ -13,9 +13,13 @@ import (
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 )
 
+// NoHostsFlag is a hidden flag, which may be repeated, with a range of addresses that no host has.
+const NoHostsFlag = "no-hosts"
+
 // refuseConnections makes connections of the server to kubelets, pods and services, webhooks and
-// aggregated APIs among them, fail at addresses that no host has. Other hosts would otherwise receive the requests, or the default
-// gateway.
+// aggregated APIs among them, fail at addresses that no host has. Other hosts would otherwise
+// receive the requests, or the default gateway. A request through a proxy is not refused: NO_PROXY
+// has to name the addresses.
 func refuseConnections(config *app.Config, noHosts []netip.Prefix) {
 	transport := config.KubeAPIs.ControlPlane.ProxyTransport
 	transport.DialContext = refusing(transport.DialContext, noHosts)

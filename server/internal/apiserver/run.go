@@ -183,8 +183,8 @@ func (v *instance) start(ctx context.Context, s *settings, completed options.Com
 			return err
 		}
 	}
-	if len(o.NoHosts) > 0 {
-		refuseConnections(config, o.NoHosts)
+	if len(s.noHosts) > 0 {
+		refuseConnections(config, s.noHosts)
 	}
 	if err := s.variant.Config(config); err != nil {
 		return err

@@ -1,11 +1,11 @@
 package up
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -136,6 +136,9 @@ func serverFlags(etcdEndpoint string, overrides []string, a address, files *pki.
 	if engine != "" {
 		decided = append(decided, flag{"engine", engine})
 	}
+	for _, prefix := range noHosts(extra) {
+		decided = append(decided, flag{apiserver.NoHostsFlag, prefix})
+	}
 	var args []string
 	for _, f := range decided {
 		if !setsFlag(extra, f.name) {
@@ -186,12 +189,25 @@ func checkServerFlags(engine string, extra []string) error {
 
 // noHosts returns the addresses to which the API server does not connect. Nothing forwards those of
 // services, because no node has a proxy, but a network may have hosts with them.
-func noHosts(extra []string) []netip.Prefix {
-	prefixes := []netip.Prefix{simulation.Network}
+func noHosts(extra []string) []string {
+	prefixes := []string{simulation.Network.String()}
 	if !setsFlag(extra, "service-cluster-ip-range") {
-		prefixes = append(prefixes, netip.MustParsePrefix(serviceRange))
+		prefixes = append(prefixes, serviceRange)
 	}
 	return prefixes
+}
+
+// noProxy returns the value of the variable NO_PROXY with which requests to noHosts, and to webhooks
+// that are services, are not sent to a proxy of the network, but refused.
+func noProxy(getenv func(string) string, extra []string) string {
+	names := noHosts(extra)
+	if len(names) > 1 { // the addresses of services
+		names = append(names, ".svc")
+	}
+	if given := cmp.Or(getenv("NO_PROXY"), getenv("no_proxy")); given != "" {
+		names = append(names, given)
+	}
+	return strings.Join(names, ",")
 }
 
 // setsFlag reports whether a command line sets the flag called name. Underscores count as dashes, as in kube-apiserver.

@@ -127,12 +127,31 @@ func TestServerFlags_FrontProxy_NamesAllFieldsOfUsers(t *testing.T) {
 
 func TestNoHosts_RangeOfServices_IsThatOfTheServer(t *testing.T) {
 	has := func(extra []string, address string) bool {
-		return slices.ContainsFunc(noHosts(extra), func(p netip.Prefix) bool { return p.Contains(netip.MustParseAddr(address)) })
+		return slices.ContainsFunc(noHosts(extra), func(p string) bool { return netip.MustParsePrefix(p).Contains(netip.MustParseAddr(address)) })
 	}
 	if !has(nil, serviceIP) || !has(nil, "198.18.0.1") {
 		t.Errorf("%v lack a service or a pod", noHosts(nil))
 	}
 	if other := []string{"--service_cluster_ip_range=192.0.2.0/24"}; has(other, serviceIP) || !has(other, "198.18.0.1") {
 		t.Errorf("with a range of the user: %v", noHosts(other))
+	}
+}
+
+// TestNoProxy_AddressesWithoutHost_AreAddedToThoseOfTheUser: net/http reads NO_PROXY, and no_proxy
+// without it.
+func TestNoProxy_AddressesWithoutHost_AreAddedToThoseOfTheUser(t *testing.T) {
+	other := []string{"--service-cluster-ip-range=192.0.2.0/24"}
+	for _, test := range []struct {
+		env   map[string]string
+		extra []string
+		want  string
+	}{
+		{nil, nil, "198.18.0.0/15,10.0.0.0/24,.svc"},
+		{map[string]string{"no_proxy": "a"}, nil, "198.18.0.0/15,10.0.0.0/24,.svc,a"},
+		{map[string]string{"no_proxy": "a", "NO_PROXY": "b,c"}, other, "198.18.0.0/15,b,c"},
+	} {
+		if got := noProxy(func(name string) string { return test.env[name] }, test.extra); got != test.want {
+			t.Errorf("%v, %q: got %q, want %q", test.env, test.extra, got, test.want)
+		}
 	}
 }

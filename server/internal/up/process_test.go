@@ -151,9 +151,10 @@ func runCommand(t *testing.T, stdin string, cmd *exec.Cmd) (stdout, stderr strin
 	return out.String(), errOut.String(), cmd.ProcessState.ExitCode()
 }
 
-// environment is that of a user without any kubeconfig.
+// environment is that of a user without any kubeconfig, in a network whose proxy is down.
 func environment(dir string) []string {
-	return []string{"HOME=" + dir, "PATH=" + os.Getenv("PATH"), "TMPDIR=" + os.TempDir()}
+	const proxy = "http://127.0.0.1:1"
+	return []string{"HOME=" + dir, "PATH=" + os.Getenv("PATH"), "TMPDIR=" + os.TempDir(), "HTTP_PROXY=" + proxy, "HTTPS_PROXY=" + proxy}
 }
 
 // terminate is the signal of a supervisor, interrupt that of Ctrl-C.

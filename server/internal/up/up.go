@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -65,6 +66,9 @@ type settings struct {
 // run prepares, starts and serves until ctx is cancelled, and stops. The error is one line that
 // names a remedy.
 func run(ctx context.Context, s settings) (err error) {
+	if err := os.Setenv("NO_PROXY", noProxy(os.Getenv, s.serverFlags)); err != nil {
+		return err
+	}
 	if s.ha {
 		return runHA(ctx, s)
 	}
@@ -203,7 +207,6 @@ func (p *plane) start(ctx context.Context) (started bool, err error) {
 			OnReady:  func(info apiserver.Info) { ready <- info },
 			OnLoad:   load.begin,
 			Sessions: p.sessions,
-			NoHosts:  noHosts(p.serverFlags),
 		})
 	})
 	end = p.show.waiting(func() string { return load.text(ctx, p.dir.Log()) })

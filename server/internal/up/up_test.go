@@ -234,6 +234,7 @@ func TestUp_NewDataDir_ServesCompleteCluster(t *testing.T) {
 	t.Run("a deployment has pods", p.checkWorkload)
 	t.Run("quotas count", p.checkQuota)
 	t.Run("a pod gets its service account and root CA", p.checkPod)
+	t.Run("services have no hosts", p.checkNoHosts)
 	t.Run("token secrets are filled", func(t *testing.T) {
 		p.apply(t, `{apiVersion: v1, kind: Secret, type: kubernetes.io/service-account-token, metadata: {name: token, annotations: {kubernetes.io/service-account.name: default}}}`)
 		p.kubectl(t, "wait", "secret/token", "--for=jsonpath={.data.token}", "--timeout="+timeout.String())
@@ -370,6 +371,29 @@ func (p *upProcess) checkPod(t *testing.T) {
 		t.Errorf("the pod's service account is %q", got)
 	}
 	p.kubectl(t, "delete", "pod", "pod", "--timeout="+timeout.String())
+}
+
+// checkNoHosts demands that the API server connects to no service, nor to the proxy of the network.
+func (p *upProcess) checkNoHosts(t *testing.T) {
+	t.Helper()
+	p.apply(t, `{apiVersion: v1, kind: Service, metadata: {name: s}, spec: {ports: [{port: 443, targetPort: 8080}]}}
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingWebhookConfiguration
+metadata: {name: w}
+webhooks:
+- {name: w.example.test, admissionReviewVersions: [v1], sideEffects: None, failurePolicy: Fail, clientConfig: {service: {namespace: default, name: s}},
+   objectSelector: {matchLabels: {hook: w}}, rules: [{apiGroups: [""], apiVersions: [v1], resources: [configmaps], operations: [CREATE]}]}
+`)
+	const hooked = `{apiVersion: v1, kind: ConfigMap, metadata: {name: hooked, labels: {hook: w}}}`
+	requireSoon(t, func() bool { // the server reads the configuration with a watch
+		_, stderr, code := p.tryKubectl(t, hooked, "create", "--dry-run=server", "-f", "-")
+		if code != 0 && !strings.Contains(stderr, "no host has 10.0.0.") {
+			t.Fatalf("the webhook: code %d: %s", code, stderr)
+		}
+		return code != 0
+	})
+	p.kubectl(t, "delete", "validatingwebhookconfiguration", "w")
 }
 
 // apply creates the object that manifest describes.

@@ -28,6 +28,7 @@ func TestUpHA_Processes_EndWithTheirParent(t *testing.T) {
 	written, err := s.up.API().Create(ctx, "/api/v1/namespaces/"+namespace+"/configmaps", object{"metadata": object{"name": "acknowledged"}})
 	harness.Check(t, err)
 	s.requireAcknowledged(t, ctx, "strata-replicas", written)
+	s.requireNoHosts(t, ctx)
 	s.requireRefused(t, ctx, "is in use by another strata up")
 
 	s.up.Kill()
@@ -72,4 +73,37 @@ func ended(pid int) bool {
 	}
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err != nil || strings.Contains(string(stat), ") Z ")
+}
+
+// requireNoHosts demands that the API servers connect to no address of a service.
+func (s *scene) requireNoHosts(t *testing.T, ctx context.Context) {
+	t.Helper()
+	api, path := s.up.API(), "/api/v1/namespaces/"+namespace
+	const webhooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+	_, err := api.Create(ctx, path+"/services", object{"metadata": object{"name": "s"},
+		"spec": object{"ports": []any{object{"port": 443}}}})
+	harness.Check(t, err)
+	_, err = api.Create(ctx, webhooks, object{"metadata": object{"name": "w"}, "webhooks": []any{object{
+		"name": "w.example.test", "admissionReviewVersions": []string{"v1"}, "sideEffects": "None",
+		"clientConfig":   object{"service": object{"namespace": namespace, "name": "s"}},
+		"objectSelector": object{"matchLabels": object{"hook": "w"}},
+		"rules": []any{object{"apiGroups": []string{""}, "apiVersions": []string{"v1"},
+			"resources": []string{"configmaps"}, "operations": []string{"CREATE"}}}}}})
+	harness.Check(t, err)
+	hooked := object{"metadata": object{"name": "hooked", "labels": object{"hook": "w"}}}
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		r, err := api.Do(ctx, "POST", path+"/configmaps", "dryRun=All", hooked)
+		if err != nil || r.Code == 201 { // the server reads the configuration with a watch
+			return false, err
+		}
+		if !strings.Contains(string(r.Body), "no host has 10.0.0.") {
+			t.Fatalf("the webhook: %d %s", r.Code, r.Body)
+		}
+		return true, nil
+	}))
+	r, err := api.Do(ctx, "DELETE", webhooks+"/w", "", nil)
+	if err == nil {
+		err = r.Err()
+	}
+	harness.Check(t, err)
 }
