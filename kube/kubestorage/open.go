@@ -282,7 +282,6 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg storeC
 		latestReads:     c.latestReads,
 		listsAtRevision: c.opts.enabled(ListFromCacheSnapshot),
 		bookmarks:       c.opts.enabled(WatchBookmark),
-		onRequest:       c.opts.enabled(BookmarkOnRequest),
 		shards:          utilfeature.DefaultFeatureGate.Enabled(features.ShardedListAndWatch),
 		sizes:           utilfeature.DefaultFeatureGate.Enabled(features.SizeBasedListCostEstimate),
 		watchList:       utilfeature.DefaultFeatureGate.Enabled(features.WatchList),

@@ -127,9 +127,6 @@ const (
 	// a media type in the Accept header of a GET, LIST or WATCH (KEP-5958). Package readpath reads this gate. It is off until the syntax is
 	// final in Kubernetes; without it the parameter has no effect.
 	ManagedFieldsOptOut featuregate.Feature = "ManagedFieldsOptOut"
-	// BookmarkOnRequest answers lists in the form WatchProgress: the watches of the requesting user send a bookmark at once, so that a client's
-	// cache can be read consistently (kubernetes/kubernetes#127693). Package readpath and storages read this gate.
-	BookmarkOnRequest featuregate.Feature = "BookmarkOnRequest"
 )
 
 // Gates returns the gates of the engine with their defaults, to be added to a feature gate.
@@ -146,7 +143,6 @@ func Gates() map[featuregate.Feature]featuregate.FeatureSpec {
 		WatchHistoryRestore:      {Default: true, PreRelease: featuregate.Beta},
 		ByteReadPath:             {Default: true, PreRelease: featuregate.Beta},
 		ManagedFieldsOptOut:      {Default: false, PreRelease: featuregate.Alpha},
-		BookmarkOnRequest:        {Default: false, PreRelease: featuregate.Alpha},
 	}
 }
 

@@ -57,8 +57,6 @@ type Store struct {
 	latestReads     latestReads
 	listsAtRevision bool
 	bookmarks       bool // the gate WatchBookmark
-	onRequest       bool // the gate BookmarkOnRequest
-	requests        bookmarkRequests
 	// Gates of Kubernetes, read when the store is made.
 	shards       bool // ShardedListAndWatch
 	sizes        bool // SizeBasedListCostEstimate

@@ -80,10 +80,6 @@ type Stream struct {
 	catchUp       bool          // a bookmark is due at publishedAtStart: the watch ends before the time of a later one
 	timer         *time.Timer   // wakes wait at nextBookmark; nil without bookmarks
 	wake          chan struct{} // an event is not the only reason for a wake-up
-
-	requested     atomic.Int64 // revision of the newest requested bookmark
-	reported      atomic.Int64 // revision that the client knows: of the last bookmark, or of the start
-	leaveRequests func()       // ends bookmarks on request; nil if there are none
 }
 
 // delivery is the next part of a stream to deliver: initial events, events or a bookmark. Its slices
@@ -116,9 +112,7 @@ type Bookmark struct {
 // bookmark returns a bookmark at the position of the stream.
 func (st *Stream) bookmark() delivery {
 	st.store.watchMetrics.Bookmark()
-	at := st.cursor.Position()
-	st.reported.Store(at)
-	return delivery{bookmark: Bookmark{Revision: at}}
+	return delivery{bookmark: Bookmark{Revision: st.cursor.Position()}}
 }
 
 // idle is the value of Stream.logPosition while the stream reads no history.

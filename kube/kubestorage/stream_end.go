@@ -39,7 +39,7 @@ func (st *Stream) Close() {
 	if st.cursor != nil {
 		st.cursor.Unfollow()
 	}
-	for _, end := range [...]func(){st.releaseProgress, st.countShardEnd, st.unfollow, st.leaveRequests} {
+	for _, end := range [...]func(){st.releaseProgress, st.countShardEnd, st.unfollow} {
 		if end != nil {
 			end()
 		}

@@ -54,14 +54,12 @@ func (st *Stream) next() (delivery, error) {
 	if st.behind {
 		// A watch that is always behind, or that selects none of the events, gets bookmarks too.
 		st.behind = false
-		if !leaving && whole && (st.bookmarkRequested() || st.bookmarkDue()) {
+		if !leaving && whole && st.bookmarkDue() {
 			return st.bookmark(), nil
 		}
 	}
 	if leaving {
 		st.cursor.Await(st.lastRev)
-	} else {
-		st.awaitRequested()
 	}
 	st.logChanged = st.cursor.Changed()
 	var err error
@@ -91,7 +89,7 @@ func (st *Stream) next() (delivery, error) {
 	case st.catchUp && st.cursor.Position() >= st.publishedAtStart:
 		st.catchUp = false
 		return st.bookmark(), nil
-	case st.bookmarkRequested(), st.bookmarkDue():
+	case st.bookmarkDue():
 		return st.bookmark(), nil
 	}
 	return delivery{}, nil

@@ -113,7 +113,6 @@ func (st *Stream) subscribe() {
 	if st.cursor != nil {
 		st.follow()
 	}
-	st.joinRequests()
 	if st.store.ctx.Err() != nil {
 		st.abort(watchset.ByStorage) // endStreams may have run before
 	}
@@ -166,7 +165,6 @@ func (st *Stream) begin(ctx context.Context, asked uint64, opts storage.ListOpti
 			return err
 		}
 		st.cursor, err = s.resource.CursorAfter(rev, st.start, st.end)
-		st.reported.Store(rev)
 		if errors.Is(err, mirror.ErrCompacted) {
 			if _, floor, _ := s.resource.Oldest(); floor > 0 { // upstream's error text
 				return apierrors.NewResourceExpired(fmt.Sprintf("too old resource version: %d (%d)", rev, floor))

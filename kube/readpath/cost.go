@@ -21,9 +21,6 @@ func (s *Server) cost(req *http.Request, info *request.RequestInfo) (bytes int64
 		return 0, false
 	}
 	r := &readRequest{server: s, resource: resource, info: info, scope: resource.scope(), req: req}
-	if r.requestsProgress() {
-		return 1, true // one seat
-	}
 	f, why := r.negotiate()
 	if why != "" {
 		return 0, false

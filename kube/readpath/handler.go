@@ -128,9 +128,6 @@ func (s *Server) Serves(req *http.Request, info *request.RequestInfo) bool {
 		return false
 	}
 	r := &readRequest{server: s, resource: resource, info: info, scope: resource.scope(), req: req}
-	if r.requestsProgress() {
-		return true
-	}
 	// The result is not cached: the client is not authenticated yet.
 	_, why := r.negotiateAs(false)
 	return why == ""
@@ -162,10 +159,6 @@ func (s *Server) serve(w http.ResponseWriter, req *http.Request, info *request.R
 	r := &readRequest{server: s, resource: resource, info: info, scope: resource.scope(), w: w, req: req}
 	if info.Verb == "list" && revisiontimes.Requested(req) {
 		r.revisionTimes()
-		return ""
-	}
-	if r.requestsProgress() {
-		r.watchProgress()
 		return ""
 	}
 	if info.Verb != "watch" && auditsResponse(req.Context()) {

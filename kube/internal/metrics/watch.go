@@ -22,10 +22,6 @@ var (
 		Name: "strata_watch_bookmarks_total", StabilityLevel: metrics.ALPHA,
 		Help: "Bookmarks sent, including those that end initial events.",
 	}, []string{"group", "resource"})
-	watchBookmarksRequested = metrics.NewCounterVec(&metrics.CounterOpts{
-		Name: "strata_watch_bookmarks_requested_total", StabilityLevel: metrics.ALPHA,
-		Help: "Bookmarks, of strata_watch_bookmarks_total, that clients requested with the form WatchProgress of a list.",
-	}, []string{"group", "resource"})
 	watchesEnded = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_watches_ended_total", StabilityLevel: metrics.ALPHA,
 		Help: "Watches that have ended, by reason: timeout, client (it disconnected or cancelled the watch), shutdown of the server, " +
@@ -44,7 +40,7 @@ var (
 	}, []string{"group", "resource"})
 
 	registerWatchMetrics = sync.OnceFunc(func() {
-		legacyregistry.MustRegister(watchReplayed, watchBookmarks, watchBookmarksRequested, watchesEnded, watchesUnindexed, watchDelivery)
+		legacyregistry.MustRegister(watchReplayed, watchBookmarks, watchesEnded, watchesUnindexed, watchDelivery)
 	})
 )
 
@@ -52,7 +48,6 @@ var (
 type Watches struct {
 	resource                 schema.GroupResource
 	initial, replayed, marks func() metrics.CounterMetric
-	requested                func() metrics.CounterMetric
 	terminated               func() metrics.CounterMetric
 	delivery                 func() metrics.ObserverMetric
 	dispatch                 dispatchMetrics
@@ -70,7 +65,6 @@ func NewWatches(r schema.GroupResource) Watches {
 		initial:    counter(cachermetrics.InitCounter),
 		replayed:   counter(watchReplayed),
 		marks:      counter(watchBookmarks),
-		requested:  counter(watchBookmarksRequested),
 		terminated: counter(cachermetrics.TerminatedWatchersCounter),
 		dispatch:   newDispatchMetrics(r),
 		delivery:   sync.OnceValue(func() metrics.ObserverMetric { return watchDelivery.WithLabelValues(r.Group, r.Resource) }),
@@ -89,13 +83,6 @@ func (m *Watches) Started(entries, events int) {
 
 // Bookmark counts a bookmark.
 func (m *Watches) Bookmark() { m.marks().Inc() }
-
-// Requested counts requested bookmarks.
-func (m *Watches) Requested(n int) {
-	if n > 0 {
-		m.requested().Add(float64(n))
-	}
-}
 
 // Sharded counts a watch with a shard selector, and returns the function that counts its end.
 func (m *Watches) Sharded() (ended func()) {
