@@ -142,7 +142,7 @@ boundaries: ## fail if the engine, its tests included, depends on Kubernetes, th
 
 # Not tools/kine: go mod tidy downloads the modules that tests of kine's dependencies import, and a proxy may lack them.
 tidy: ## fail if a go.mod is not what go mod tidy would write
-	@set -e; for module in . kube server server/bench stratatest stratatest/example tools tools/kwok suites robustness conformance tools/stock/etcd-3.5 tools/stock/etcd-3.6; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
+	@set -e; for module in . kube server server/bench stratatest stratatest/example tools suites robustness conformance tools/stock/etcd-3.5 tools/stock/etcd-3.6; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
 
 generate: ## write the tables of docs/reference.md, the rules for the Prometheus operator, and the sessions of docs; tests fail when they are stale
 	cd server && $(GO) test -vet=off -count=1 -run '^TestReference_TablesAreCurrent$$' ./internal/apiserver -update

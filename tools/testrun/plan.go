@@ -70,7 +70,6 @@ var programs = []program{
 	{"test/kubectl-strata", "server", "./cmd/kubectl-strata", nil, []string{"server/test/answers/history"}},
 	{"test/kubectl-strata-release", "server", "./cmd/kubectl-strata", release, []string{"server/test/answers/history"}},
 	{"test/release", "tools", "./release", alone, []string{"server/test/answers/history"}},
-	{"test/kwok", "tools/kwok", ".", alone, []string{"server/test/answers/history"}},
 	{"test/kine", "tools/kine", "github.com/k3s-io/kine", alone, []string{"server/test/answers/contract", "server/test/answers/kine"}},
 	{"stock/etcd-3.5", "tools/stock/etcd-3.5", "go.etcd.io/etcd/server/v3", alone, []string{"server/test/answers/contract"}},
 	{"stock/etcd-3.6", "tools/stock/etcd-3.6", "go.etcd.io/etcd/server/v3", alone, []string{"server/test/answers/contract", "server/test/resumption/skew"}},

@@ -11,7 +11,7 @@ import (
 
 // The help of the plugin and of its commands has examples as kubectl's users type them, then Strata's flags, then those of kubectl's libraries.
 func TestHelp_Plugin_HasExamplesAndOwnFlagsFirst(t *testing.T) {
-	for _, name := range []string{"", "get", "diff", "log", "replay", "export", "top"} {
+	for _, name := range []string{"", "get", "diff", "log", "replay", "top"} {
 		var out bytes.Buffer
 		cmd := history.NewPlugin(slices.Concat([]string{history.PluginName}, strings.Fields(name), []string{"--help"}))
 		cmd.SetOut(&out)

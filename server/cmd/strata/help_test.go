@@ -54,7 +54,6 @@ func TestHelp_OwnFlagsComeFirst_EachOnce(t *testing.T) {
 		"strata history diff":   slices.Concat(moments, selection, []string{"output"}),
 		"strata history log":    slices.Concat(moments, []string{"output"}),
 		"strata history replay": slices.Concat(moments, selection, []string{"output", "speed", "serve", "listen", "write-kubeconfig"}),
-		"strata history export": slices.Concat(moments, selection, []string{"file"}),
 		"strata history top":    {"all", "count", "interval", "output", "sort-by"},
 	}
 	for path, want := range own {

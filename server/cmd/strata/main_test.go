@@ -81,7 +81,6 @@ func TestCommand_Misuse_PrintsOneLineAndExits2(t *testing.T) {
 		"history of nothing":      {[]string{"history", "get"}, "no resource is given: name one"},
 		"two moments":             {[]string{"history", "get", "pods", "--at=5m", "--at-revision=5"}, "--at and --at-revision exclude each other: set one of them"},
 		"moment":                  {[]string{"history", "get", "pods", "--at=yesterday"}, `--at: "yesterday" is neither a duration ago`},
-		"export without a file":   {[]string{"history", "export"}, "--file is required"},
 		"format":                  {[]string{"history", "top", "--output=xml"}, `--output "xml" does not exist: use one of json`},
 		"format of objects":       {[]string{"history", "get", "pods", "--output=xml"}, `--output "xml": unable to match a printer`},
 		"standing replay":         {[]string{"history", "replay", "--speed=0x"}, "give a factor such as 10x, or --serve"},

@@ -54,7 +54,7 @@ func NewCommand(c Config) *cobra.Command {
 	}
 	cmd := &cobra.Command{
 		Use:   "history",
-		Short: "Read past states of a Strata server: get, diff, log, replay, export; top",
+		Short: "Read past states of a Strata server: get, diff, log, replay; top",
 		Long: `Read past states of the resources of a Strata server: objects, their changes, and the times and managers of these.
 The server keeps every revision of a window in memory: --strata-history-age and --strata-history-bytes.
 
@@ -64,7 +64,6 @@ get needs the right to list the resource, the other commands that to watch it to
   {program} log configmap/settings                  every version, with the manager that wrote it
   {program} replay pods --since 10m --speed 10x     the events again, ten times as fast
   {program} replay --since 10m --serve              a read-only server of the past, for any client
-  {program} export --since 10m -f window.yaml       a recording for kwok
   {program} top                                     objects, bytes, watchers and reads of each resource`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
@@ -103,7 +102,7 @@ func (b *base) setHelp(cmd *cobra.Command) {
 const connectionSection = "connection"
 
 func (b *base) commands() []*cobra.Command {
-	all := []*cobra.Command{b.getCommand(), b.diffCommand(), b.logCommand(), b.replayCommand(), b.exportCommand(), b.topCommand()}
+	all := []*cobra.Command{b.getCommand(), b.diffCommand(), b.logCommand(), b.replayCommand(), b.topCommand()}
 	for _, cmd := range all {
 		run := cmd.RunE
 		cmd.RunE = func(cmd *cobra.Command, args []string) error {

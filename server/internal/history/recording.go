@@ -1,27 +1,16 @@
 package history
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/jsonmergepatch"
-	"k8s.io/apimachinery/pkg/util/strategicpatch"
-	"k8s.io/client-go/kubernetes/scheme"
-	"sigs.k8s.io/yaml"
 
 	"github.com/stratakube/strata/internal/progress"
 )
@@ -158,152 +147,4 @@ func (c *client) collect(ctx context.Context, windows []window, shown *progress.
 	return all, nil
 }
 
-// recorder writes kwok's recording format: YAML documents of objects, then of ResourcePatches. Timestamps are relative to the
-// beginning. See docs/history.md.
-type recorder struct {
-	w       io.Writer
-	base    time.Time
-	objects map[recordedKey]map[string]any // the newest contents
-	elapsed time.Duration                  // of the last patch
-	written int
-}
-
-type recordedKey struct {
-	resource string
-	types.NamespacedName
-}
-
-const (
-	patchKind       = "ResourcePatch"
-	patchAPIVersion = "action.kwok.x-k8s.io/v1alpha1"
-	// patchStep separates patches: kwok sorts them by their durations, and does not keep the order of equal ones.
-	patchStep = time.Microsecond
-)
-
-func newRecorder(w io.Writer, base time.Time) *recorder {
-	return &recorder{w: w, base: base, objects: map[recordedKey]map[string]any{}}
-}
-
-// contents returns an object as it is recorded: without its resource version.
-func contents(o *unstructured.Unstructured) map[string]any {
-	o = o.DeepCopy()
-	o.SetResourceVersion("")
-	return o.Object
-}
-
-// object writes an object of the beginning.
-func (r *recorder) object(t target, o *unstructured.Unstructured) error {
-	body := contents(o)
-	r.objects[recordedKey{t.resource(), nameOf(o)}] = body
-	return r.document(r.relative(body, "").(map[string]any))
-}
-
-// event writes an event.
-func (r *recorder) event(e recorded) error {
-	elapsed := r.elapsed + patchStep
-	if !e.at.IsZero() {
-		elapsed = max(elapsed, e.at.Sub(r.base))
-	}
-	r.elapsed = elapsed
-	gvr := e.mapping.Resource
-	target := map[string]any{"name": e.object.GetName()}
-	if namespace := e.object.GetNamespace(); namespace != "" {
-		target["namespace"] = namespace
-	}
-	resource := map[string]any{"version": gvr.Version, "resource": gvr.Resource}
-	if gvr.Group != "" {
-		resource["group"] = gvr.Group
-	}
-	doc := map[string]any{"kind": patchKind, "apiVersion": patchAPIVersion, "resource": resource, "target": target,
-		"durationNanosecond": int64(elapsed)}
-	key := recordedKey{e.resource(), nameOf(e.object)}
-	before := r.objects[key]
-	after := contents(e.object)
-	switch {
-	case e.kind == "DELETED":
-		delete(r.objects, key)
-		doc["method"] = "delete"
-	case before == nil:
-		r.objects[key] = after
-		doc["method"], doc["template"] = "create", r.relative(after, "")
-	default:
-		r.objects[key] = after
-		patch, err := patchOf(before, after, e.object)
-		if err != nil {
-			return fmt.Errorf("record %s/%s at revision %d: %w", e.kindName(), e.object.GetName(), e.revision, err)
-		}
-		doc["method"], doc["template"] = "patch", r.relative(patch, "")
-	}
-	return r.document(doc)
-}
-
 func (r recorded) kindName() string { return r.target.kind() }
-
-// patchOf returns the strategic merge patch between two states; of kinds without Go type a JSON merge patch, which is the same without
-// keys of lists.
-func patchOf(before, after map[string]any, object *unstructured.Unstructured) (map[string]any, error) {
-	original, err := json.Marshal(before)
-	if err != nil {
-		return nil, err
-	}
-	modified, err := json.Marshal(after)
-	if err != nil {
-		return nil, err
-	}
-	var data []byte
-	if typed, newErr := scheme.Scheme.New(object.GroupVersionKind()); newErr == nil {
-		data, err = strategicpatch.CreateTwoWayMergePatch(original, modified, typed)
-	} else {
-		data, err = jsonmergepatch.CreateThreeWayJSONMergePatch(original, modified, original)
-	}
-	if err != nil {
-		return nil, err
-	}
-	patch := map[string]any{}
-	return patch, json.Unmarshal(data, &patch)
-}
-
-// verbatim are the fields whose values are the user's: timestamps in them are text.
-var verbatim = map[string]bool{"data": true, "binaryData": true, "stringData": true, "metadata.annotations": true, "metadata.labels": true}
-
-// relative returns a copy of a value, in which timestamps are distances to the beginning, in the form that kwok replaces when it replays.
-func (r *recorder) relative(v any, path string) any {
-	if verbatim[path] {
-		return v
-	}
-	switch v := v.(type) {
-	case map[string]any:
-		result := make(map[string]any, len(v))
-		for key, value := range v {
-			result[key] = r.relative(value, below(path, key))
-		}
-		return result
-	case []any:
-		result := make([]any, len(v))
-		for i, value := range v {
-			result[i] = r.relative(value, path+"[]")
-		}
-		return result
-	case string:
-		if t, err := time.Parse(time.RFC3339Nano, v); err == nil {
-			return "$(time-offset-nanosecond " + strconv.FormatInt(int64(t.Sub(r.base)), 10) + ")"
-		}
-	}
-	return v
-}
-
-// offsetValue matches the distances in a document. kwok replaces them in the text, by timestamps, which need quotes.
-var offsetValue = regexp.MustCompile(`(?m)(: |- )(\$\(time-offset-nanosecond -?\d+\))$`)
-
-func (r *recorder) document(doc map[string]any) error {
-	data, err := yaml.Marshal(doc)
-	if err != nil {
-		return err
-	}
-	data = offsetValue.ReplaceAll(data, []byte(`$1"$2"`))
-	if r.written++; r.written > 1 {
-		data = slices.Concat([]byte("---\n"), data)
-	}
-	_, err = io.Copy(r.w, bytes.NewReader(data))
-	return err
-}

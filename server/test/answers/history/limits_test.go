@@ -79,7 +79,7 @@ func TestHistory_ServerWithoutHistory_IsNamed(t *testing.T) {
 	if harness.Check(t, err); r.Code != http.StatusNotAcceptable {
 		t.Errorf("times of upstream: %s, want 406", r.Err())
 	}
-	for _, args := range []string{"get configmaps", "diff configmaps", "log configmap/a", "replay configmaps", "export configmaps -f -"} {
+	for _, args := range []string{"get configmaps", "diff configmaps", "log configmap/a", "replay configmaps"} {
 		fails(t, ctx, upstream, []string{"no history", upstream.URL + " is not a Strata server"}, strings.Fields(args)...)
 	}
 	fails(t, ctx, upstream, []string{"the server is not Strata"}, "top")
@@ -106,7 +106,7 @@ func TestHistory_BeyondTheWindow_NamesTheOldestRevision(t *testing.T) {
 		return oldest > harness.Revision(t, revision), nil
 	}))
 	for _, args := range []string{"get cm --at-revision " + revision, "diff cm --since-revision " + revision, "log cm/a --since-revision " + revision,
-		"export cm -f - --since-revision " + revision, "replay cm --since-revision " + revision} {
+		"replay cm --since-revision " + revision} {
 		fails(t, ctx, small, []string{"revision " + revision + " is older than the server's history: the oldest revision is "}, strings.Fields(args)...)
 	}
 }

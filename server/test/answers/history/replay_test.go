@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -205,41 +204,5 @@ func TestReplayServer_Informer_SeesTheEvents(t *testing.T) {
 		if !known[version] {
 			t.Errorf("the informer has seen %s, which did not exist until revision %d", version, final.revision)
 		}
-	}
-}
-
-// TestExport_Recording_IsReplayedByKwok replays an export with kwok's own code to another etcd, and compares the objects there.
-func TestExport_Recording_IsReplayedByKwok(t *testing.T) {
-	harness.OnlyStrata(t)
-	replayer := harness.KwokReplay(t) // is built before the time limit begins
-	ctx := harness.Context(t, testTimeout)
-	namespace := harness.NewName("export")
-	states := story(t, ctx, namespace)
-	file := filepath.Join(t.TempDir(), "window.yaml.gz")
-	r := run(t, ctx, server, "export", "configmaps", "-n", namespace, "--since-revision", fmt.Sprint(states[3].revision), "-f", file)
-	if r.Code != 0 || !strings.HasPrefix(r.Stderr, "Wrote 2 objects at revision ") || !strings.Contains(r.Stderr, "and 5 events until") {
-		t.Fatalf("export: %d, %s", r.Code, r.Stderr)
-	}
-	if info := harness.Must[os.FileInfo](t)(os.Stat(file)); info.Mode().Perm() != 0o600 {
-		t.Errorf("mode %v", info.Mode())
-	}
-	fails(t, ctx, server, []string{"exists", "choose a name"}, "export", "configmaps", "-f", file)
-
-	other := env.Etcd()
-	target := env.APIServer(other, "--disable-admission-plugins=ServiceAccount")
-	out, err := exec.CommandContext(ctx, replayer, target.Kubeconfig, other.Client().Endpoints()[0], "/registry", file).CombinedOutput()
-	if err != nil || strings.Contains(string(out), "ailed") {
-		t.Fatalf("kwok: %v\n%s", err, out)
-	}
-	contents := func(api *harness.API) map[string]map[string]string {
-		list := harness.Must[*harness.List](t)(api.List(ctx, maps(namespace), ""))
-		all := map[string]map[string]string{}
-		for _, o := range list.Items {
-			all[o.Metadata.Name+"/"+string(o.Metadata.UID)] = o.Data
-		}
-		return all
-	}
-	if got, want := contents(target.API()), contents(api); !reflect.DeepEqual(got, want) || len(want) != 2 {
-		t.Errorf("kwok has replayed\n%v\nwant\n%v\n%s", got, want, out)
 	}
 }
