@@ -37,7 +37,6 @@ type cluster struct {
 	wg           sync.WaitGroup
 	blocks       *blockcache.Cache // of the engine
 	tokens       *pages.Tokens
-	moves        *moves
 	watches      watchset.Watches
 	resources    sync.Map     // from resource prefix, without slashes at its ends, to the name of the resource
 	total        atomic.Int64 // see totalKeys

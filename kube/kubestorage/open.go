@@ -71,15 +71,8 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f detectedSou
 		Keep:        2 * opts.Window.MaxAge,
 		Logger:      opts.Logger,
 	})
-	c.moves = newMoves(client.Client, prefix)
 	ctx, cancel := context.WithCancel(context.Background())
 	c.stop = cancel
-	if !opts.ReadOnly { // marks are for writes
-		first, done := context.WithTimeout(ctx, firstMarks)
-		revision := c.moves.load(first) // follow repeats it after an error, and so does a write
-		done()
-		c.wg.Go(func() { c.moves.follow(ctx, revision) })
-	}
 	if f.source == nil {
 		return c, nil
 	}
@@ -213,7 +206,6 @@ func (c *cluster) open(cfg storeConfig) (storage.Interface, factory.DestroyFunc,
 	if unsafeDelete {
 		raw = etcd3.NewStoreWithUnsafeCorruptObjectDeletion(raw, cfg.GroupResource)
 	}
-	raw = movable{raw, c.moves, strings.Trim(cfg.ResourcePrefix, "/"), cfg.GroupResource.String()}
 	if c.opts.ReadOnly {
 		raw = readOnly{raw, cfg.GroupResource}
 	}

@@ -47,7 +47,7 @@ func TestHelp_OwnFlagsComeFirst_EachOnce(t *testing.T) {
 		"strata up": {"data-dir", "bind-address", "secure-port", "tls-san", "kubeconfig", "nodes", "controllers", "etcd-shards", "ha", "etcd-progress-notify-interval"},
 		"strata apiserver": {"engine", "strata-consistency-check-interval", "strata-continue-token-key-rotation", "strata-feature-gates", "strata-history-age",
 			"strata-history-bytes", "strata-list-bytes-in-flight", "strata-refuse-plain-continue-tokens", "strata-representation-bytes"},
-		"strata etcd move":      {"from", "to", "etcd-prefix", "etcd-cafile", "etcd-certfile", "etcd-keyfile", "dry-run", "delete-source", "servers-restarted", "abort"},
+		"strata etcd copy":      {"from", "to", "etcd-prefix", "etcd-cafile", "etcd-certfile", "etcd-keyfile", "dry-run", "replace"},
 		"strata version":        {},
 		"strata history":        {},
 		"strata history get":    slices.Concat(selection, []string{"at", "at-revision", "no-headers", "output", "show-labels"}),

@@ -6,7 +6,7 @@
 //	strata console      a link to its console in the browser
 //	strata apiserver    replaces kube-apiserver, on an existing etcd
 //	strata replica      reads of a cluster from memory, in front of its API servers
-//	strata etcd move    ends a move of a resource to another etcd
+//	strata etcd copy    copies a resource to another etcd, while all API servers are stopped
 //	strata version      the versions of all parts
 //
 // # In place of kube-apiserver
@@ -48,7 +48,7 @@ import (
 	"github.com/stratakube/strata/server/internal/cli"
 	"github.com/stratakube/strata/server/internal/console"
 	"github.com/stratakube/strata/server/internal/embedetcd"
-	"github.com/stratakube/strata/server/internal/etcdmove"
+	"github.com/stratakube/strata/server/internal/etcdcopy"
 	"github.com/stratakube/strata/server/internal/guest"
 	"github.com/stratakube/strata/server/internal/history"
 	"github.com/stratakube/strata/server/internal/kubectlcmd"
@@ -107,7 +107,7 @@ memory, with the same guarantees as etcd.`,
 // newEtcdCommand returns `strata etcd` with its subcommand.
 func newEtcdCommand() *cobra.Command {
 	cmd := untilSignal(embedetcd.NewCommand())
-	cmd.AddCommand(untilSignal(etcdmove.NewCommand()))
+	cmd.AddCommand(untilSignal(etcdcopy.NewCommand()))
 	cli.SetHelp(cmd, cliflag.NamedFlagSets{})
 	return cmd
 }

@@ -1,4 +1,4 @@
-package etcdmove
+package etcdcopy
 
 import (
 	"slices"

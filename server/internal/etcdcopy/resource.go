@@ -1,4 +1,4 @@
-package etcdmove
+package etcdcopy
 
 import (
 	"fmt"
@@ -16,7 +16,7 @@ import (
 // resource is a resource with the places of its keys, relative to the prefix of all keys.
 type resource struct {
 	name  schema.GroupResource
-	paths []string // with a slash at the end of each; the first one names the resource in marks
+	paths []string // with a slash at the end of each
 }
 
 // override returns the resource in the form of --etcd-servers-overrides.
