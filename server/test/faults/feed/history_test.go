@@ -23,8 +23,6 @@ import (
 
 // past is a server that reads etcd through a proxy, and its answers to clients before it is killed.
 type past struct {
-	env    *harness.Env
-	etcd   *harness.Etcd
 	proxy  *harness.Proxy
 	server *harness.Server
 	api    *harness.API
@@ -48,11 +46,11 @@ type mark struct {
 const pageSize = 7
 
 // newPast starts a server that encrypts Secrets.
-func newPast(t *testing.T, ctx context.Context, flags ...string) *past {
+func newPast(t *testing.T, ctx context.Context) *past {
 	t.Helper()
 	e := harness.New(t)
-	p := &past{env: e, etcd: e.Etcd(), kinds: []kind{maps, secrets, leases, things, events}}
-	p.proxy = e.Proxy(p.etcd)
+	etcd := e.Etcd()
+	p := &past{proxy: e.Proxy(etcd), client: etcd.Client(), kinds: []kind{maps, secrets, leases, things, events}}
 	config, err := json.Marshal(object{
 		"apiVersion": "apiserver.config.k8s.io/v1", "kind": "EncryptionConfiguration",
 		"resources": []any{object{"resources": []any{"secrets"}, "providers": []any{
@@ -61,8 +59,8 @@ func newPast(t *testing.T, ctx context.Context, flags ...string) *past {
 		}}},
 	})
 	harness.Check(t, err)
-	p.server = e.APIServer(p.proxy.Etcd(), append([]string{noServiceAccounts, "--encryption-provider-config=" + e.WriteFile("encryption.json", config)}, flags...)...)
-	p.api, p.client = p.server.API(), p.etcd.Client()
+	p.server = e.APIServer(p.proxy.Etcd(), noServiceAccounts, "--encryption-provider-config="+e.WriteFile("encryption.json", config))
+	p.api = p.server.API()
 	createThings(t, ctx, p.api)
 	return p
 }
@@ -252,133 +250,140 @@ func (p *past) objectReads() (keys []string) {
 	return keys
 }
 
-// TestHistory_ServerKilled_IsRestored kills a server and starts it again. The server still serves revisions from before the kill: watches,
-// exact lists and paged lists continue, all from memory.
+// TestHistory_ServerKilled_IsRestored kills a server and starts it again, several times. The server still serves revisions from before
+// the kill, and requests during the restore wait: watches, exact lists and paged lists continue, all from memory. Each start restores
+// in another way.
 func TestHistory_ServerKilled_IsRestored(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
 	p := newPast(t, ctx)
 	p.fill(t, ctx)
-	p.server.Kill()
-	p.churn(t, ctx, 10) // while the server is down
-	p.server.Restart()
-
-	t.Run("everything is continued", func(t *testing.T) {
-		p.proxy.Reset()
-		p.requireContinued(t, ctx, p.marks)
-		if keys := p.objectReads(); len(keys) > 0 {
-			t.Errorf("%d requests to etcd for objects or lists that memory should have: %q", len(keys), keys[:min(5, len(keys))])
-		}
-	})
-	t.Run("from every revision", func(t *testing.T) {
-		// Events of the churn, including transactions and the end of the lease.
-		last := p.fence(t, ctx, "every revision")
-		all := history(t, ctx, p.client, maps.prefix, p.marks[0].revision, last)
-		var revisions []int64
-		for _, c := range all {
-			revisions = append(revisions, c.revision-1, c.revision)
-		}
-		slices.Sort(revisions)
-		for _, at := range slices.Compact(revisions) {
-			watch, cancel := context.WithCancel(ctx)
-			record(t, watch, p.api, maps.path, "", at).requireEvents(t, ctx, later(all, at))
-			cancel()
-			if t.Failed() {
-				return
-			}
-		}
-	})
-	if t.Failed() {
-		return
+	list, replay := hold{"the list", p.proxy.Hold}, hold{"the replay", p.proxy.Stall}
+	type restart struct {
+		name string
+		run  func(t *testing.T)
 	}
-	t.Run("again", func(t *testing.T) {
-		p.server.Kill()
-		p.server.Restart()
-		p.requireContinued(t, ctx, p.marks[len(p.marks)-3*len(p.kinds):])
-	})
-	t.Run("as far as the bounds", func(t *testing.T) {
-		last := p.churn(t, ctx, 200)
-		p.take(t, ctx)
-		recent := p.marks[len(p.marks)-len(p.kinds):]
-		p.server.Kill()
-		p.server.Restart("--strata-replay-revisions=100")
-		p.proxy.Reset()
-		p.requireContinued(t, ctx, recent)
-		if keys := p.objectReads(); len(keys) > 0 {
-			t.Errorf("%d requests to etcd for objects or lists that memory should have: %q", len(keys), keys[:min(5, len(keys))])
+	restarts := []restart{
+		{"requests wait for the list", func(t *testing.T) { p.duringRestore(t, ctx, list) }},
+		{"from every revision", func(t *testing.T) { p.everyRevision(t, ctx) }},
+		{"as far as the bounds", func(t *testing.T) { p.bounded(t, ctx) }},
+		{"etcd is compacted during the replay", func(t *testing.T) { p.compactedDuringRestore(t, ctx, replay) }},
+	}
+	if harness.Long() {
+		restarts = append(restarts,
+			restart{"requests wait for the replay", func(t *testing.T) { p.duringRestore(t, ctx, replay) }},
+			restart{"etcd is compacted during the list", func(t *testing.T) { p.compactedDuringRestore(t, ctx, list) }},
+			restart{"gate off", func(t *testing.T) { p.gateOff(t, ctx) }})
+	}
+	for _, r := range restarts {
+		if !t.Run(r.name, r.run) {
+			return
 		}
-		record(t, ctx, p.api, maps.path, "", last-190).requireExpired(t, ctx)
-		record(t, ctx, p.api, maps.path, "", recent[0].revision-10).requireEvents(t, ctx,
-			history(t, ctx, p.client, maps.prefix, recent[0].revision-10, p.fence(t, ctx, "inside")))
-		p.marks[0].requireList(t, ctx, p.api) // answered by etcd
-	})
-	t.Run("gate off", func(t *testing.T) {
-		p.server.Kill()
-		p.server.Restart("--strata-feature-gates=WatchHistoryRestore=false")
-		for _, k := range []kind{maps, secrets, things} {
-			i := slices.IndexFunc(p.marks, func(m mark) bool { return m.kind == k })
-			record(t, ctx, p.api, k.path, "", p.marks[i].revision).requireExpired(t, ctx)
-			p.marks[i].requireList(t, ctx, p.api) // answered by etcd
-		}
-	})
+	}
 }
 
-// TestHistory_DuringRestore_RequestsWait sends watches and exact lists to a server that is still reading its history.
-func TestHistory_DuringRestore_RequestsWait(t *testing.T) {
-	t.Parallel()
-	harness.OnlyStrata(t)
-	ctx := harness.Context(t, testTimeout)
-	p := newPast(t, ctx)
-	p.fill(t, ctx)
-	for _, held := range []struct {
-		name string
-		hold func(bool)
-	}{
-		{"the list", p.proxy.Hold},
-		{"the replay", p.proxy.Stall},
-	} {
-		t.Run(held.name, func(t *testing.T) {
-			p.server.Kill()
-			held.hold(true)
-			defer held.hold(false)
-			p.server.StartAgain()
-			harness.Check(t, p.server.Await(ctx, "/version")) // it serves, and is not ready
-			marks := p.marks[len(p.marks)/2:]
-			fence := p.fence(t, ctx, held.name)
-			var group sync.WaitGroup
-			var retries [2]atomic.Int64 // of cached resources, and of resources that etcd serves or a definition adds
-			retried := func(k kind, n int) {
-				i := 0
-				if k == events || k == things {
-					i = 1
-				}
-				retries[i].Add(int64(n))
-			}
-			recordings := make([]*recording, len(marks))
-			for i, m := range marks {
-				group.Go(func() { retried(m.kind, m.requireList(t, ctx, p.api)) })
-				group.Go(func() {
-					recordings[i] = record(t, ctx, p.api, m.kind.path, "", m.revision)
-					retried(m.kind, recordings[i].retries)
-				})
-			}
-			// Meanwhile all requests have been sent.
-			if err := p.server.Await(shortly(t), "/readyz"); err == nil {
-				t.Error("the server is ready while etcd does not answer")
-			}
-			held.hold(false)
-			group.Wait()
-			t.Logf("sent %[1]d watches and %[1]d lists; retries after a Retry-After: %[2]d, and %[3]d of custom and uncached resources",
-				len(marks), retries[0].Load(), retries[1].Load())
-			p.requireEvents(t, ctx, marks, recordings, fence)
-			harness.Check(t, p.server.Await(ctx, "/readyz"))
-			p.requireContinued(t, ctx, p.marks)
-		})
+// everyRevision requests the events of the churn, including transactions and the end of the lease.
+func (p *past) everyRevision(t *testing.T, ctx context.Context) {
+	last := p.fence(t, ctx, "every revision")
+	all := history(t, ctx, p.client, maps.prefix, p.marks[0].revision, last)
+	var revisions []int64
+	for _, c := range all {
+		revisions = append(revisions, c.revision-1, c.revision)
+	}
+	slices.Sort(revisions)
+	for _, at := range slices.Compact(revisions) {
+		watch, cancel := context.WithCancel(ctx)
+		record(t, watch, p.api, maps.path, "", at).requireEvents(t, ctx, later(all, at))
+		cancel()
 		if t.Failed() {
 			return
 		}
 	}
+}
+
+// requireFromMemory fails the test unless requests continue from the marks without reads of objects from etcd.
+func (p *past) requireFromMemory(t *testing.T, ctx context.Context, marks []mark) {
+	t.Helper()
+	p.proxy.Reset()
+	p.requireContinued(t, ctx, marks)
+	if keys := p.objectReads(); len(keys) > 0 {
+		t.Errorf("%d requests to etcd for objects or lists that memory should have: %q", len(keys), keys[:min(5, len(keys))])
+	}
+}
+
+// bounded restarts the server with less history than etcd has.
+func (p *past) bounded(t *testing.T, ctx context.Context) {
+	last := p.churn(t, ctx, 200)
+	p.take(t, ctx)
+	recent := p.marks[len(p.marks)-len(p.kinds):]
+	p.server.Kill()
+	p.server.Restart("--strata-replay-revisions=100")
+	p.requireFromMemory(t, ctx, recent)
+	record(t, ctx, p.api, maps.path, "", last-190).requireExpired(t, ctx)
+	record(t, ctx, p.api, maps.path, "", recent[0].revision-10).requireEvents(t, ctx,
+		history(t, ctx, p.client, maps.prefix, recent[0].revision-10, p.fence(t, ctx, "inside")))
+	p.marks[0].requireList(t, ctx, p.api) // answered by etcd
+}
+
+// gateOff restarts the server without a restore.
+func (p *past) gateOff(t *testing.T, ctx context.Context) {
+	p.take(t, ctx)
+	marks := p.marks[len(p.marks)-len(p.kinds):]
+	p.churn(t, ctx, 10)
+	p.server.Kill()
+	p.server.Restart("--strata-feature-gates=WatchHistoryRestore=false")
+	for _, k := range []kind{maps, secrets, things} {
+		i := slices.IndexFunc(marks, func(m mark) bool { return m.kind == k })
+		record(t, ctx, p.api, k.path, "", marks[i].revision).requireExpired(t, ctx)
+		marks[i].requireList(t, ctx, p.api) // answered by etcd
+	}
+}
+
+// hold delays a part of a server's start.
+type hold struct {
+	name string
+	set  func(bool)
+}
+
+// duringRestore sends watches and exact lists to a server that is still reading its history.
+func (p *past) duringRestore(t *testing.T, ctx context.Context, held hold) {
+	p.server.Kill()
+	p.churn(t, ctx, 10) // while the server is down
+	held.set(true)
+	defer held.set(false)
+	p.server.StartAgain()
+	harness.Check(t, p.server.Await(ctx, "/version")) // it serves, and is not ready
+	marks := p.marks[len(p.marks)/2:]
+	fence := p.fence(t, ctx, held.name)
+	var group sync.WaitGroup
+	var retries [2]atomic.Int64 // of cached resources, and of resources that etcd serves or a definition adds
+	retried := func(k kind, n int) {
+		i := 0
+		if k == events || k == things {
+			i = 1
+		}
+		retries[i].Add(int64(n))
+	}
+	recordings := make([]*recording, len(marks))
+	for i, m := range marks {
+		group.Go(func() { retried(m.kind, m.requireList(t, ctx, p.api)) })
+		group.Go(func() {
+			recordings[i] = record(t, ctx, p.api, m.kind.path, "", m.revision)
+			retried(m.kind, recordings[i].retries)
+		})
+	}
+	// Meanwhile all requests have been sent.
+	if err := p.server.Await(shortly(t), "/readyz"); err == nil {
+		t.Error("the server is ready while etcd does not answer")
+	}
+	held.set(false)
+	group.Wait()
+	t.Logf("sent %[1]d watches and %[1]d lists; retries after a Retry-After: %[2]d, and %[3]d of custom and uncached resources",
+		len(marks), retries[0].Load(), retries[1].Load())
+	p.requireEvents(t, ctx, marks, recordings, fence)
+	harness.Check(t, p.server.Await(ctx, "/readyz"))
+	p.requireFromMemory(t, ctx, p.marks)
 }
 
 // shortly returns a context that ends soon.
@@ -388,59 +393,41 @@ func shortly(t *testing.T) context.Context {
 	return ctx
 }
 
-// TestHistory_CompactedDuringRestore_RestartsRead compacts etcd while a starting server reads its history. The server restarts the read at the
-// compacted revision.
-func TestHistory_CompactedDuringRestore_RestartsRead(t *testing.T) {
-	t.Parallel()
-	harness.OnlyStrata(t)
-	ctx := harness.Context(t, testTimeout)
-	p := newPast(t, ctx)
-	p.fill(t, ctx)
-	for _, held := range []struct {
-		name string
-		hold func(bool)
-	}{
-		{"the replay", p.proxy.Stall},
-		{"the list", p.proxy.Hold},
-	} {
-		t.Run(held.name, func(t *testing.T) {
-			before := p.fence(t, ctx, "before "+held.name)
-			compacted := p.churn(t, ctx, 50)
-			p.take(t, ctx)
-			marks := p.marks[len(p.marks)-len(p.kinds):]
-			p.churn(t, ctx, 10)
-			p.server.Kill()
-			held.hold(true)
-			defer held.hold(false)
-			p.proxy.Reset()
-			p.server.StartAgain()
-			harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
-				return slices.ContainsFunc(p.proxy.Ranges(), func(r *pb.RangeRequest) bool {
-					return string(r.Key) == "/registry/" && !r.CountOnly
-				}), errors.New("the server has listed no keys")
-			}))
-			harness.Check(t, p.server.Await(ctx, "/version"))
-			gone := history(t, ctx, p.client, maps.prefix, before, compacted)
-			compact(t, ctx, p.client, compacted)
-			held.hold(false)
-			harness.Check(t, p.server.Await(ctx, "/readyz"))
-			logHistory(t, p.server)
-			p.requireContinued(t, ctx, marks)
-			fence := p.fence(t, ctx, "after "+held.name)
-			left := history(t, ctx, p.client, maps.prefix, compacted, fence)
-			record(t, ctx, p.api, maps.path, "", compacted).requireEvents(t, ctx, left)
-			// History from before the compaction is dropped as soon as the server learns of the compaction.
-			harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-				r, err := listAt(ctx, p.api, maps.path, before)
-				return err == nil && r.Code == http.StatusGone, fmt.Errorf("list at %d, compacted at %d: %+v, %v, want 410", before, compacted, r, err)
-			}))
-			// Events for resuming watches may be retained for a while.
-			record(t, ctx, p.api, maps.path, "", before).requireEventsOrExpired(t, ctx, append(gone, left...))
-		})
-		if t.Failed() {
-			return
-		}
-	}
+// compactedDuringRestore compacts etcd while a starting server reads its history. The server restarts the read at the compacted
+// revision.
+func (p *past) compactedDuringRestore(t *testing.T, ctx context.Context, held hold) {
+	before := p.fence(t, ctx, "before "+held.name)
+	compacted := p.churn(t, ctx, 50)
+	p.take(t, ctx)
+	p.marks = p.marks[len(p.marks)-len(p.kinds):]
+	p.churn(t, ctx, 10)
+	p.server.Kill()
+	held.set(true)
+	defer held.set(false)
+	p.proxy.Reset()
+	p.server.StartAgain("--strata-replay-revisions=200000")
+	harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+		return slices.ContainsFunc(p.proxy.Ranges(), func(r *pb.RangeRequest) bool {
+			return string(r.Key) == "/registry/" && !r.CountOnly
+		}), errors.New("the server has listed no keys")
+	}))
+	harness.Check(t, p.server.Await(ctx, "/version"))
+	gone := history(t, ctx, p.client, maps.prefix, before, compacted)
+	compact(t, ctx, p.client, compacted)
+	held.set(false)
+	harness.Check(t, p.server.Await(ctx, "/readyz"))
+	logHistory(t, p.server)
+	p.requireContinued(t, ctx, p.marks)
+	fence := p.fence(t, ctx, "after "+held.name)
+	left := history(t, ctx, p.client, maps.prefix, compacted, fence)
+	record(t, ctx, p.api, maps.path, "", compacted).requireEvents(t, ctx, left)
+	// History from before the compaction is dropped as soon as the server learns of the compaction.
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		r, err := listAt(ctx, p.api, maps.path, before)
+		return err == nil && r.Code == http.StatusGone, fmt.Errorf("list at %d, compacted at %d: %+v, %v, want 410", before, compacted, r, err)
+	}))
+	// Events for resuming watches may be retained for a while.
+	record(t, ctx, p.api, maps.path, "", before).requireEventsOrExpired(t, ctx, append(gone, left...))
 }
 
 // logHistory logs the server's own log messages about its history.

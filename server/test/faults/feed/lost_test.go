@@ -25,24 +25,35 @@ type single struct {
 	client *clientv3.Client // bypasses the link
 }
 
-func newSingle(t *testing.T, flags ...string) *single {
-	t.Helper()
+// TestFeed_OnlyMemberFails_EventsAreCompleteOr410 lets etcd fail in several ways, one after the other, under one server.
+func TestFeed_OnlyMemberFails_EventsAreCompleteOr410(t *testing.T) {
+	t.Parallel()
+	harness.OnlyStrata(t)
+	ctx := harness.Context(t, 2*testTimeout)
 	e := harness.New(t)
 	s := &single{env: e, etcd: etcdcluster.Start(t, e, 1).Members[0]}
 	s.link = faulty.NewLink(t, e, s.etcd.URL)
-	s.server = e.APIServer(through(s.etcd.Etcd, s.link.URL), append([]string{noServiceAccounts}, flags...)...)
+	s.server = e.APIServer(through(s.etcd.Etcd, s.link.URL), noServiceAccounts)
 	s.api, s.client = s.server.API(), s.etcd.Client()
-	return s
+	createThings(t, ctx, s.api)
+	for _, fault := range []struct {
+		name string
+		run  func(t *testing.T, ctx context.Context)
+	}{
+		{"connection lost", s.connectionLost},
+		{"compacted while cut off", s.compactedWhileCutOff},
+		{"restored in place", s.restoredInPlace},
+		{"restored as another cluster", s.restoredElsewhere},
+	} {
+		if !t.Run(fault.name, func(t *testing.T) { fault.run(t, ctx) }) {
+			return
+		}
+	}
 }
 
-// TestFeed_ConnectionLost_ResumesWithoutLoss breaks the connections of a server to etcd, and stops, kills and starts etcd, under writes. No watch ends,
-// and each delivers every event once.
-func TestFeed_ConnectionLost_ResumesWithoutLoss(t *testing.T) {
-	t.Parallel()
-	harness.OnlyStrata(t)
-	ctx := harness.Context(t, testTimeout)
-	s := newSingle(t)
-	createThings(t, ctx, s.api)
+// connectionLost breaks the connections of the server to etcd, and stops, kills and starts etcd, under writes. No watch ends, and each
+// delivers every event once.
+func (s *single) connectionLost(t *testing.T, ctx context.Context) {
 	kinds := []kind{maps, secrets, leases, things}
 	var first []clientv3.Op
 	for _, k := range kinds {
@@ -129,14 +140,9 @@ func TestFeed_ConnectionLost_ResumesWithoutLoss(t *testing.T) {
 	}
 }
 
-// TestFeed_CompactedWhileCutOff_EndsOldWatchesWith410 cuts a server off until etcd has compacted revisions that the server has not received. Watches
-// below the new floor end with 410. A watch that began above the floor, at a revision from another server, continues.
-func TestFeed_CompactedWhileCutOff_EndsOldWatchesWith410(t *testing.T) {
-	t.Parallel()
-	harness.OnlyStrata(t)
-	ctx := harness.Context(t, testTimeout)
-	s := newSingle(t)
-	other := s.env.APIServer(s.etcd.Etcd, noServiceAccounts).API()
+// compactedWhileCutOff cuts the server off until etcd has compacted revisions that the server has not received. Watches below the new
+// floor end with 410. A watch that began above the floor, at a revision that another server may have sent, continues.
+func (s *single) compactedWhileCutOff(t *testing.T, ctx context.Context) {
 	for round := range 2 {
 		started := commit(t, ctx, s.client, maps.put("one", "first"), secrets.put("one", "first"))
 		harness.Check(t, awaitPublished(ctx, s.api, started))
@@ -157,15 +163,12 @@ func TestFeed_CompactedWhileCutOff_EndsOldWatchesWith410(t *testing.T) {
 		missed := put(50)
 		compacted := put(50)
 		compact(t, ctx, s.client, compacted)
-		put(10)
-		bookmark := harness.Revision(t, awaitList(t, ctx, other, maps.path).Metadata.ResourceVersion) // as a bookmark would
+		bookmark := put(10)
 		goesOn := map[*recording]kind{
-			record(t, ctx, s.api, maps.path, "", bookmark):                             maps,
-			record(t, ctx, s.api, maps.path, "allowWatchBookmarks=true", compacted):    maps, // at the floor, not below it
-			record(t, ctx, s.api, secrets.path, "allowWatchBookmarks=true", bookmark):  secrets,
-			record(t, ctx, s.api, secrets.path, "labelSelector=value", bookmark):       secrets,
-			record(t, ctx, other, maps.path, "allowWatchBookmarks=true", compacted+1):  maps,
-			record(t, ctx, other, secrets.path, "allowWatchBookmarks=true", compacted): secrets,
+			record(t, ctx, s.api, maps.path, "", bookmark):                            maps,
+			record(t, ctx, s.api, maps.path, "allowWatchBookmarks=true", compacted):   maps, // at the floor, not below it
+			record(t, ctx, s.api, secrets.path, "allowWatchBookmarks=true", bookmark): secrets,
+			record(t, ctx, s.api, secrets.path, "labelSelector=value", bookmark):      secrets,
 		}
 		ofOne := record(t, ctx, s.api, maps.path, "labelSelector=value%3D1", bookmark)
 		put(10)

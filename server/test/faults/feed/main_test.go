@@ -6,7 +6,7 @@
 //
 // Environment variables, in addition to those of the harness:
 //
-//	STRATA_TEST_LONG  1: the history that three servers restore at once has 200,000 revisions (default 20,000)
+//	STRATA_TEST_LONG  1: the history that three servers (default two) restore at once has 200,000 revisions (default 20,000)
 package feed
 
 import (

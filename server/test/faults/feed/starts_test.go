@@ -14,7 +14,7 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// TestHistory_ConcurrentStarts_AreRestored starts three servers on one etcd with a long history, which all of them read at the same time, under
+// TestHistory_ConcurrentStarts_AreRestored starts two servers, in its long form three, on one etcd with a long history, which all of them read at the same time, under
 // writes. It logs the cost; it requires that each server has restored the newest part of the history, which etcd reads without blocking
 // a writer for long.
 func TestHistory_ConcurrentStarts_AreRestored(t *testing.T) {
@@ -74,7 +74,7 @@ func TestHistory_ConcurrentStarts_AreRestored(t *testing.T) {
 	})
 	began = time.Now()
 	var servers []*harness.Server
-	for range 3 {
+	for range harness.Pick(2, 3) {
 		servers = append(servers, e.StartAPIServer(etcd, noServiceAccounts))
 	}
 	var starting errgroup.Group
