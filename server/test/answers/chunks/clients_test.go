@@ -36,7 +36,7 @@ func TestClientGoPager_ReturnsCompleteLists(t *testing.T) {
 	protobuf.ContentType = runtime.ContentTypeProtobuf
 	typed := harness.Must[*kubernetes.Clientset](t)(kubernetes.NewForConfig(protobuf))
 	dynamically := harness.Must[*dynamic.DynamicClient](t)(dynamic.NewForConfig(s.replicas[1].Config))
-	metadataOnly := harness.Must[metadata.Interface](t)(metadata.NewForConfig(s.replicas[2].Config))
+	metadataOnly := harness.Must[metadata.Interface](t)(metadata.NewForConfig(s.inTurn(2).Config))
 	for name, list := range map[string]pager.ListPageFunc{
 		"typed": func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			return typed.CoreV1().ConfigMaps(namespace).List(ctx, o)

@@ -3,7 +3,8 @@
 //
 // Environment variables, in addition to those of the harness:
 //
-//	STRATA_TEST_LONG  1: history under churn is of 150,000 objects and 1,000 writes a second for 5 minutes
+//	STRATA_TEST_LONG  1: three servers (default two), killed twice (default once); history under churn is of 150,000 objects and
+//	                  1,000 writes a second for 5 minutes
 package chunks
 
 import (
@@ -29,17 +30,17 @@ func TestMain(m *testing.M) {
 		etcd := e.Etcd()
 		shared = &scene{env: e, etcd: etcd, client: etcd.Client()}
 		var starting sync.WaitGroup
-		shared.replicas = make([]*replica, 3)
+		shared.replicas = make([]*replica, harness.Pick(2, 3))
 		for i := range shared.replicas {
 			// As during a rollout of sealed tokens: each server accepts the tokens of the others.
-			seals := fmt.Sprintf("--strata-feature-gates=SealedContinueTokens=%t", i == 2)
+			seals := fmt.Sprintf("--strata-feature-gates=SealedContinueTokens=%t", i == len(shared.replicas)-1)
 			starting.Go(func() { shared.replicas[i] = shared.start(seals) })
 		}
 		starting.Wait()
 	})
 }
 
-// shared is a control plane of three servers, which tests kill and restart. The last one seals its continue tokens.
+// shared is a control plane of several servers, which a test kills and restarts. The last one seals its continue tokens.
 var shared *scene
 
 // scene is an etcd and servers on it.

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -29,7 +30,7 @@ func createTemplates(t *testing.T, ctx context.Context, namespace string, n int)
 		creating.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			_, err := shared.replicas[i%3].api.Create(ctx, templates.path(namespace), object{
+			_, err := shared.inTurn(i).api.Create(ctx, templates.path(namespace), object{
 				"metadata": object{"name": names[i]},
 				"template": object{"spec": object{"containers": []any{object{"name": "test", "image": "test2"}}}},
 			})
@@ -89,60 +90,24 @@ func TestPagedList_AnyLimit_ReturnsEveryItem(t *testing.T) {
 	requireEqual(t, "all at once", list.Names(), names)
 }
 
-// TestPagedList_ServersKilled_ContinuesAtRevision kills all servers in the middle of paged lists. Those continue at their revision, from memory.
+// TestPagedList_ServersKilled_ContinuesAtRevision kills all servers in the middle of paged lists. Those continue at their revision, and
+// exact lists return the same items, from memory.
 func TestPagedList_ServersKilled_ContinuesAtRevision(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
 	s := shared
 	s.defineThings(t, ctx)
 	kinds := []kind{maps, things}
-	type begun struct {
-		kind  kind
-		form  form
-		path  string
-		first *page
-		want  []string
-		limit int
-	}
-	var walks []begun
+	after := []func(*testing.T){s.beginAtLatest(t, ctx, maps)} // before the others: it compacts
 	for _, k := range kinds {
-		namespace := harness.NewName("ns")
-		_, names := s.fill(t, ctx, k, namespace, "first", 300)
-		for i, f := range forms {
-			if f.builtIn && k == things {
-				continue
-			}
-			path := k.path(namespace)
-			if i%2 == 1 {
-				path = k.path("")
-			}
-			limit := 40 + 3*i
-			first, err := s.inTurn(i).fetch(ctx, f, path, fmt.Sprintf("limit=%d", limit))
-			harness.Check(t, err)
-			whole, err := s.inTurn(i+1).fetch(ctx, f, path, "resourceVersionMatch=Exact&resourceVersion="+first.ResourceVersion)
-			harness.Check(t, err)
-			walks = append(walks, begun{k, f, path, first, whole.items, limit})
-			s.commit(t, ctx, k.put(namespace, names[i*20], f.name), k.delete(namespace, names[299-i]), k.put(namespace, fmt.Sprintf("object-%06d-%d", i*30, i), f.name))
-		}
+		after = append(after, s.beginPages(t, ctx, k), s.beginExact(t, ctx, k))
 	}
-	for n := range 2 {
+	for range harness.Pick(1, 2) {
 		s.killAll(t, ctx)
 		s.defineThings(t, ctx) // they are served again
 		s.reset()
-		for i, w := range walks {
-			got := w.first.items
-			token := w.first.Continue
-			for j := 0; token != ""; j++ {
-				p, err := s.inTurn(i+j).fetch(ctx, w.form, w.path, fmt.Sprintf("limit=%d&continue=%s", w.limit, url.QueryEscape(token)))
-				if err != nil {
-					t.Fatalf("restart %d, %s of %s: %v", n+1, w.form.name, w.path, err)
-				}
-				if p.ResourceVersion != w.first.ResourceVersion {
-					t.Errorf("restart %d, %s of %s: a page of %s, the first was of %s", n+1, w.form.name, w.path, p.ResourceVersion, w.first.ResourceVersion)
-				}
-				got, token = append(got[:len(got):len(got)], p.items...), p.Continue
-			}
-			requireEqual(t, fmt.Sprintf("restart %d, %s of %s", n+1, w.form.name, w.path), got, w.want)
+		for _, f := range after {
+			f(t)
 		}
 		for _, k := range kinds {
 			s.requireNoObjectReads(t, k)
@@ -150,52 +115,97 @@ func TestPagedList_ServersKilled_ContinuesAtRevision(t *testing.T) {
 	}
 }
 
-// TestExactList_ServersKilled_ReturnsSameItems lists at revisions from before all servers were killed: with resourceVersionMatch=Exact, and in
-// the older form of a limit and a resource version.
-func TestExactList_ServersKilled_ReturnsSameItems(t *testing.T) {
-	harness.OnlyStrata(t)
-	ctx := harness.Context(t, testTimeout)
-	s := shared
-	s.defineThings(t, ctx)
+// beginPages begins a paged list in each form, and changes objects. The returned function continues the lists.
+func (s *scene) beginPages(t *testing.T, ctx context.Context, k kind) (after func(*testing.T)) {
+	type begun struct {
+		form  form
+		path  string
+		first *page
+		want  []string
+		limit int
+	}
+	var walks []begun
+	namespace := harness.NewName("ns")
+	_, names := s.fill(t, ctx, k, namespace, "first", 300)
+	for i, f := range forms {
+		if f.builtIn && k == things {
+			continue
+		}
+		path := k.path(namespace)
+		if i%2 == 1 {
+			path = k.path("")
+		}
+		limit := 40 + 3*i
+		first, err := s.inTurn(i).fetch(ctx, f, path, fmt.Sprintf("limit=%d", limit))
+		harness.Check(t, err)
+		whole, err := s.inTurn(i+1).fetch(ctx, f, path, "resourceVersionMatch=Exact&resourceVersion="+first.ResourceVersion)
+		harness.Check(t, err)
+		walks = append(walks, begun{f, path, first, whole.items, limit})
+		s.commit(t, ctx, k.put(namespace, names[i*20], f.name), k.delete(namespace, names[299-i]), k.put(namespace, fmt.Sprintf("object-%06d-%d", i*30, i), f.name))
+	}
+	return func(t *testing.T) {
+		for i, w := range walks {
+			got := w.first.items
+			token := w.first.Continue
+			for j := 0; token != ""; j++ {
+				p, err := s.inTurn(i+j).fetch(ctx, w.form, w.path, fmt.Sprintf("limit=%d&continue=%s", w.limit, url.QueryEscape(token)))
+				if err != nil {
+					t.Fatalf("%s of %s: %v", w.form.name, w.path, err)
+				}
+				if p.ResourceVersion != w.first.ResourceVersion {
+					t.Errorf("%s of %s: a page of %s, the first was of %s", w.form.name, w.path, p.ResourceVersion, w.first.ResourceVersion)
+				}
+				got, token = append(got[:len(got):len(got)], p.items...), p.Continue
+			}
+			requireEqual(t, fmt.Sprintf("%s of %s", w.form.name, w.path), got, w.want)
+		}
+	}
+}
+
+// beginExact lists at several revisions. The returned function lists at them again: with resourceVersionMatch=Exact, and in the older form
+// of a limit and a resource version.
+func (s *scene) beginExact(t *testing.T, ctx context.Context, k kind) (after func(*testing.T)) {
 	type moment struct {
-		kind           kind
-		path, revision string
-		items          []string
+		revision string
+		items    []string
 	}
 	var moments []moment
-	for _, k := range []kind{maps, things} {
-		namespace := harness.NewName("ns")
-		s.fill(t, ctx, k, namespace, "first", 120)
-		for i := range 10 {
-			s.commit(t, ctx, k.put(namespace, fmt.Sprintf("object-%06d", i*7), fmt.Sprint(i)), k.delete(namespace, fmt.Sprintf("object-%06d", 119-i)))
-			list, err := s.inTurn(i).fetch(ctx, plainJSON, k.path(namespace), "")
-			harness.Check(t, err)
-			moments = append(moments, moment{k, k.path(namespace), list.ResourceVersion, list.items})
+	namespace := harness.NewName("ns")
+	path := k.path(namespace)
+	s.fill(t, ctx, k, namespace, "first", 120)
+	for i := range 10 {
+		s.commit(t, ctx, k.put(namespace, fmt.Sprintf("object-%06d", i*7), fmt.Sprint(i)), k.delete(namespace, fmt.Sprintf("object-%06d", 119-i)))
+		list, err := s.inTurn(i).fetch(ctx, plainJSON, path, "")
+		harness.Check(t, err)
+		moments = append(moments, moment{list.ResourceVersion, list.items})
+	}
+	return func(t *testing.T) {
+		for i, m := range moments {
+			for j, query := range []string{"resourceVersionMatch=Exact&", "resourceVersionMatch=Exact&limit=1000&", "limit=1000&"} {
+				p, err := s.inTurn(i+j).fetch(ctx, plainJSON, path, query+"resourceVersion="+m.revision)
+				harness.Check(t, err)
+				if p.ResourceVersion != m.revision || p.Continue != "" {
+					t.Errorf("%s at %s: revision %s, token %q", query, m.revision, p.ResourceVersion, p.Continue)
+				}
+				requireEqual(t, query, p.items, m.items)
+			}
+			for _, query := range []string{"resourceVersionMatch=Exact&", ""} {
+				items, revision, err := walk(ctx, plainJSON, path, query+"resourceVersion="+m.revision, 17, s.inTurn)
+				harness.Check(t, err)
+				if revision != m.revision {
+					t.Errorf("pages at %s are of %s", m.revision, revision)
+				}
+				requireEqual(t, "pages "+query, items, m.items)
+			}
 		}
 	}
-	s.killAll(t, ctx)
-	s.defineThings(t, ctx)
-	s.reset()
-	for i, m := range moments {
-		for j, query := range []string{"resourceVersionMatch=Exact&", "resourceVersionMatch=Exact&limit=1000&", "limit=1000&"} {
-			p, err := s.inTurn(i+j).fetch(ctx, plainJSON, m.path, query+"resourceVersion="+m.revision)
-			harness.Check(t, err)
-			if p.ResourceVersion != m.revision || p.Continue != "" {
-				t.Errorf("%s at %s: revision %s, token %q", query, m.revision, p.ResourceVersion, p.Continue)
-			}
-			requireEqual(t, query, p.items, m.items)
-		}
-		for _, query := range []string{"resourceVersionMatch=Exact&", ""} {
-			items, revision, err := walk(ctx, plainJSON, m.path, query+"resourceVersion="+m.revision, 17, s.inTurn)
-			harness.Check(t, err)
-			if revision != m.revision {
-				t.Errorf("pages at %s are of %s", m.revision, revision)
-			}
-			requireEqual(t, "pages "+query, items, m.items)
-		}
-	}
-	s.requireNoObjectReads(t, maps)
-	s.requireNoObjectReads(t, things)
+}
+
+// beginAtLatest begins a paged list with the token of a 410. The returned function continues it.
+func (s *scene) beginAtLatest(t *testing.T, ctx context.Context, k kind) (after func(*testing.T)) {
+	e := s.expire(t, ctx, k)
+	list := s.first(t, ctx, e, len(s.replicas)-1)
+	return func(t *testing.T) { s.finish(t, ctx, e, len(s.replicas)-1, list) }
 }
 
 // TestExactList_OlderThanMemory_ReadsEtcd lists at revisions that a server does not have in memory. It reads them from etcd: the same objects,
@@ -226,7 +236,7 @@ func TestExactList_OlderThanMemory_ReadsEtcd(t *testing.T) {
 		moments = append(moments, m)
 	}
 	s.commit(t, ctx, maps.put(namespace, "object-000001", "last"))
-	young := s.start("--strata-feature-gates=WatchHistoryRestore=false")
+	young := s.start("--strata-feature-gates=WatchHistoryRestore=false", "--strata-history-bytes=100Ki")
 	defer func() { harness.Check(t, young.Stop()) }()
 	path := maps.path(namespace)
 	t.Run("in every form", func(t *testing.T) {
@@ -303,9 +313,6 @@ func TestExactList_OlderThanMemory_ReadsEtcd(t *testing.T) {
 		}
 	})
 	t.Run("the window is small", func(t *testing.T) {
-		young.Kill()
-		young.StartAgain("--strata-feature-gates=WatchHistoryRestore=true", "--strata-history-bytes=100Ki")
-		harness.Check(t, young.Await(ctx, "/readyz"))
 		list, err := young.fetch(ctx, plainJSON, path, "")
 		harness.Check(t, err)
 		for i := range 1000 {
@@ -340,129 +347,91 @@ func requirePaged(t *testing.T, r *replica) {
 	}
 }
 
-// TestPagedList_Compacted_Returns410WithNewToken compacts etcd during a paged list. All servers soon refuse the token, and return another one that continues
-// from there: its pages share one revision again, on any server, and after a restart.
+// expired is a paged list whose revision etcd has compacted.
+type expired struct {
+	kind      kind
+	namespace string
+	last      int64    // the revision of the compaction
+	tokens    []string // of the servers' 410
+	rest      []string // the names that follow
+}
+
+// expire begins a paged list, changes objects, and compacts etcd. All servers soon refuse the token, and return another one.
+func (s *scene) expire(t *testing.T, ctx context.Context, k kind) expired {
+	t.Helper()
+	namespace := harness.NewName("ns")
+	_, names := s.fill(t, ctx, k, namespace, "first", 100)
+	path := k.path(namespace)
+	first, err := s.replicas[0].api.List(ctx, path, "limit=17")
+	harness.Check(t, err)
+	s.commit(t, ctx, k.delete(namespace, names[0]), k.delete(namespace, names[17]), k.put(namespace, names[20], "changed"), k.put(namespace, "object-000030-new", "new"))
+	last := s.commit(t, ctx, k.put(namespace, names[99], "last"))
+	e := expired{kind: k, namespace: namespace, last: last, tokens: make([]string, len(s.replicas)),
+		rest: slices.Concat(names[18:31], []string{"object-000030-new"}, names[31:])}
+	began := time.Now()
+	s.compact(t, ctx, last)
+	for i, r := range s.replicas {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+			resp := get(t, ctx, r.api, path, "limit=17&continue="+url.QueryEscape(first.Metadata.Continue))
+			status := resp.Status()
+			e.tokens[i] = status.Continue
+			if resp.Code == http.StatusGone && (status.Reason != metav1.StatusReasonExpired || status.Continue == "") {
+				t.Fatalf("reason %q, token %q: %s", status.Reason, status.Continue, resp.Body)
+			}
+			return resp.Code == http.StatusGone, fmt.Errorf("%d", resp.Code)
+		}))
+		t.Logf("server %d detected the compaction after at most %v", i, time.Since(began))
+		if resp := get(t, ctx, r.api, path, fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", last-1)); resp.Code != http.StatusGone || resp.Status().Reason != metav1.StatusReasonExpired || resp.Status().Continue != "" {
+			t.Errorf("below the compacted revision: %v, want 410 without a token", resp.Err())
+		}
+		if list, err := r.api.List(ctx, path, fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", last)); err != nil || len(list.Items) != 99 {
+			t.Errorf("at the compacted revision: %v", err)
+		}
+	}
+	return e
+}
+
+// first returns the page of the token of server i, from the next server, and then changes an object.
+func (s *scene) first(t *testing.T, ctx context.Context, e expired, i int) *harness.List {
+	t.Helper()
+	list, err := s.inTurn(i+1).api.List(ctx, e.kind.path(e.namespace), "limit=17&continue="+url.QueryEscape(e.tokens[i]))
+	harness.Check(t, err)
+	if harness.Revision(t, list.Metadata.ResourceVersion) < e.last {
+		t.Errorf("the page at the latest revision is of %s, the last write of %d", list.Metadata.ResourceVersion, e.last)
+	}
+	// The change is visible to all remaining pages or to none.
+	s.commit(t, ctx, e.kind.put(e.namespace, e.rest[len(e.rest)-2], fmt.Sprint(i)))
+	return list
+}
+
+// finish reads the pages after the first one, which share its revision.
+func (s *scene) finish(t *testing.T, ctx context.Context, e expired, i int, list *harness.List) {
+	t.Helper()
+	got, revision := list.Names(), list.Metadata.ResourceVersion
+	for j := 0; list.Metadata.Continue != ""; j++ {
+		var err error
+		list, err = s.inTurn(i+j).api.List(ctx, e.kind.path(e.namespace), "limit=17&continue="+url.QueryEscape(list.Metadata.Continue))
+		harness.Check(t, err)
+		if list.Metadata.ResourceVersion != revision {
+			t.Errorf("a page of %s after one of %s", list.Metadata.ResourceVersion, revision)
+		}
+		got = append(got, list.Names()...)
+	}
+	requireEqual(t, "the rest", got, e.rest)
+}
+
+// TestPagedList_Compacted_Returns410WithNewToken compacts etcd during a paged list. All servers soon refuse the token, and return another
+// one that continues from there: its pages share one revision again, on any server.
 func TestPagedList_Compacted_Returns410WithNewToken(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	s := shared
 	s.defineThings(t, ctx)
 	for _, k := range []kind{maps, things} {
 		t.Run(k.plural, func(t *testing.T) {
-			namespace := harness.NewName("ns")
-			_, names := s.fill(t, ctx, k, namespace, "first", 100)
-			path := k.path(namespace)
-			first, err := s.replicas[0].api.List(ctx, path, "limit=17")
-			harness.Check(t, err)
-			s.commit(t, ctx, k.delete(namespace, names[0]), k.delete(namespace, names[17]), k.put(namespace, names[20], "changed"), k.put(namespace, "object-000030-new", "new"))
-			last := s.commit(t, ctx, k.put(namespace, names[99], "last"))
-			began := time.Now()
-			s.compact(t, ctx, last)
-			tokens := make([]string, len(s.replicas))
-			for i, r := range s.replicas {
-				harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-					resp := get(t, ctx, r.api, path, "limit=17&continue="+url.QueryEscape(first.Metadata.Continue))
-					status := resp.Status()
-					tokens[i] = status.Continue
-					if resp.Code == http.StatusGone && (status.Reason != metav1.StatusReasonExpired || status.Continue == "") {
-						t.Fatalf("reason %q, token %q: %s", status.Reason, status.Continue, resp.Body)
-					}
-					return resp.Code == http.StatusGone, fmt.Errorf("%d", resp.Code)
-				}))
-				t.Logf("server %d detected the compaction after at most %v", i, time.Since(began))
-				if resp := get(t, ctx, r.api, path, fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", last-1)); resp.Code != http.StatusGone || resp.Status().Reason != metav1.StatusReasonExpired || resp.Status().Continue != "" {
-					t.Errorf("below the compacted revision: %v, want 410 without a token", resp.Err())
-				}
-				if list, err := r.api.List(ctx, path, fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", last)); err != nil || len(list.Items) != 99 {
-					t.Errorf("at the compacted revision: %v", err)
-				}
-			}
-			want := append([]string{}, names[18:31]...)
-			want = append(want, "object-000030-new")
-			want = append(want, names[31:]...)
-			for i, token := range tokens {
-				// A concurrent change is visible to all remaining pages or to none.
-				list, err := s.inTurn(i+1).api.List(ctx, path, "limit=17&continue="+url.QueryEscape(token))
-				harness.Check(t, err)
-				got, revision := list.Names(), list.Metadata.ResourceVersion
-				if harness.Revision(t, revision) < last {
-					t.Errorf("the page at the latest revision is of %s, the last write of %d", revision, last)
-				}
-				s.commit(t, ctx, k.put(namespace, names[98], fmt.Sprint(i)))
-				if k.plural == maps.plural && i == len(tokens)-1 {
-					s.killAll(t, ctx)
-				}
-				for j := 0; list.Metadata.Continue != ""; j++ {
-					if list, err = s.inTurn(i+j).api.List(ctx, path, "limit=17&continue="+url.QueryEscape(list.Metadata.Continue)); err != nil {
-						t.Fatal(err)
-					}
-					if list.Metadata.ResourceVersion != revision {
-						t.Errorf("a page of %s after one of %s", list.Metadata.ResourceVersion, revision)
-					}
-					got = append(got, list.Names()...)
-				}
-				requireEqual(t, "the rest", got, want)
+			e := s.expire(t, ctx, k)
+			for i := range e.tokens {
+				s.finish(t, ctx, e, i, s.first(t, ctx, e, i))
 			}
 		})
-	}
-}
-
-// TestContinueToken_OtherSelector_MatchesUpstream continues paged lists with another selector, limit or namespace, on this engine and on upstream's, on
-// the same etcd. Tokens of either engine give the same result.
-func TestContinueToken_OtherSelector_MatchesUpstream(t *testing.T) {
-	harness.OnlyStrata(t)
-	ctx := harness.Context(t, testTimeout)
-	s := shared
-	namespace := harness.NewName("ns")
-	s.fill(t, ctx, maps, namespace, "first", 60)
-	upstream := s.start("--engine=" + harness.Upstream)
-	defer func() { harness.Check(t, upstream.Stop()) }()
-	queries := []string{"", "labelSelector=shard%3D0", "labelSelector=shard%3D1", "labelSelector=shard+in+(0,1,2)", "labelSelector=none", "fieldSelector=metadata.name%3Dobject-000033",
-		"fieldSelector=metadata.namespace%3D" + namespace}
-	for i := range 60 {
-		s.commit(t, ctx, maps.put(namespace, fmt.Sprintf("object-%06d", i), strings.Repeat("v", i%4))) // of several shards
-	}
-	show := func(r *harness.Response) string {
-		if r.Code != http.StatusOK {
-			status := r.Status()
-			return fmt.Sprint(r.Code, status.Reason, status.Continue != "")
-		}
-		list, err := r.List()
-		harness.Check(t, err)
-		remaining := "unknown"
-		if n := list.Metadata.RemainingItemCount; n != nil {
-			remaining = fmt.Sprint(*n)
-		}
-		return fmt.Sprintf("%v at %s, more: %t, remaining: %s", list.Names(), list.Metadata.ResourceVersion, list.Metadata.Continue != "", remaining)
-	}
-	// Both servers have reached the current revision.
-	list, err := upstream.api.List(ctx, maps.path(namespace), "")
-	harness.Check(t, err)
-	at := "&resourceVersionMatch=Exact&resourceVersion=" + list.Metadata.ResourceVersion
-	for _, from := range []string{namespace, ""} {
-		for _, begin := range queries {
-			for _, mine := range []bool{true, false} {
-				first := upstream
-				if mine {
-					first = s.replicas[0]
-				}
-				r := get(t, ctx, first.api, maps.path(from), "limit=5&"+begin+at)
-				page, err := r.List()
-				harness.Check(t, err)
-				if page.Metadata.Continue == "" {
-					continue
-				}
-				for _, then := range queries {
-					for _, where := range []string{namespace, ""} {
-						for _, limit := range []string{"", "limit=3&", "limit=500&"} {
-							query := limit + then + "&continue=" + url.QueryEscape(page.Metadata.Continue)
-							got, want := get(t, ctx, s.replicas[1].api, maps.path(where), query), get(t, ctx, upstream.api, maps.path(where), query)
-							if g, w := show(got), show(want); g != w {
-								t.Errorf("started in %q with %q (token of this engine: %t), then %q with %s%s:\n%.300s\nupstream:\n%.300s", from, begin, mine, where, limit, then, g, w)
-							}
-						}
-					}
-				}
-			}
-		}
 	}
 }

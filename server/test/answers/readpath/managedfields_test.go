@@ -36,7 +36,6 @@ const dropManagedFields = ";drop=metadata.managedFields"
 // TestManagedFields_Dropped_OthersAreEqual compares GETs, LISTs, pages and watches without managed fields with those that have them, in both
 // orders.
 func TestManagedFields_Dropped_OthersAreEqual(t *testing.T) {
-	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	api := env.APIServer(env.Etcd(), "--strata-feature-gates=ManagedFieldsOptOut=true").API()
@@ -115,12 +114,9 @@ func TestManagedFields_Dropped_OthersAreEqual(t *testing.T) {
 	}
 }
 
-// TestManagedFields_GateOff_ParameterHasNoEffect requests the same from a server with defaults.
+// TestManagedFields_GateOff_ParameterHasNoEffect requests the same from the server with defaults.
 func TestManagedFields_GateOff_ParameterHasNoEffect(t *testing.T) {
-	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
-	env := harness.New(t)
-	api := env.APIServer(env.Etcd()).API()
 	applyManaged(t, ctx, api)
 	for _, o := range managedObjects {
 		answer, err := api.DoAs(ctx, http.MethodGet, o.path+"/"+o.name, "", "", "application/json"+dropManagedFields, nil)
