@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -93,7 +94,7 @@ type token struct {
 
 // history is all writes, with the revisions and tokens that requests use.
 type history struct {
-	api     *harness.API // for writes
+	api     *harness.API // returns tokens; nil before the servers start
 	kv      *clientv3.Client
 	changes []change
 	writes  int
@@ -102,8 +103,8 @@ type history struct {
 	tokens    map[string]map[string]token
 }
 
-func newHistory(api *harness.API, kv *clientv3.Client) *history {
-	h := &history{api: api, kv: kv, revisions: map[string]int64{far: 1<<63 - 1}, tokens: map[string]map[string]token{}}
+func newHistory(kv *clientv3.Client) *history {
+	h := &history{kv: kv, revisions: map[string]int64{far: 1<<63 - 1}, tokens: map[string]map[string]token{}}
 	for _, s := range scopes {
 		h.tokens[s.name] = map[string]token{}
 	}
@@ -176,11 +177,6 @@ func (h *history) since(s *scope, revision int64) (events []string) {
 
 // past writes revisions that are older than the memory of servers started afterwards, and compacts some of them.
 func (h *history) past(ctx context.Context) error {
-	for _, namespace := range []string{"other", "table"} {
-		if _, err := h.api.Create(ctx, "/api/v1/namespaces", map[string]any{"metadata": map[string]any{"name": namespace}}); err != nil {
-			return err
-		}
-	}
 	return inOrder(
 		func() error { return h.put(ctx, "other", "m", true) },
 		func() error { return h.put(ctx, "other", "n", false) },
@@ -233,26 +229,23 @@ func (h *history) last(namespace, name string) *object {
 	return nil
 }
 
-// put creates or updates an object.
+// put creates or updates an object in etcd: in JSON, which servers decode like their own format.
 func (h *history) put(ctx context.Context, namespace, name string, picked bool) error {
 	h.writes++
 	label := "no"
 	if picked {
 		label = "yes"
 	}
-	metadata := map[string]any{"name": name, "labels": map[string]any{"pick": label}, "annotations": map[string]any{"write": fmt.Sprint(h.writes)}}
-	write, path := h.api.Create, secrets(namespace)
+	stored := fmt.Sprintf(`{"apiVersion":"v1","kind":"Secret","metadata":{"name":%q,"namespace":%q,"uid":%q,"labels":{"pick":%q},"annotations":{"write":"%d"}}}`,
+		name, namespace, namespace+"-"+name, label, h.writes)
 	before := h.last(namespace, name)
-	if before != nil {
-		write, path = h.api.Update, path+"/"+name
-	}
-	written, err := write(ctx, path, map[string]any{"apiVersion": "v1", "kind": "Secret", "metadata": metadata})
+	written, err := h.kv.Put(ctx, "/registry/secrets/"+namespace+"/"+name, stored)
 	if err != nil {
 		return err
 	}
-	revision, err := strconv.ParseInt(written.Metadata.ResourceVersion, 10, 64)
+	revision := written.Header.Revision
 	h.changes = append(h.changes, change{before, &object{namespace, name, revision, picked}, revision})
-	return err
+	return nil
 }
 
 // delete deletes an object if it exists.
@@ -261,28 +254,33 @@ func (h *history) delete(ctx context.Context, namespace, name string) error {
 	if before == nil {
 		return nil
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	deletion := h.kv.Watch(ctx, "/registry/secrets/"+before.key(), clientv3.WithRev(before.revision+1))
-	if err := h.api.Delete(ctx, secrets(namespace)+"/"+name); err != nil {
+	deleted, err := h.kv.Delete(ctx, "/registry/secrets/"+before.key())
+	if err != nil {
 		return err
 	}
-	resp, ok := <-deletion
-	if !ok || len(resp.Events) == 0 {
-		return fmt.Errorf("watch the deletion of %s: %w", before.key(), cmp.Or(resp.Err(), ctx.Err()))
-	}
-	revision := resp.Events[0].Kv.ModRevision
-	h.changes = append(h.changes, change{before: before, revision: revision})
+	h.changes = append(h.changes, change{before: before, revision: deleted.Header.Revision})
 	return nil
 }
 
-// mark names the present revision and gets a token at that revision for each scope.
+// mark names the present revision and gets a token at that revision for each scope. Before the servers start, it makes the tokens that
+// they would return.
 func (h *history) mark(ctx context.Context, name string) error {
 	h.revisions[name] = h.changes[len(h.changes)-1].revision
 	h.revisions[future] = h.revisions[name] + 1000
 	for _, s := range scopes {
 		if s.one != "" { // a list of one name has no pages
 			h.tokens[s.name][name] = h.tokens[scopes[namespace].name][name]
+			continue
+		}
+		if h.api == nil {
+			revision := h.revisions[name]
+			first, _, _ := h.page(s, revision, "", 1)
+			after, _, _ := strings.Cut(first[0], "@")
+			start := after
+			if s != scopes[everywhere] {
+				start = strings.TrimPrefix(after, "table/")
+			}
+			h.tokens[s.name][name] = token{plain(fmt.Sprintf(`{"v":"meta.k8s.io/v1","rv":%d,"start":"%s\u0000"}`, revision, start)), revision, after}
 			continue
 		}
 		list, err := h.api.List(ctx, s.path, request{verb: list, scope: s, limit: 1}.query(h))

@@ -61,6 +61,9 @@ func quiet() []string {
 // Gates of Strata whose reads etcd answers instead of memory when they are off.
 const gatesOff = "--strata-feature-gates=ConsistentListFromCache=false,ConsistentGetFromCache=false,ListFromCacheSnapshot=false"
 
+// chunkingOff is the gate without which LISTs have no pages.
+const chunkingOff = "APIListChunking=false"
+
 // startAll starts servers on one etcd.
 func startAll(etcd *harness.Etcd, servers []*server) {
 	var starting sync.WaitGroup
@@ -76,20 +79,20 @@ type world struct {
 	etcd *harness.Etcd
 	// servers are all forms of Strata, and upstream's engine last.
 	servers []*server
+	// older are Strata and upstream's engine with an API that does not support sendInitialEvents. This Strata returns no pages.
+	older []*server
 }
+
+const watchListOff = "--feature-gates=WatchList=false"
 
 // newWorld is called once; the world is shared by all tests of the package.
 var newWorld = sync.OnceValues(func() (*world, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	etcd := env.Etcd()
-	filler := env.APIServer(etcd, append(quiet(), "--engine="+harness.Upstream)...)
-	h := newHistory(filler.API(), etcd.Client())
+	h := newHistory(etcd.Client())
 	if err := h.past(ctx); err != nil {
 		return nil, fmt.Errorf("fill etcd: %w", err)
-	}
-	if err := filler.Stop(); err != nil {
-		return nil, err
 	}
 	w := &world{history: h, etcd: etcd, servers: []*server{
 		{name: "strata", memory: true, watchList: true, flags: []string{"--engine=" + harness.Strata}},
@@ -97,8 +100,12 @@ var newWorld = sync.OnceValues(func() (*world, error) {
 			flags: []string{"--engine=" + harness.Strata, "--strata-feature-gates=ByteReadPath=false"}},
 		{name: "strata, gates off", watchList: true, flags: []string{"--engine=" + harness.Strata, gatesOff}},
 		{name: "upstream", memory: true, watchList: true, flags: []string{"--engine=" + harness.Upstream}},
+	}, older: []*server{
+		{name: "strata", memory: true, flags: []string{"--engine=" + harness.Strata, watchListOff, "--strata-feature-gates=" + chunkingOff}},
+		{name: "upstream", memory: true, flags: []string{"--engine=" + harness.Upstream, watchListOff}},
 	}}
 	startAll(etcd, w.servers)
+	startAll(etcd, w.older) // not all at once, which would take minutes on a busy machine
 	h.api = w.servers[0].api
 	return w, h.continueAtLatest(ctx)
 })
@@ -111,7 +118,7 @@ func open(t *testing.T, ctx context.Context, more ...*server) *world {
 	harness.Check(t, err)
 	startAll(w.etcd, more)
 	harness.Check(t, w.recent(ctx))
-	harness.Check(t, w.settle(ctx, slices.Concat(w.servers, more)))
+	harness.Check(t, w.settle(ctx, slices.Concat(w.servers, w.older, more)))
 	return w
 }
 

@@ -327,14 +327,9 @@ func TestWatch_EveryCombination_MatchesTable(t *testing.T) {
 // KEP-2340's table was written.
 func TestWatch_NoInitialEventsSupport_MatchesTable(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
-	const off = "--feature-gates=WatchList=false"
-	servers := []*server{
-		{name: "strata", memory: true, flags: []string{off, "--engine=" + harness.Strata}},
-		{name: "upstream", memory: true, flags: []string{off, "--engine=" + harness.Upstream}},
-	}
-	w := open(t, ctx, servers...)
+	w := open(t, ctx)
 	requests := watchRequests()
-	got, err := w.watchAll(ctx, servers, requests)
+	got, err := w.watchAll(ctx, w.older, requests)
 	harness.Check(t, err)
-	compare(t, servers, requests, w.expectWatch, got)
+	compare(t, w.older, requests, w.expectWatch, got)
 }
