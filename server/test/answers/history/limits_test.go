@@ -2,10 +2,11 @@ package history
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"strings"
 	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
@@ -70,11 +71,11 @@ func TestHistory_CustomResource_HasHistory(t *testing.T) {
 	}
 }
 
-// TestHistory_ServerWithoutHistory_IsNamed tests kube-apiserver's own cache, in the same binary.
+// TestHistory_ServerWithoutHistory_IsNamed tests the server withoutHistory.
 func TestHistory_ServerWithoutHistory_IsNamed(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
-	upstream := env.APIServer(etcd, "--disable-admission-plugins=ServiceAccount", "--engine=upstream")
+	upstream := withoutHistory().Server
 	r, _, err := revisionTimes(ctx, upstream, "", "/api/v1/configmaps")
 	if harness.Check(t, err); r.Code != http.StatusNotAcceptable {
 		t.Errorf("times of upstream: %s, want 406", r.Err())
@@ -89,24 +90,19 @@ func TestHistory_ServerWithoutHistory_IsNamed(t *testing.T) {
 func TestHistory_BeyondTheWindow_NamesTheOldestRevision(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
-	small := env.APIServer(env.Etcd(), "--disable-admission-plugins=ServiceAccount", "--etcd-compaction-interval=1s")
-	smallAPI := small.API()
-	first := harness.Must[harness.Object](t)(smallAPI.Create(ctx, maps("default"), configMap("a", nil, object{"x": "1"})))
+	namespace := harness.Namespace(t, ctx, api, harness.NewName("window"))
+	first := harness.Must[harness.Object](t)(api.Create(ctx, maps(namespace), configMap("a", nil, object{"x": "1"})))
 	revision := first.Metadata.ResourceVersion
-	var oldest int64
+	last := harness.Must[harness.Object](t)(api.Patch(ctx, maps(namespace)+"/a", `{"data":{"x":"2"}}`))
+	client := etcd.Client()
+	harness.Must[*clientv3.PutResponse](t)(client.Put(ctx, "compact_rev_key", last.Metadata.ResourceVersion)) // as another API server does
+	harness.Must[*clientv3.CompactResponse](t)(client.Compact(ctx, harness.Revision(t, last.Metadata.ResourceVersion)))
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-		if _, err := smallAPI.Patch(ctx, maps("default")+"/a", fmt.Sprintf(`{"data":{"x":"%d"}}`, oldest)); err != nil {
-			return false, err
-		}
-		_, times, err := revisionTimes(ctx, small, "", "/api/v1/configmaps")
-		if err != nil {
-			return false, err
-		}
-		oldest = times.Oldest
-		return oldest > harness.Revision(t, revision), nil
+		_, times, err := revisionTimes(ctx, server, "", "/api/v1/configmaps")
+		return err == nil && times != nil && times.Oldest > harness.Revision(t, revision), err
 	}))
 	for _, args := range []string{"get cm --at-revision " + revision, "diff cm --since-revision " + revision, "log cm/a --since-revision " + revision,
 		"replay cm --since-revision " + revision} {
-		fails(t, ctx, small, []string{"revision " + revision + " is older than the server's history: the oldest revision is "}, strings.Fields(args)...)
+		fails(t, ctx, server, []string{"revision " + revision + " is older than the server's history: the oldest revision is "}, append(strings.Fields(args), "-n", namespace)...)
 	}
 }
