@@ -102,20 +102,14 @@ func (l *load) watch(t *testing.T, ctx context.Context, api *harness.API) (ended
 	return func() error { return <-result }
 }
 
-// TestFault_OneEtcdOfThree_IsConfined kills, and then pauses, the etcd of events under load of all resources. Reads and writes of the others
-// continue, no watch ends, and afterwards the watches of each etcd have met their guarantees.
-func TestFault_OneEtcdOfThree_IsConfined(t *testing.T) {
-	t.Parallel()
-	harness.OnlyStrata(t)
-	ctx := harness.Context(t, 2*testTimeout)
-	env := harness.New(t)
-	rest, events, leases := env.Etcd(), env.Etcd(), env.Etcd()
-	server := env.APIServer(rest, overrides(map[string]*harness.Etcd{"/events": events, "coordination.k8s.io/leases": leases}), "--etcd-compaction-interval=0")
-	api := server.API()
+// confinesFaults kills, and then pauses, the etcd of events under load of all resources. Reads and writes of the others continue, no watch
+// ends, and afterwards the watches of each etcd have met their guarantees.
+func (s *scene) confinesFaults(t *testing.T, ctx context.Context) {
+	api, events := s.api, s.events
 	histories := map[*load]*recorded.History{}
 	prefixes := []string{"/registry/configmaps/", "/registry/events/", "/registry/leases/"}
 	all := []*load{{path: mapsPath, object: named}, {path: eventsPath, object: event}, {path: leasesPath, object: named}}
-	for i, etcd := range []*harness.Etcd{rest, events, leases} {
+	for i, etcd := range []*harness.Etcd{s.rest, s.events, s.leases} {
 		histories[all[i]] = recorded.Follow(t, ctx, etcd.Client(), prefixes[i])
 	}
 	loading, stop := context.WithCancel(ctx)
@@ -151,7 +145,7 @@ func TestFault_OneEtcdOfThree_IsConfined(t *testing.T) {
 		}
 		requireCode(t, ctx, api, "/livez", http.StatusOK)
 		fault.end()
-		harness.Check(t, server.Await(ctx, "/readyz"))
+		harness.Check(t, s.server.Await(ctx, "/readyz"))
 		before, _, _ := all[1].counts()
 		harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
 			rounds, _, _ := all[1].counts()
@@ -178,7 +172,7 @@ func TestFault_OneEtcdOfThree_IsConfined(t *testing.T) {
 // TestUp_Shards_AreInTheDataDirectory starts `strata up` with three etcds, restarts it, and tries another number.
 func TestUp_Shards_AreInTheDataDirectory(t *testing.T) {
 	t.Parallel()
-	ctx := harness.Context(t, 2*testTimeout)
+	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	data := filepath.Join(env.Dir("up"), "data")
 	s := env.UpIn(data, "--etcd-shards=3")

@@ -16,7 +16,7 @@ import (
 )
 
 // testTimeout bounds a failing test.
-const testTimeout = time.Minute
+const testTimeout = 3 * time.Minute
 
 // object is an object to write; its shape is that of the API.
 type object = map[string]any
@@ -61,14 +61,6 @@ func definition() object {
 			"versions": []object{{"name": "v1", "served": true, "storage": true,
 				"schema": object{"openAPIV3Schema": object{"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}}},
 	}
-}
-
-// defineWidgets returns when widgets can be listed.
-func defineWidgets(t *testing.T, ctx context.Context, api *harness.API) {
-	t.Helper()
-	_, err := api.Create(ctx, definitions, definition())
-	harness.Check(t, err)
-	awaitCode(t, ctx, api, widgetsPath, http.StatusOK)
 }
 
 // awaitCode returns when a GET of path is answered with code.
