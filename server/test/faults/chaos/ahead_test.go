@@ -25,23 +25,24 @@ func TestHistory_ServerClockAhead_IsRestored(t *testing.T) {
 	env := harness.New(t)
 	etcd := env.Etcd()
 	const path, writes = "/api/v1/namespaces/default/configmaps", 20
-	before := env.APIServer(etcd)
-	first := ""
+	client := etcd.Client()
+	var first int64
 	for i := range writes {
-		o, err := before.API().Create(ctx, path, map[string]any{"metadata": map[string]any{"name": fmt.Sprint("map-", i)}})
+		key := fmt.Sprintf("map-%d", i)
+		r, err := client.Put(ctx, "/registry/configmaps/default/"+key,
+			fmt.Sprintf(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":%q,"namespace":"default","uid":%[1]q}}`, key))
 		harness.Check(t, err)
-		if first == "" {
-			first = o.Metadata.ResourceVersion
+		if i == 0 {
+			first = r.Header.Revision
 		}
 	}
-	harness.Check(t, before.Stop())
 
 	clock := &faulty.Clock{}
 	env.AtEnd(clock.Close)
 	clock.Shift(30 * time.Minute)
 	after := env.StartAPIServerPrepared(clock.Prepare, etcd, "--strata-history-age=10m")
 	harness.Check(t, after.Await(ctx, "/readyz"))
-	watch, refused, err := after.API().Watch(ctx, path, "resourceVersion="+first)
+	watch, refused, err := after.API().Watch(ctx, path, fmt.Sprintf("resourceVersion=%d", first))
 	harness.Check(t, err)
 	if refused != nil {
 		t.Fatal(refused.Err())

@@ -27,7 +27,7 @@ type bug struct {
 	found map[string]string
 }
 
-// bugs are the planted bugs. No bug changes a key again after the server has missed one of its events: the server would detect the
+// bugs are the planted bugs; the short form plants the first two, which all kinds of checks find. No bug changes a key again after the server has missed one of its events: the server would detect the
 // gap by etcd's version of the key.
 var bugs = []bug{
 	{
@@ -44,23 +44,6 @@ var bugs = []bug{
 		},
 		cure:  touchPlanted,
 		found: map[string]string{watched: "not Reliable", snapshot: "is missing", mirrored: planted},
-	},
-	{
-		name: "the event of a deletion is lost",
-		play: func(t *testing.T, ctx context.Context, r *round, at *replica) {
-			path := resources[0].path(r.namespaces[0])
-			_, err := r.asked[0].api.Create(ctx, path, body(planted, "", halves[0], state{}))
-			harness.Check(t, err)
-			rules := at.eachDetour(func(p *harness.Proxy) *etcdproxy.Rule {
-				return p.DropEvents(etcdproxy.Events(etcdproxy.Deletes, etcdproxy.Key(r.planted())), 0)
-			})
-			defer removeAll(rules)
-			harness.Check(t, r.asked[0].api.Delete(ctx, path+"/"+planted))
-			awaitHit(t, ctx, rules)
-			r.awaitRequests(t, ctx, at)
-		},
-		cure:  touchPlanted,
-		found: map[string]string{watched: "not Reliable", snapshot: "etcd had no", mirrored: "is not in etcd"},
 	},
 	{
 		name: "reads of the latest state are stale",
@@ -84,6 +67,23 @@ var bugs = []bug{
 			r.awaitRequests(t, ctx, at)
 		},
 		found: map[string]string{fresh: "an earlier answer", linearizable: "cannot come"},
+	},
+	{
+		name: "the event of a deletion is lost",
+		play: func(t *testing.T, ctx context.Context, r *round, at *replica) {
+			path := resources[0].path(r.namespaces[0])
+			_, err := r.asked[0].api.Create(ctx, path, body(planted, "", halves[0], state{}))
+			harness.Check(t, err)
+			rules := at.eachDetour(func(p *harness.Proxy) *etcdproxy.Rule {
+				return p.DropEvents(etcdproxy.Events(etcdproxy.Deletes, etcdproxy.Key(r.planted())), 0)
+			})
+			defer removeAll(rules)
+			harness.Check(t, r.asked[0].api.Delete(ctx, path+"/"+planted))
+			awaitHit(t, ctx, rules)
+			r.awaitRequests(t, ctx, at)
+		},
+		cure:  touchPlanted,
+		found: map[string]string{watched: "not Reliable", snapshot: "etcd had no", mirrored: "is not in etcd"},
 	},
 	{
 		name: "progress comes ahead of its event",
@@ -131,7 +131,7 @@ func (s *scene) plantBugs(t *testing.T, ctx context.Context) {
 	defer cancel()
 	harness.Check(t, at.server.Await(ready, "/readyz"))
 	harness.Check(t, s.throughDetour(at, true))
-	for i, b := range bugs {
+	for i, b := range bugs[:harness.Pick(2, len(bugs))] {
 		t.Run(b.name, func(t *testing.T) {
 			seed := uint64(1)<<32 + uint64(i) // never drawn at random
 			both := []*replica{s.replicas[0], at}
