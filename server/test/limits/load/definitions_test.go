@@ -16,16 +16,13 @@ type object = map[string]any
 // TestDefinitions_Many_AddNoGoroutines: custom resources that no client reads add no goroutine, and their definitions are not cached in
 // decoded form. Those that were read add no goroutine of the engine; upstream's registry has one for each, which counts objects.
 func TestDefinitions_Many_AddNoGoroutines(t *testing.T) {
-	t.Parallel()
 	harness.OnlyStrata(t)
 	const (
 		definitions = 50
-		noise       = 15 // goroutines of connections and controllers that come and go: well below one for each definition
+		noise       = definitions / 2 // goroutines of connections and controllers that come and go
 	)
 	ctx := harness.Context(t, testTimeout)
-	e := harness.New(t)
-	server := e.APIServer(e.Etcd(), "--disable-admission-plugins=ServiceAccount")
-	api := server.API()
+	server, api := shared.server, shared.api
 	createDefinition(t, ctx, api, 0)
 	awaitEstablished(t, ctx, api, 1)
 	readDefinition(t, ctx, api, 0)

@@ -13,21 +13,18 @@ import (
 
 // Thousands of watches without events cost little memory each, and none after their end.
 func TestWatch_ManyIdle_MemoryIsBoundedAndReleased(t *testing.T) {
-	const (
-		perConnection = 200
-		bytesEach     = 27e3 // heap and stacks; 17.5 to 21.0 in three runs
-	)
+	const bytesEach = 27e3 // heap and stacks; 17.5 to 21.0 in three runs
 	watchers := harness.Pick(600, 10_000)
 	ctx := harness.Context(t, testTimeout)
-	s := newScene(t, ctx, 1_000, perConnection)
-	first, err := s.idle(t, ctx, 10, perConnection) // one-time allocations come before the measurement
+	s := filled(t, ctx, 1_000)
+	first, err := s.idle(t, ctx, 10) // one-time allocations come before the measurement
 	harness.Check(t, err)
 	first()
 	before, err := s.server.Held(ctx, s.api)
 	harness.Check(t, err)
 	t.Log("before:", before)
 
-	gone, err := s.idle(t, ctx, watchers, perConnection)
+	gone, err := s.idle(t, ctx, watchers)
 	harness.Check(t, err)
 	meanwhile, err := s.server.Held(ctx, s.api)
 	harness.Check(t, err)
@@ -38,12 +35,12 @@ func TestWatch_ManyIdle_MemoryIsBoundedAndReleased(t *testing.T) {
 		}
 	}
 	gone()
-	s.returned(t, ctx, before, 4<<20+int64(watchers)<<10, 20)
+	s.returned(t, ctx, before, 4<<20+int64(watchers)<<10, watchers/10)
 }
 
 // idle opens watches with bookmarks, alternately of one object and of the namespace, and returns when the server has accepted all
 // of them.
-func (s *scene) idle(t *testing.T, ctx context.Context, watchers, perConnection int) (gone func(), err error) {
+func (s *scene) idle(t *testing.T, ctx context.Context, watchers int) (gone func(), err error) {
 	t.Helper()
 	list, err := s.api.List(ctx, namespace, "limit=1")
 	harness.Check(t, err)

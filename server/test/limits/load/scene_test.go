@@ -34,35 +34,44 @@ const (
 // testTimeout bounds a failing test.
 var testTimeout = harness.Pick(2*time.Minute, 15*time.Minute)
 
+// perConnection is the server's limit of requests on an HTTP/2 connection.
+const perConnection = 200
+
+// shared is the server of all tests.
+var shared *scene
+
+func TestMain(m *testing.M) {
+	harness.Main(m, func(e *harness.Env) {
+		etcd := e.Etcd()
+		flags := []string{"--disable-admission-plugins=ServiceAccount", fmt.Sprintf("--http2-max-streams-per-connection=%d", perConnection)}
+		if harness.Engine() == harness.Strata {
+			flags = append(flags, "--strata-feature-gates=BookmarkOnRequest=true")
+		}
+		shared = &scene{etcd: etcd.Client(), server: e.APIServer(etcd, flags...)}
+		shared.api = shared.server.API()
+	})
+}
+
 // scene is a server on an etcd of its own with ConfigMaps.
 type scene struct {
-	server *harness.Server
-	api    *harness.API
-	etcd   *clientv3.Client
+	server  *harness.Server
+	api     *harness.API
+	etcd    *clientv3.Client
+	objects int
 }
 
-// newScene starts a scene with ConfigMaps of about 1 KB. streams is the maximum number of concurrent requests on an HTTP/2
-// connection.
-func newScene(t *testing.T, ctx context.Context, objects, streams int) *scene {
+// filled returns the shared scene with at least as many ConfigMaps of about 1 KB.
+func filled(t *testing.T, ctx context.Context, objects int) *scene {
 	t.Helper()
-	return newSceneWith(t, ctx, objects, streams)
-}
-
-// newSceneWith is newScene with more flags of the server.
-func newSceneWith(t *testing.T, ctx context.Context, objects, streams int, flags ...string) *scene {
-	t.Helper()
-	e := harness.New(t)
-	etcd := e.Etcd()
-	s := &scene{etcd: etcd.Client()}
-	flags = append([]string{"--disable-admission-plugins=ServiceAccount", fmt.Sprintf("--http2-max-streams-per-connection=%d", streams)}, flags...)
-	s.server = e.APIServer(etcd, flags...)
-	s.api = s.server.API()
-	_, err := s.api.Create(ctx, namespace, map[string]any{
-		"metadata": map[string]any{"name": firstName}, "data": map[string]any{"value": strings.Repeat("0123456789abcdef", 60)},
-	})
-	harness.Check(t, err)
-	s.fill(t, ctx, objects)
-	return s
+	if shared.objects == 0 {
+		_, err := shared.api.Create(ctx, namespace, map[string]any{
+			"metadata": map[string]any{"name": firstName}, "data": map[string]any{"value": strings.Repeat("0123456789abcdef", 60)},
+		})
+		harness.Check(t, err)
+		shared.objects = 1
+	}
+	shared.fill(t, ctx, objects)
+	return shared
 }
 
 // fill copies the first ConfigMap in etcd, many copies per transaction: through the API it would take minutes.
@@ -75,10 +84,10 @@ func (s *scene) fill(t *testing.T, ctx context.Context, objects int) {
 		t.Fatalf("etcd holds %d values of %s", len(stored.Kvs), firstName)
 	}
 	var ops []clientv3.Op
-	for i := 1; i < objects; i++ {
-		name := fmt.Sprintf("map-%06d", i)
+	for ; s.objects < objects; s.objects++ {
+		name := fmt.Sprintf("map-%06d", s.objects)
 		ops = append(ops, clientv3.OpPut(prefix+name, string(bytes.ReplaceAll(stored.Kvs[0].Value, []byte(firstName), []byte(name)))))
-		if len(ops) == atOnce || i == objects-1 {
+		if len(ops) == atOnce || s.objects == objects-1 {
 			_, err := s.etcd.Txn(ctx).Then(ops...).Commit()
 			harness.Check(t, err)
 			ops = ops[:0]

@@ -21,7 +21,7 @@ func TestWatch_StalledClients_MemoryIsBoundedAndReleased(t *testing.T) {
 		bound   = int64(harness.Pick(60*400e3, 200e6)) // a server that buffered unread data would need 20 MB for each
 	)
 	ctx := harness.Context(t, testTimeout)
-	s := newScene(t, ctx, objects, 250)
+	s := filled(t, ctx, objects)
 	first, err := s.stall(t, ctx, 4) // one-time allocations come before the measurement
 	harness.Check(t, err)
 	first()
@@ -44,7 +44,7 @@ func TestWatch_StalledClients_MemoryIsBoundedAndReleased(t *testing.T) {
 	}
 	s.healthy(t, ctx)
 	gone()
-	s.returned(t, ctx, before, 16<<20, 20)
+	s.returned(t, ctx, before, 16<<20, clients/3)
 }
 
 // stall starts clients, half of them over HTTP/1.1, and returns when each has received its first byte. They read no more, until
