@@ -134,14 +134,27 @@ func (r *refusals) RoundTrip(request *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// TestOverloadedFlow_IsRefused_OthersAreServed: an account occupies all seats of its priority level, and has as many requests queued as a
-// queue of the level holds, for more than a second. Its next request is refused with 429 and Retry-After, which client-go retries until it
-// is served. An account at the same level is queued; one at another level is served.
+// TestOverloadedFlow_IsRefused_OthersAreServed runs an account that overloads its priority level, beside others, and then an informer whose
+// lists are audited.
 func TestOverloadedFlow_IsRefused_OthersAreServed(t *testing.T) {
 	t.Parallel()
-	harness.OnlyStrata(t)
 	ctx := harness.Context(t, 4*time.Minute)
-	s := newScene(t, ctx, 1000, 0, "--request-timeout=5m") // a request may be queued for a minute
+	flags := append(auditLists(t), "--request-timeout=5m") // a request may be queued for a minute
+	strata := harness.Engine() == harness.Strata
+	if strata {
+		flags = append(flags, "--strata-list-bytes-in-flight=16Mi")
+	}
+	s := newScene(t, ctx, 20_000, 0, flags...)
+	if strata {
+		t.Run("overloaded flow", func(t *testing.T) { s.refuseOverloaded(t, ctx) })
+	}
+	t.Run("audited list above the limit", func(t *testing.T) { s.serveAudited(t, ctx) })
+}
+
+// refuseOverloaded: an account occupies all seats of its priority level, and has as many requests queued as a queue of the level holds, for
+// more than a second. Its next request is refused with 429 and Retry-After, which client-go retries until it is served. An account at the
+// same level is queued; one at another level is served.
+func (s *scene) refuseOverloaded(t *testing.T, ctx context.Context) {
 	seats := s.narrow(t, ctx)
 	get := func(token string) (*harness.Response, error) {
 		return s.server.APIFor(s.server.ConfigFor(token)).Do(ctx, http.MethodGet, mapPath, "", nil)

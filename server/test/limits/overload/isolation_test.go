@@ -18,6 +18,23 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
+// TestSlowClients_OthersAreServed runs clients that read slowly or not at all, or that vanish, beside others.
+func TestSlowClients_OthersAreServed(t *testing.T) {
+	t.Parallel()
+	ctx := harness.Context(t, harness.Pick(8*time.Minute, 20*time.Minute))
+	var flags []string
+	strata := harness.Engine() == harness.Strata
+	if strata {
+		flags = append(flags, "--strata-list-bytes-in-flight=64Mi") // three lists of 23 MB
+	}
+	s := newScene(t, ctx, 20_000, 0, flags...)
+	t.Run("clients vanish", func(t *testing.T) { s.releaseVanished(t, ctx) })
+	if strata { // upstream bounds neither the time of a watch's seat nor lists under way
+		t.Run("stalled initial events", func(t *testing.T) { s.releaseSeats(t, ctx) })
+		t.Run("slow lists", func(t *testing.T) { s.serveOtherLevels(t, ctx) })
+	}
+}
+
 const initialEvents = "watch=true&sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan&timeoutSeconds=86400"
 
 // executing returns the number of seats in use at a priority level.
@@ -65,20 +82,20 @@ func (s *scene) probe(t *testing.T, ctx context.Context, token string) (stop fun
 	}
 }
 
-// TestWatch_StalledInitialEvents_ReleaseSeats: clients of a priority level that do not read the initial events of their watches, for
+// releaseSeats: clients of a priority level that do not read the initial events of their watches, for
 // a day, occupy its seats for seconds only; other requests of the level are served, including writes.
-func TestWatch_StalledInitialEvents_ReleaseSeats(t *testing.T) {
-	t.Parallel()
-	if harness.Engine() != harness.Strata {
-		t.Skip("upstream's watch cache does not bound how long a watch keeps its seat")
-	}
-	ctx := harness.Context(t, 4*time.Minute)
-	s := newScene(t, ctx, 20_000, 0)
+func (s *scene) releaseSeats(t *testing.T, ctx context.Context) {
 	_, err := s.api.Do(ctx, http.MethodGet, mapsPath, "", nil)
 	harness.Check(t, err)
 
+	ended := func(ctx context.Context) (float64, error) {
+		return s.api.Sum(ctx, "strata_watches_ended_total", `reason="slow_client"`)
+	}
+	before, err := ended(ctx)
+	harness.Check(t, err)
 	const clients = 24          // of 10 seats each: all seats of the level
-	full := make(chan struct{}) // closed when the level has no free seats
+	full := make(chan struct{}) // closed when the level has no free seats, or all clients have had theirs
+	var answered atomic.Int32
 	read := make(chan struct{}) // closed when the clients start to read
 	var late atomic.Int32       // clients that were answered after that: they had been queued, and disconnect
 	codes := make([]int, clients)
@@ -99,6 +116,7 @@ func TestWatch_StalledInitialEvents_ReleaseSeats(t *testing.T) {
 			if response.StatusCode != http.StatusOK {
 				return fmt.Errorf("a watch was answered with %s", response.Status)
 			}
+			answered.Add(1)
 			select {
 			case <-full:
 				late.Add(1)
@@ -122,7 +140,7 @@ func TestWatch_StalledInitialEvents_ReleaseSeats(t *testing.T) {
 	}
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		seats, err := s.executing(ctx, "workload-low")
-		return seats >= 200, fmt.Errorf("%v seats, %w", seats, err)
+		return seats >= 200 || answered.Load() == clients, fmt.Errorf("%v seats, %d of %d clients were answered, %w", seats, answered.Load(), clients, err)
 	}))
 	close(full)
 	stop := s.probe(t, ctx, modestToken)
@@ -153,8 +171,9 @@ func TestWatch_StalledInitialEvents_ReleaseSeats(t *testing.T) {
 		t.Error("another user of the level was not served once")
 	}
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-		slow, err := s.api.Sum(ctx, "strata_watches_ended_total", `reason="slow_client"`)
-		return slow == float64(clients-late.Load()), fmt.Errorf("%v watches are counted as ended because their clients did not read, want %d of %d, %w", slow, clients-late.Load(), clients, err)
+		slow, err := ended(ctx)
+		slow -= before
+		return slow >= float64(clients-late.Load()), fmt.Errorf("%v watches are counted as ended because their clients did not read, want %d of %d, %w", slow, clients-late.Load(), clients, err)
 	}))
 }
 
@@ -177,17 +196,9 @@ func lastStatus(body io.Reader) (code int, err error) {
 	return code, lines.Err()
 }
 
-// TestPriorityLevels_SlowLists_OtherLevelsAreServed: clients of two levels that read large lists slowly block neither lists of other levels, in any form,
+// serveOtherLevels: clients of two levels that read large lists slowly block neither lists of other levels, in any form,
 // nor exempt ones, and are disconnected when they read too slowly.
-func TestPriorityLevels_SlowLists_OtherLevelsAreServed(t *testing.T) {
-	t.Parallel()
-	if harness.Engine() != harness.Strata {
-		t.Skip("upstream has no bound of lists under way")
-	}
-	ctx := harness.Context(t, 4*time.Minute)
-	s := newScene(t, ctx, 20_000, 0, "--strata-list-bytes-in-flight=64Mi") // three lists of 23 MB
-	_, err := s.api.Do(ctx, http.MethodGet, mapsPath, "", nil)
-	harness.Check(t, err)
+func (s *scene) serveOtherLevels(t *testing.T, ctx context.Context) {
 
 	attack, stop := context.WithCancel(ctx)
 	var attacking sync.WaitGroup
@@ -273,18 +284,8 @@ func (s *scene) readSlowly(ctx context.Context, o options, path, query, accept s
 	}
 }
 
-// TestList_AuditedAboveMemoryLimit_IsServed: an informer can list a collection whose audit events contain the response, however small the
-// memory limit of lists is.
-func TestList_AuditedAboveMemoryLimit_IsServed(t *testing.T) {
-	t.Parallel()
-	ctx := harness.Context(t, 4*time.Minute)
-	policy := harness.New(t).WriteFile("policy.yaml", []byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules:\n"+
-		"- level: RequestResponse\n  verbs: [list]\n  resources: [{group: \"\", resources: [configmaps]}]\n- level: None\n"))
-	flags := []string{"--audit-policy-file=" + policy, "--audit-log-path=/dev/null"}
-	if harness.Engine() == harness.Strata {
-		flags = append(flags, "--strata-list-bytes-in-flight=16Mi")
-	}
-	s := newScene(t, ctx, 20_000, 0, flags...)
+// serveAudited: an informer can list a collection whose audit events contain the response, however small the memory limit of lists is.
+func (s *scene) serveAudited(t *testing.T, ctx context.Context) {
 	reader := s.server.APIFor(s.server.ConfigFor(readerToken))
 	for _, accept := range []string{jsonType, protobufType} {
 		r, err := reader.DoAs(ctx, http.MethodGet, mapsPath, "resourceVersion=0&limit=500", "", accept, nil)
@@ -293,4 +294,11 @@ func TestList_AuditedAboveMemoryLimit_IsServed(t *testing.T) {
 			t.Errorf("a list in %s is answered with %d and %d bytes", accept, r.Code, len(r.Body))
 		}
 	}
+}
+
+// auditLists returns the flags with which audit events contain lists.
+func auditLists(t *testing.T) []string {
+	policy := harness.New(t).WriteFile("policy.yaml", []byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules:\n"+
+		"- level: RequestResponse\n  verbs: [list]\n  resources: [{group: \"\", resources: [configmaps]}]\n- level: None\n"))
+	return []string{"--audit-policy-file=" + policy, "--audit-log-path=/dev/null"}
 }

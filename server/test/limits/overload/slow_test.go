@@ -162,17 +162,14 @@ func (l *longest) String() string {
 	return b.String()
 }
 
-// TestWatch_ClientsVanish_ResourcesAreReleased: clients open thousands of watches and disconnect, half of them without a close of TLS or HTTP, half with
-// a reset. The server releases all their resources.
-func TestWatch_ClientsVanish_ResourcesAreReleased(t *testing.T) {
-	t.Parallel()
+// releaseVanished: clients open thousands of watches and disconnect, half of them without a close of TLS or HTTP, half with a reset. The
+// server releases all their resources.
+func (s *scene) releaseVanished(t *testing.T, ctx context.Context) {
 	const perConnection = 100 // the server's limit
 	var (
 		watches = harness.Pick(600, 10_000)
 		most    = 60e3 // bytes per watch
 	)
-	ctx := harness.Context(t, harness.Pick(3*time.Minute, 10*time.Minute))
-	s := newScene(t, ctx, 2_000, 0)
 	before, err := s.server.Held(ctx, s.api)
 	harness.Check(t, err)
 	t.Log("before:", before)
