@@ -33,14 +33,15 @@ func TestMain(m *testing.M) {
 		shared.replicas = make([]*replica, harness.Pick(2, 3))
 		for i := range shared.replicas {
 			// As during a rollout of sealed tokens: each server accepts the tokens of the others.
-			seals := fmt.Sprintf("--strata-feature-gates=SealedContinueTokens=%t", i == len(shared.replicas)-1)
-			starting.Go(func() { shared.replicas[i] = shared.start(seals) })
+			gates := fmt.Sprintf("--strata-feature-gates=SealedContinueTokens=%t,ManagedFieldsOptOut=%[1]t", i == len(shared.replicas)-1)
+			starting.Go(func() { shared.replicas[i] = shared.start(gates) })
 		}
 		starting.Wait()
 	})
 }
 
-// shared is a control plane of several servers, which a test kills and restarts. The last one seals its continue tokens.
+// shared is a control plane of several servers, which a test kills and restarts. The last one seals its continue tokens, and
+// omits managed fields for clients that ask for that.
 var shared *scene
 
 // scene is an etcd and servers on it.

@@ -176,8 +176,12 @@ func (h *history) uncached(r request) expectation {
 	return e
 }
 
-// TestList_UncachedResource_MatchesTable sends LISTs of a resource that neither engine caches.
+// TestList_UncachedResource_MatchesTable sends LISTs of a resource that neither engine caches. TestPagedList_UncachedResource_IsComplete is
+// its short form.
 func TestList_UncachedResource_MatchesTable(t *testing.T) {
+	if !harness.Long() {
+		t.Skip("starts two servers; STRATA_TEST_LONG=1 runs it")
+	}
 	ctx := harness.Context(t, testTimeout)
 	const off = "--watch-cache-sizes=secrets#0"
 	servers := []*server{
