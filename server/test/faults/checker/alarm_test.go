@@ -91,50 +91,6 @@ func TestConsistencyCheck_Compaction_ReportsNoDifference(t *testing.T) {
 	}
 }
 
-// TestConsistencyCheck_Restarts_ReportNoDifference stops and starts etcd, and both servers, during comparisons.
-func TestConsistencyCheck_Restarts_ReportNoDifference(t *testing.T) {
-	ctx := harness.Context(t, testTimeout)
-	before := requireStatus(t, ctx, lossy, maps, "success")
-	verify := noAlarm(t, ctx)
-	rule, done := asked(t, ctx, maps, "")
-	etcd.Kill()
-	rule.Remove()
-	etcd.Start()
-	if c := <-done; c.Status != "success" && c.Status != "error" {
-		t.Errorf("a check while etcd is started again is %+v", c)
-	}
-	for _, k := range []kind{maps, things, routes} {
-		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-			c := compare(t, ctx, lossy, k)
-			return c.Status == "success", fmt.Errorf("%+v", c)
-		}))
-	}
-	verify()
-
-	// A stopping server does not wait for a hanging check.
-	rule, done = asked(t, ctx, maps, "")
-	harness.Check(t, lossy.Stop())
-	rule.Remove()
-	if c := <-done; c.Status == "failure" {
-		t.Errorf("a check whose server ends is %+v", c)
-	}
-	var group sync.WaitGroup
-	group.Go(func() { lossy.Restart() })
-	harness.Check(t, strict.Stop())
-	strict.Restart()
-	group.Wait()
-	for _, s := range []*harness.Server{lossy, strict} {
-		for _, k := range []kind{maps, things, routes} {
-			list(t, ctx, s, k, "")
-			requireStatus(t, ctx, s, k, "success")
-		}
-		// History was restored: the hash at the old revision is unchanged.
-		if at, err := s.API().HashAt(ctx, maps.name, before.Revision); err != nil || at.Hash != before.Hash {
-			t.Errorf("after the restart %+v at %d, %v, want %+v", at, before.Revision, err, before)
-		}
-	}
-}
-
 // TestConsistencyCheck_UndecodableValue_IsCompared writes values that cannot be decoded: their keys are compared like others.
 func TestConsistencyCheck_UndecodableValue_IsCompared(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)

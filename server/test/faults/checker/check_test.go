@@ -139,7 +139,6 @@ func TestConsistencyCheck_WithoutPermission_IsRefused(t *testing.T) {
 // TestConsistencyCheck_RunsOncePerInterval: each resource is compared once per interval, also without requests; with interval 0 there are no periodic checks;
 // with the gate off there are no checks at all.
 func TestConsistencyCheck_RunsOncePerInterval(t *testing.T) {
-	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	without := env.Proxy(etcd)
 	off := env.APIServer(without.Etcd(), noServiceAccounts, often, "--strata-feature-gates=DetectCacheInconsistency=false",

@@ -1,8 +1,8 @@
 // Package checker tests the comparison of the cache with etcd (KEP-4988): the differences that it finds when events are lost, their
 // repair, its reads of etcd, and that it reports no false differences.
 //
-// Two servers share an etcd. The lossy one reaches it through a proxy that drops the events selected by a test; it compares on
-// demand only, and does not panic. The strict one compares at short intervals, and exits at a difference.
+// Two servers share an etcd, each through a proxy that drops the events selected by a test. The lossy one compares on demand only, and
+// does not panic. The strict one compares at short intervals, and exits at a difference. The tests that end servers are the last ones.
 package checker
 
 import (
@@ -44,9 +44,8 @@ var (
 	etcd   *harness.Etcd
 	client *clientv3.Client // bypasses all proxies
 
-	proxy  *harness.Proxy // in front of the lossy server's etcd
-	lossy  *harness.Server
-	strict *harness.Server
+	proxy, strictProxy *harness.Proxy // in front of the etcd of the lossy server, and of the strict one
+	lossy, strict      *harness.Server
 
 	hook *webhook
 )
@@ -60,8 +59,8 @@ func TestMain(m *testing.M) {
 		e.AtEnd(hook.server.Close)
 		env, etcd = e, e.Etcd()
 		client = etcd.Client()
-		proxy = e.Proxy(etcd)
-		strict = e.APIServer(etcd, noServiceAccounts, often)
+		proxy, strictProxy = e.Proxy(etcd), e.Proxy(etcd)
+		strict = e.APIServer(strictProxy.Etcd(), noServiceAccounts, often)
 		lossy = e.APIServer(proxy.Etcd(), noServiceAccounts, harness.Unchecked("it loses events"))
 		ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 		defer cancel()
