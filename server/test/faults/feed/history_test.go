@@ -256,7 +256,7 @@ func (p *past) objectReads() (keys []string) {
 func TestHistory_ServerKilled_IsRestored(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
-	ctx := harness.Context(t, testTimeout)
+	ctx := harness.Context(t, 2*testTimeout)
 	p := newPast(t, ctx)
 	p.fill(t, ctx)
 	list, replay := hold{"the list", p.proxy.Hold}, hold{"the replay", p.proxy.Stall}

@@ -9,15 +9,11 @@ import (
 	"github.com/stratakube/strata/server/test/internal/harness"
 )
 
-// Reads of one object that memory cannot answer are read from etcd, with a limit on concurrent reads: requests above it are refused
-// at once, to be retried.
-func TestGET_StalledFeed_LimitsEtcdReads(t *testing.T) {
-	if harness.Engine() != harness.Strata {
-		t.Skip("upstream reads each from etcd")
-	}
-	ctx := harness.Context(t, testTimeout)
-	s := newScene(t, ctx, 0)
+// limitsReads requires a limit on concurrent reads of one object from etcd, which memory cannot answer: requests above it are refused at
+// once, to be retried.
+func (s *scene) limitsReads(t *testing.T, ctx context.Context) {
 	want := s.stall(t, ctx)
+	defer s.proxy.Stall(false)
 	s.proxy.Reset()
 	s.proxy.Hold(true)
 

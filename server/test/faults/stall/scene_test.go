@@ -57,7 +57,7 @@ type scene struct {
 }
 
 // newScene starts a scene with objects ConfigMaps of about 1 KB, and one more.
-func newScene(t *testing.T, ctx context.Context, objects int) *scene {
+func newScene(t *testing.T, ctx context.Context) *scene {
 	e := harness.New(t)
 	s := &scene{etcd: e.Etcd()}
 	s.proxy = e.Proxy(s.etcd)
