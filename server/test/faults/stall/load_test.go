@@ -20,7 +20,7 @@ type outcome struct {
 }
 
 // forms are the LISTs of the load, in turn: answered with bytes from memory, the last one through upstream's handlers.
-var forms = []string{"", "limit=100", "", "labelSelector=a%3Db", "timeout=4s", "pretty=true&limit=10", "pretty=true&timeout=4s"}
+var forms = []string{"", "limit=100", "", "labelSelector=a%3Db", "timeout=30s", "pretty=true&limit=10", "pretty=true&timeout=30s"}
 
 // send sends perSecond consistent LISTs in each second of duration, on schedule and independently of earlier results, but never
 // more than atOnce concurrently. It returns when all are sent; answers returns when all are answered or have waited for
