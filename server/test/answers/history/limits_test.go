@@ -71,11 +71,11 @@ func TestHistory_CustomResource_HasHistory(t *testing.T) {
 	}
 }
 
-// TestHistory_ServerWithoutHistory_IsNamed tests the server withoutHistory.
+// TestHistory_ServerWithoutHistory_IsNamed tests upstream's engine.
 func TestHistory_ServerWithoutHistory_IsNamed(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
-	upstream := withoutHistory().Server
+	upstream := env.APIServer(etcd, "--disable-admission-plugins=ServiceAccount", "--engine="+harness.Upstream)
 	r, _, err := revisionTimes(ctx, upstream, "", "/api/v1/configmaps")
 	if harness.Check(t, err); r.Code != http.StatusNotAcceptable {
 		t.Errorf("times of upstream: %s, want 406", r.Err())

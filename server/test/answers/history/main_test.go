@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -37,17 +36,6 @@ func TestMain(m *testing.M) {
 		api = server.API()
 	})
 }
-
-// upstream is kube-apiserver's own cache, in the same binary, on an etcd of its own.
-type upstream struct {
-	*harness.Server
-	etcd *harness.Etcd
-}
-
-var withoutHistory = sync.OnceValue(func() upstream {
-	etcd := env.Etcd()
-	return upstream{env.APIServer(etcd, "--disable-admission-plugins=ServiceAccount", "--engine="+harness.Upstream), etcd}
-})
 
 // object is an object to write; its shape is that of the API.
 type object = map[string]any
