@@ -45,6 +45,7 @@ func readFlaky(path string) (map[string]string, error) {
 
 // report prints the failures and the counts, and returns the verdict.
 func report(out io.Writer, rs *results, failures []failure, other []string, listed map[string]string, took time.Duration) bool {
+	rs.slowest(out)
 	failed := 0
 	for _, f := range failures {
 		if f.passedAgain {
@@ -139,6 +140,40 @@ func (f failure) output(rs *results) (lines []string) {
 		}
 	}
 	return slices.DeleteFunc(lines, func(line string) bool { return strings.HasPrefix(line, "=== ") })
+}
+
+// slowest prints the packages and the top-level tests that took the longest, if a second and more.
+func (rs *results) slowest(out io.Writer) {
+	type took struct {
+		seconds float64
+		name    string
+	}
+	var packages, tests []took
+	for _, p := range rs.packages {
+		if p.cached {
+			continue
+		}
+		packages = append(packages, took{p.elapsed, p.short()})
+		for _, t := range p.order {
+			if !strings.Contains(t.name, "/") {
+				tests = append(tests, took{t.elapsed, p.short() + " " + t.name})
+			}
+		}
+	}
+	list := func(what string, all []took) {
+		slices.SortStableFunc(all, func(a, b took) int { return cmp.Compare(b.seconds, a.seconds) })
+		for i, t := range all[:min(len(all), 10)] {
+			if t.seconds < 1 {
+				break
+			}
+			if i == 0 {
+				fmt.Fprintf(out, "\nslowest %s:\n", what)
+			}
+			fmt.Fprintf(out, "%7.1fs %s\n", t.seconds, t.name)
+		}
+	}
+	list("packages", packages)
+	list("tests", tests)
 }
 
 // count returns the number of tests and subtests that ran, and the reasons of the skipped ones. A test

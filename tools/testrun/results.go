@@ -39,10 +39,11 @@ type pkg struct {
 
 // test is a test or subtest. Those that passed have no output.
 type test struct {
-	name   string
-	action string // pass, fail or skip; "" until it ends
-	output []string
-	seeded bool // of a top-level test: it, or a subtest, printed a random seed
+	name    string
+	action  string // pass, fail or skip; "" until it ends
+	elapsed float64
+	output  []string
+	seeded  bool // of a top-level test: it, or a subtest, printed a random seed
 }
 
 var (
@@ -92,6 +93,7 @@ func (rs *results) add(inv invocation, e event) *pkg {
 		if t.action == "fail" {
 			break // with -count, a test runs several times: a failure stays
 		}
+		t.elapsed = max(t.elapsed, e.Elapsed)
 		if t.action = e.Action; t.action == "pass" {
 			t.output = nil
 		}

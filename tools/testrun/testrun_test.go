@@ -357,12 +357,26 @@ func TestSeed_FormsOfTests_AreFound(t *testing.T) {
 	}
 }
 
-func TestReport_Duration_IsRounded(t *testing.T) {
+func TestReport_SlowestAndDuration_AreRounded(t *testing.T) {
 	var out strings.Builder
 	rs := &results{}
-	rs.add(invocation{}, event{Action: "pass", Package: "p", Test: "TestX"})
-	rs.add(invocation{}, event{Action: "pass", Package: "p"})
-	if !report(&out, rs, nil, nil, nil, 61400*time.Millisecond) || !strings.Contains(out.String(), "1 tests in 1 packages, 0 failures, 1m1s\n") {
-		t.Errorf("%q", out.String())
+	rs.add(invocation{}, event{Action: "pass", Package: "p", Test: "TestX", Elapsed: 1.21})
+	rs.add(invocation{}, event{Action: "pass", Package: "p", Test: "TestY", Elapsed: 58})
+	rs.add(invocation{}, event{Action: "pass", Package: "p", Test: "TestY/part", Elapsed: 58})
+	rs.add(invocation{}, event{Action: "pass", Package: "p", Test: "TestZ", Elapsed: 0.9})
+	rs.add(invocation{}, event{Action: "pass", Package: "p", Elapsed: 60.4})
+	passed := report(&out, rs, nil, nil, nil, 61400*time.Millisecond)
+	const want = `
+slowest packages:
+   60.4s p
+
+slowest tests:
+   58.0s p TestY
+    1.2s p TestX
+
+4 tests in 1 packages, 0 failures, 1m1s
+`
+	if !passed || out.String() != want {
+		t.Errorf("passed %v, %s", passed, out.String())
 	}
 }
