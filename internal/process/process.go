@@ -244,11 +244,17 @@ func (c *Child) Tail() string { return Tail(c.log) }
 func (c *Child) logEnd() string { return fmt.Sprintf("the end of %s:\n%s", c.log, c.Tail()) }
 
 // Tail returns the last 25 lines of a file, or the error of reading it.
-func Tail(path string) string {
+func Tail(path string) string { return TailFrom(path, 0) }
+
+// TailFrom is Tail without the first bytes of the file. A shorter file is a new one, of a rotation.
+func TailFrom(path string, from int64) string {
 	const maxLines = 25
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return err.Error()
+	}
+	if from <= int64(len(data)) {
+		data = data[from:]
 	}
 	lines := strings.Split(string(bytes.TrimSpace(data)), "\n")
 	return strings.Join(lines[max(0, len(lines)-maxLines):], "\n")

@@ -24,8 +24,9 @@ const outside = "outside of the tests:"
 // Env owns a directory and the processes that were started in it. Its methods end the test (or, for Main, the whole test binary)
 // when a process cannot be started. They may be called concurrently, but not from goroutines that outlive the test.
 type Env struct {
-	dir  string
-	fail func(error)
+	dir    string
+	shared bool // of all tests of the binary: see use
+	fail   func(error)
 
 	servingOnce sync.Once
 	servingCA   *Authority // see serving
@@ -64,7 +65,7 @@ func Main(m *testing.M, start func(*Env)) {
 			return 1
 		}
 		defer os.RemoveAll(dir)
-		e := &Env{dir: dir}
+		e := &Env{dir: dir, shared: true}
 		e.fail = func(err error) {
 			fmt.Fprintln(os.Stderr, outside, err)
 			e.stop()
@@ -74,7 +75,7 @@ func Main(m *testing.M, start func(*Env)) {
 		start(e)
 		code := m.Run()
 		checked := e.runChecks()
-		if code != 0 {
+		if len(checked) > 0 {
 			fmt.Fprintln(os.Stderr, e.tails())
 		}
 		for _, err := range append(checked, e.stop()...) {
@@ -192,12 +193,12 @@ func (e *Env) StartProgram(name, path string, args ...string) *Process {
 }
 
 func (e *Env) startProcess(name, path string, environ []string, prepare func(pid int) error, args []string) *Process {
+	log := filepath.Join(e.Dir(name), name+".log")
 	child, err := process.Start(process.Spec{
-		Name: name, Path: path, Args: args, Dir: e.dir, Env: environ, Prepare: prepare, Lines: true,
-		Log: filepath.Join(e.Dir(name), name+".log"),
+		Name: name, Path: path, Args: args, Dir: e.dir, Env: environ, Prepare: prepare, Lines: true, Log: log,
 	})
 	e.check(err)
-	p := &Process{Child: child}
+	p := &Process{Child: child, logs: []string{log}}
 	e.mu.Lock()
 	e.mu.processes = append(e.mu.processes, p)
 	e.mu.Unlock()
@@ -240,13 +241,12 @@ func (e *Env) stop() []error {
 	return errs
 }
 
-// tails returns the end of each process's log.
-func (e *Env) tails() string {
+// tails returns the ends of each process's logs.
+func (e *Env) tails() (text string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	text := ""
 	for _, p := range e.mu.processes {
-		text += fmt.Sprintf("--- end of the output of %s ---\n%s\n", p.Name(), p.Tail())
+		text += p.ends(nil)
 	}
 	return text
 }

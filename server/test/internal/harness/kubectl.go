@@ -12,17 +12,22 @@ func (s *Server) Kubectl(ctx context.Context, stdin string, args ...string) (Res
 
 // KubectlAs is Kubectl with another kubeconfig.
 func (s *Server) KubectlAs(ctx context.Context, kubeconfig, stdin string, args ...string) (Result, error) {
-	return s.env.Run(ctx, stdin, append([]string{"kubectl", "--kubeconfig=" + kubeconfig}, args...)...)
+	return s.run(ctx, stdin, append([]string{"kubectl", "--kubeconfig=" + kubeconfig}, args...)...)
 }
 
 // Console runs `strata console` as the administrator.
 func (s *Server) Console(ctx context.Context) (Result, error) {
-	return s.env.Run(ctx, "", "console", "--kubeconfig="+s.Kubeconfig)
+	return s.run(ctx, "", "console", "--kubeconfig="+s.Kubeconfig)
 }
 
 // History runs `strata history` as the administrator.
 func (s *Server) History(ctx context.Context, args ...string) (Result, error) {
-	return s.env.Run(ctx, "", append([]string{"history", "--kubeconfig=" + s.Kubeconfig}, args...)...)
+	return s.run(ctx, "", append([]string{"history", "--kubeconfig=" + s.Kubeconfig}, args...)...)
+}
+
+func (s *Server) run(ctx context.Context, stdin string, args ...string) (Result, error) {
+	s.used(ctx)
+	return s.env.Run(ctx, stdin, args...)
 }
 
 // StartKubectl starts a long-running kubectl, such as `get --watch`, as a process of the environment.

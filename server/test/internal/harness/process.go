@@ -2,6 +2,7 @@ package harness
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,6 +23,7 @@ const stopTimeout = 90 * time.Second
 // Process is a child process of an environment. Its methods may be called concurrently.
 type Process struct {
 	*process.Child
+	logs   []string    // paths of its output, and of the log that `strata up` writes beside it
 	anyEnd atomic.Bool // Stop accepts any exit code: a test has read it, or any is valid
 }
 
@@ -85,6 +87,30 @@ func (p *Process) Output() string {
 		return err.Error()
 	}
 	return log
+}
+
+// sizes returns the sizes of the logs so far.
+func (p *Process) sizes() []int64 {
+	sizes := make([]int64, len(p.logs))
+	for i, path := range p.logs {
+		if info, err := os.Stat(path); err == nil {
+			sizes[i] = info.Size()
+		}
+	}
+	return sizes
+}
+
+// ends returns the ends of the logs, without what they had when their sizes were from; nil is none.
+func (p *Process) ends(from []int64) (text string) {
+	for i, path := range p.logs {
+		var first int64
+		if from != nil {
+			first = from[i]
+		}
+		end := cmp.Or(process.TailFrom(path, first), "(no lines)")
+		text += fmt.Sprintf("--- end of %s of %s ---\n%s\n", filepath.Base(path), p.Name(), end)
+	}
+	return text
 }
 
 // Result is the output and the exit code of a command.

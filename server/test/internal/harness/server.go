@@ -12,12 +12,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
-
-	"github.com/stratakube/strata/internal/process"
 )
 
 const adminToken = "admin-token"
@@ -31,6 +30,7 @@ type Server struct {
 	Kubeconfig string       // path of a kubeconfig for the same user
 
 	env       *Env
+	starting  sync.Mutex          // guards before and Process while StartAgain replaces them
 	before    []*Process          // processes that StartAgain has replaced
 	program   string              // a stock kube-apiserver; "" for the strata command
 	args      []string            // of the program
@@ -51,8 +51,9 @@ func (e *Env) UpIn(dataDir string, args ...string) *Server {
 	}
 	args = append(append(args, "--engine="+Engine()), checkFlags(args, false)...)
 	p := e.startServer("up", "", false, nil, args)
+	p.logs = append(p.logs, filepath.Join(dataDir, "strata.log"))
 	if _, _, err := p.WaitLine(ctx, 0, "controllers:"); err != nil {
-		e.fail(fmt.Errorf("%w\n%s", err, process.Tail(filepath.Join(dataDir, "strata.log"))))
+		e.fail(fmt.Errorf("%w\n%s", err, p.ends(nil)))
 	}
 	kubeconfig := filepath.Join(dataDir, "kubeconfig")
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
@@ -61,19 +62,23 @@ func (e *Env) UpIn(dataDir string, args ...string) *Server {
 		Process:    p,
 		URL:        config.Host,
 		CAFile:     e.WriteFile("ca.crt", config.CAData),
-		Config:     unlimited(config),
 		Kubeconfig: kubeconfig,
 		env:        e,
 		args:       args,
 	}
+	s.Config = s.unlimited(config)
 	e.addServer(s)
 	return s
 }
 
-// unlimited removes client-go's own rate limit from config: the tests concern the server's.
-func unlimited(config *rest.Config) *rest.Config {
+// unlimited removes client-go's own rate limit from config: the tests concern the server's. The context of a request names the test
+// that uses the server.
+func (s *Server) unlimited(config *rest.Config) *rest.Config {
 	config.QPS = -1
 	config.WarningHandler = rest.NoWarnings{}
+	if s.env != nil && s.env.shared {
+		config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &observed{next, s} })
+	}
 	return config
 }
 
@@ -138,7 +143,7 @@ func (e *Env) startAPIServer(l launch, etcd *Etcd, flags ...string) *Server {
 		CAFile:    ca.CertFile,
 		env:       e,
 	}
-	s.Config = unlimited(&rest.Config{Host: s.URL, BearerToken: adminToken, TLSClientConfig: rest.TLSClientConfig{CAFile: ca.CertFile}})
+	s.Config = s.unlimited(&rest.Config{Host: s.URL, BearerToken: adminToken, TLSClientConfig: rest.TLSClientConfig{CAFile: ca.CertFile}})
 	s.Kubeconfig = s.KubeconfigFor(adminToken)
 	e.addServer(s)
 	return s
@@ -156,8 +161,10 @@ func (s *Server) Restart(more ...string) {
 // StartAgain is Restart without the wait.
 func (s *Server) StartAgain(more ...string) {
 	s.args = append(s.args, more...)
-	s.before = append(s.before, s.Process)
-	s.Process = s.env.startServer("apiserver", s.program, s.unchecked, s.prepare, s.args)
+	p := s.env.startServer("apiserver", s.program, s.unchecked, s.prepare, s.args)
+	s.starting.Lock()
+	defer s.starting.Unlock()
+	s.before, s.Process = append(s.before, s.Process), p
 }
 
 // Flags returns the flags of the last start.
@@ -258,5 +265,5 @@ func (s *Server) KubeconfigFor(token string) string {
 
 // ConfigFor returns a client configuration whose user has only a bearer token.
 func (s *Server) ConfigFor(token string) *rest.Config {
-	return unlimited(&rest.Config{Host: s.URL, BearerToken: token, TLSClientConfig: rest.TLSClientConfig{CAFile: s.CAFile}})
+	return s.unlimited(&rest.Config{Host: s.URL, BearerToken: token, TLSClientConfig: rest.TLSClientConfig{CAFile: s.CAFile}})
 }

@@ -31,9 +31,10 @@ func Must[T any](t testing.TB) func(T, error) T {
 	}
 }
 
-// Context returns a context that ends with the test, or after timeout. The timeout bounds a hanging test.
+// Context returns a context that ends with the test, or after timeout. The timeout bounds a hanging test. If the test fails, it logs
+// the ends of the logs of the shared servers to which it has sent requests with the context.
 func Context(t testing.TB, timeout time.Duration) context.Context {
-	ctx, cancel := context.WithTimeoutCause(t.Context(), timeout, fmt.Errorf("not done after %v", timeout))
+	ctx, cancel := context.WithTimeoutCause(withUse(t), timeout, fmt.Errorf("not done after %v", timeout))
 	t.Cleanup(cancel)
 	return ctx
 }
