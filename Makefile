@@ -71,7 +71,7 @@ test: ## run all tests, or some packages: make test PKGS=./mirror/...; engine, k
 
 quick: build gofmt ## before each commit: gofmt, vet of the engine, short tests without the race detector, and one real server; a minute
 	$(ALONE) $(GO) vet ./...
-	@export STRATA_BINARY='$(CURDIR)/$(BIN)' && $(RUN_TESTS) -flags '-short -vet=off $(TEST_FLAGS)' engine ./kube/kubestorage ./kube/readpath \
+	@export STRATA_BINARY='$(CURDIR)/$(BIN)' && $(RUN_TESTS) -together -flags '-short -vet=off $(TEST_FLAGS)' engine ./kube/kubestorage ./kube/readpath \
 		./kube/continuetoken ./kube/listadmission ./kube/internal/... ./server/test/answers/semantics
 
 nightly: ## every test under the race detector, long forms, version skew, chaos with fsync; a missing program is a failure: hours

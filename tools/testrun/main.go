@@ -38,6 +38,7 @@ func main() {
 	flag.StringVar(&r.root, "root", ".", "top of the repository")
 	flag.StringVar(&r.goCommand, "go", "go", "the go command")
 	flag.BoolVar(&r.race, "race", false, "the race detector on engine, kube and stratatest")
+	flag.BoolVar(&r.together, "together", false, "run the modules at the same time: for tests that wait most of the time")
 	timeout := flag.Duration("timeout", 15*time.Minute, "time limit of a package's tests")
 	flags := flag.String("flags", "", "further flags of go test")
 	flag.Parse()
@@ -51,7 +52,7 @@ func main() {
 // runner runs the tests of one call.
 type runner struct {
 	root, goCommand string
-	race            bool
+	race, together  bool
 	flags           []string // of go test, for all modules
 	out             io.Writer
 	environ         []string // additions to the environment of tests

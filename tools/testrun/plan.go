@@ -174,10 +174,14 @@ func (r *runner) plan(words []string) (stages [][]invocation, err error) {
 			stages[len(stages)-1] = append(stages[len(stages)-1], *inv) // both wait for servers most of the time
 			continue
 		}
-		stages = append(stages, []invocation{*inv})
+		stage := []invocation{*inv}
 		if again := r.withoutRace(*inv); again != nil {
-			stages = append(stages, []invocation{*again})
+			stage = append(stage, *again) // fills the time in which the longest package is alone
 		}
+		stages = append(stages, stage)
+	}
+	if r.together {
+		stages = [][]invocation{slices.Concat(stages...)}
 	}
 	return stages, nil
 }
@@ -265,7 +269,7 @@ func (r *runner) withoutRace(inv invocation) *invocation {
 	if len(again.packages) == 0 {
 		return nil
 	}
-	again.args = slices.Concat(inv.args[:race], []string{"-run=^(" + strings.Join(tests, "|") + ")"}, inv.args[race+1:])
+	again.args = slices.Concat(inv.args[:race], []string{"-p=1", "-run=^(" + strings.Join(tests, "|") + ")"}, inv.args[race+1:])
 	return &again
 }
 

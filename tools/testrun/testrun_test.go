@@ -226,11 +226,11 @@ func TestPlan_Patterns_AreOfTheirModules(t *testing.T) {
 	r := &runner{root: "../..", goCommand: "go", race: true, out: io.Discard}
 	for words, want := range map[string]string{
 		"./btree":                            "engine[./btree]",
-		"./mirror/...":                       "engine[./mirror/...] engine, without the race detector[./mirror]",
-		"./kube/readpath ./kube/kubestorage": "kube[./readpath ./kubestorage] kube, without the race detector[./kubestorage ./readpath]",
-		"./kube/loadshed ./kube/kubestorage": "kube[./loadshed ./kubestorage] kube, without the race detector[./kubestorage ./loadshed]",
-		"engine":                             "engine[./mirror ./...] engine, without the race detector[./mirror]",
-		"kube":                               "kube[./kubestorage ./enginetest ./readpath ./...] kube, without the race detector[./kubestorage ./loadshed ./readpath ./internal/gzipjoin]",
+		"./mirror/...":                       "engine[./mirror/...]+engine, without the race detector[./mirror]",
+		"./kube/readpath ./kube/kubestorage": "kube[./readpath ./kubestorage]+kube, without the race detector[./kubestorage ./readpath]",
+		"./kube/loadshed ./kube/kubestorage": "kube[./loadshed ./kubestorage]+kube, without the race detector[./kubestorage ./loadshed]",
+		"engine":                             "engine[./mirror ./...]+engine, without the race detector[./mirror]",
+		"kube":                               "kube[./kubestorage ./enginetest ./readpath ./...]+kube, without the race detector[./kubestorage ./loadshed ./readpath ./internal/gzipjoin]",
 		"./server/test/replica":              "server[./test/replica]",
 		"./server/bench/...":                 "server[./bench ./bench/...]",
 		"./server/test/... ./stratatest":     "server[./test/...]+stratatest[.]",
