@@ -219,6 +219,7 @@ func TestCachedVersions_Idle_AreDropped(t *testing.T) {
 // TestWindow_MaxBytes_IncludesVersions: the bytes of versions and of values together stay below the bound.
 func TestWindow_MaxBytes_IncludesVersions(t *testing.T) {
 	slow(t)
+	oneSequence(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const limit = 400_000

@@ -137,6 +137,7 @@ func TestCompressor_UnreadValues_AreCompressed(t *testing.T) {
 }
 
 func TestCompressor_SupersededValues_AreCompressed(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c := newCompressed(t, 5*time.Minute, func(i int) string { return similarValue(i, 0) })
 		defer c.m.Close()

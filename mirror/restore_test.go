@@ -18,6 +18,7 @@ import (
 
 // TestResource_AfterWaitReady_IsReadable: after WaitReady a read does not return ErrNotReady.
 func TestResource_AfterWaitReady_IsReadable(t *testing.T) {
+	t.Parallel()
 	const resources = 3000 // to lengthen the time between the first and the last
 	for range 5 {
 		store := memory.New()

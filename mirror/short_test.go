@@ -3,6 +3,7 @@ package mirror_test
 import (
 	"testing"
 
+	"github.com/stratakube/strata/internal/testrace"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -12,5 +13,13 @@ func slow(t *testing.T) {
 	t.Helper()
 	if testing.Short() && !mirror.CheckInvariants {
 		t.Skip("short: takes seconds")
+	}
+}
+
+// oneSequence skips a test of one long sequence of steps under the race detector: see testrace.Few.
+func oneSequence(t *testing.T) {
+	t.Helper()
+	if testrace.Few() {
+		t.Skip("one sequence: not under the race detector")
 	}
 }

@@ -19,6 +19,7 @@ import (
 // TestWindow_MaxBytes_BoundsHistory writes values of all sizes to several resources. After every batch
 // the history is within the bound (I7), and not empty.
 func TestWindow_MaxBytes_BoundsHistory(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const limit = 8 << 20
 		store := memory.New()
@@ -285,6 +286,7 @@ func TestHistory_MemoryPerRevision_IsBounded(t *testing.T) {
 // TestWindow_CachedVersions_AreEvictedBeforeEvents: versions cached for readers are evicted before events.
 func TestWindow_CachedVersions_AreEvictedBeforeEvents(t *testing.T) {
 	slow(t)
+	oneSequence(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()

@@ -36,7 +36,7 @@ var modules = []module{
 // withoutRace are the tests that run a second time without the race detector, by the directory of
 // their package: they skip themselves under it, or explore few states (internal/testrace).
 var withoutRace = []struct{ dir, tests string }{
-	{"mirror", "TestOrderings_|TestHistory_MemoryPerRevision_"},
+	{"mirror", "TestOrderings_|TestHistory_MemoryPerRevision_|TestWindow_MaxBytes_IncludesVersions|TestWindow_CachedVersions_"},
 	{"kube/kubestorage", "TestSuitesOfThisMinor"},
 	{"kube/loadshed", "TestHandle_Overload"},
 	{"kube/readpath", "TestList_SlowClient_|TestList_LargeObjectsSlowClient_|TestWatch_FramesAndHeaders_"},
