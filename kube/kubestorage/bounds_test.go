@@ -65,6 +65,7 @@ func TestWatch_ClientStopsReading_HoldsNoVersion(t *testing.T) {
 // TestRevision_BeyondMaximum_IsInFuture covers numbers that parse but exceed every possible
 // revision. The error of a list or a GET has the client's number.
 func TestRevision_BeyondMaximum_IsInFuture(t *testing.T) {
+	t.Parallel()
 	f := setup(t)
 	pod := f.create(t, newPod("a"))[0]
 	f.catchUp(t)

@@ -41,14 +41,24 @@ import (
 // suite runs an exported suite as a subtest; a skip is a failure, except with -short.
 func suite(t *testing.T, name string, run func(t *testing.T)) {
 	t.Helper()
-	skipped := false
-	t.Run(name, func(t *testing.T) {
-		t.Cleanup(func() { skipped = t.Skipped() })
+	t.Run(name, func(sub *testing.T) {
+		sub.Cleanup(func() {
+			if sub.Skipped() && !testing.Short() {
+				t.Errorf("%s was skipped", name)
+			}
+		})
+		run(sub)
+	})
+}
+
+// parallelSuite is suite for one that sets no gate: it runs in parallel with the others of t, most of
+// which wait. Gates that t has set stay set until the suites of t have ended.
+func parallelSuite(t *testing.T, name string, run func(t *testing.T)) {
+	t.Helper()
+	suite(t, name, func(t *testing.T) {
+		t.Parallel()
 		run(t)
 	})
-	if skipped && !testing.Short() {
-		t.Errorf("%s was skipped", name)
-	}
 }
 
 // cacherSuites are the suites of upstream's cacher that take a storage and no other argument.
@@ -58,7 +68,6 @@ var cacherSuites = []struct {
 }{
 	{"CreateWithTTL", storagetesting.RunTestCreateWithTTL},
 	{"CreateWithKeyExist", storagetesting.RunTestCreateWithKeyExist},
-	{"Get", storagetesting.RunTestGet},
 	{"UnconditionalDelete", storagetesting.RunTestUnconditionalDelete},
 	{"ConditionalDelete", storagetesting.RunTestConditionalDelete},
 	{"DeleteWithSuggestion", storagetesting.RunTestDeleteWithSuggestion},
@@ -112,7 +121,7 @@ var pagingSuites = []struct {
 // TestStorageSuites runs the suites that upstream's cacher runs, on the engine.
 func TestStorageSuites(t *testing.T) {
 	for _, s := range cacherSuites {
-		suite(t, s.name, func(t *testing.T) {
+		parallelSuite(t, s.name, func(t *testing.T) {
 			f := setup(t)
 			s.run(contextFor(t), t, f.engine(t))
 		})
@@ -124,19 +133,23 @@ func TestStorageSuites(t *testing.T) {
 		})
 	}
 
-	suite(t, "Create", func(t *testing.T) {
+	suite(t, "Get", func(t *testing.T) { // not in parallel: it reads an object that expires after a second
+		f := setup(t)
+		storagetesting.RunTestGet(contextFor(t), t, f.engine(t))
+	})
+	parallelSuite(t, "Create", func(t *testing.T) {
 		f := setup(t)
 		storagetesting.RunTestCreate(contextFor(t), t, f.engine(t), f.checkStored(""))
 	})
-	suite(t, "WatchDispatchBookmarkEvents", func(t *testing.T) {
+	parallelSuite(t, "WatchDispatchBookmarkEvents", func(t *testing.T) {
 		f := setup(t)
 		storagetesting.RunTestWatchDispatchBookmarkEvents(contextFor(t), t, f.engine(t), true)
 	})
-	suite(t, "WatchFromZero", func(t *testing.T) {
+	parallelSuite(t, "WatchFromZero", func(t *testing.T) {
 		f := setup(t, withWindow(mirror.Window{MaxAge: time.Hour, MaxBytes: 1 << 20}))
 		storagetesting.RunTestWatchFromZero(contextFor(t), t, f.engine(t), f.outrun)
 	})
-	suite(t, "CompactRevision", func(t *testing.T) {
+	parallelSuite(t, "CompactRevision", func(t *testing.T) {
 		f := setup(t)
 		storagetesting.RunTestCompactRevision(contextFor(t), t, f.engine(t), f.increaseRV, f.compact)
 	})
@@ -150,7 +163,7 @@ func TestStorageSuites(t *testing.T) {
 
 	// Pages after the first are answered from memory too.
 	for _, s := range pagingSuites {
-		suite(t, s.name, func(t *testing.T) {
+		parallelSuite(t, s.name, func(t *testing.T) {
 			f := setup(t)
 			validated := 0
 			s.run(contextFor(t), t, f.engine(t), func(t *testing.T, _, _ uint64) {
@@ -194,16 +207,16 @@ func TestListSuites(t *testing.T) {
 					opts = append(opts, withSource(func(s driver.Source) driver.Source { return withoutProgress{s} }))
 				}
 				if consistent || optional {
-					suite(t, "List", func(t *testing.T) {
+					parallelSuite(t, "List", func(t *testing.T) {
 						f := setup(t, opts...)
 						storagetesting.RunTestList(contextFor(t), t, writeAndSee{f.engine(t)}, f.compact, true, f.lists)
 					})
 				}
-				suite(t, "ConsistentList", func(t *testing.T) {
+				parallelSuite(t, "ConsistentList", func(t *testing.T) {
 					f := setup(t, opts...)
 					storagetesting.RunTestConsistentList(contextFor(t), t, f.engine(t), f.increaseRV, true, consistent, past)
 				})
-				suite(t, "GetListNonRecursive", func(t *testing.T) {
+				parallelSuite(t, "GetListNonRecursive", func(t *testing.T) {
 					f := setup(t, opts...)
 					storagetesting.RunTestGetListNonRecursive(contextFor(t), t, f.increaseRV, f.engine(t))
 				})
@@ -214,10 +227,10 @@ func TestListSuites(t *testing.T) {
 
 // TestStorageSuitesBeyondCacher runs the suites that upstream's cacher does not.
 func TestStorageSuitesBeyondCacher(t *testing.T) {
-	suite(t, "WatchContextCancel", func(t *testing.T) {
+	parallelSuite(t, "WatchContextCancel", func(t *testing.T) {
 		storagetesting.RunTestWatchContextCancel(contextFor(t), t, setup(t).engine(t))
 	})
-	suite(t, "ProgressNotify", func(t *testing.T) {
+	parallelSuite(t, "ProgressNotify", func(t *testing.T) {
 		f := setup(t, func(o *options) {
 			o.etcd.ProgressInterval = time.Second
 		})
@@ -264,11 +277,11 @@ func TestStorageSuitesBeyondCacher(t *testing.T) {
 // KEP: resource version 0 ignores the limit (KEP-2340, row L6), so a list at 0 with a limit has no
 // continue token with which the suite could continue.
 func TestStorageSuitesFromEtcd(t *testing.T) {
-	suite(t, "ListInconsistentContinuation", func(t *testing.T) {
+	parallelSuite(t, "ListInconsistentContinuation", func(t *testing.T) {
 		f := setup(t, fromEtcd)
 		storagetesting.RunTestListInconsistentContinuation(contextFor(t), t, f, f.compact)
 	})
-	suite(t, "List", func(t *testing.T) { // including the two cases that it skips for caches
+	parallelSuite(t, "List", func(t *testing.T) { // including the two cases that it skips for caches
 		f := setup(t, fromEtcd)
 		storagetesting.RunTestList(contextFor(t), t, f, f.compact, false, f.lists)
 	})

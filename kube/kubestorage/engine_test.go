@@ -209,6 +209,7 @@ func TestEngine_EtcdWithoutProgress_ServesFromMemory(t *testing.T) {
 // TestEngine_FreshnessUnproven_ReadsFromEtcd: without progress and without a watch of all keys, reads of the
 // present go to etcd, and gates cannot move them to memory.
 func TestEngine_FreshnessUnproven_ReadsFromEtcd(t *testing.T) {
+	t.Parallel()
 	client := startEtcd(t, testetcd.Config{})
 	client.Watcher = mute{Watcher: client.Watcher, deny: "\x00"}
 	opts := Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}

@@ -87,6 +87,7 @@ func (c *resumingClient) session(t *testing.T, f *fixture, after int64) (whole i
 // TestWatch_Resumed_KeepsWatchGuarantees: watches with different selectors resume at random revisions while transactions change several
 // pods each, with labels that start and cease to match. Every guarantee is checked by its validator.
 func TestWatch_Resumed_KeepsWatchGuarantees(t *testing.T) {
+	t.Parallel()
 	const (
 		watchers, reconnects = 60, 8
 		colors               = 4

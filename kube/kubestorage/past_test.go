@@ -256,6 +256,7 @@ func TestPastList_OvertakenByCompaction_Returns410(t *testing.T) {
 
 // TestPastList_RequestCanceled_StopsReadingEtcd: it sends no more requests to etcd.
 func TestPastList_RequestCanceled_StopsReadingEtcd(t *testing.T) {
+	t.Parallel()
 	f := setup(t)
 	opts, _ := pastPods(t, f, 600, "")
 	ctx, cancel := context.WithCancel(contextFor(t))

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/testrace"
 	"github.com/stratakube/strata/internal/testseed"
 	"github.com/stratakube/strata/mirror"
 )
@@ -117,6 +118,7 @@ func TestSelectors_AnyRevisionLimitAndToken_EqualsModel(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short: takes seconds")
 	}
+	t.Parallel()
 	for _, finds := range []bool{false, true} {
 		t.Run(fmt.Sprintf("values found in stored bytes %t", finds), func(t *testing.T) {
 			opts := []func(*options){onDemand}
@@ -134,8 +136,11 @@ func testSelectors(t *testing.T, opts ...func(*options)) {
 	f, etcd := inMemory(t, opts...)
 	s, ctx := f.engine(t), contextFor(t)
 	m := &selectorModel{rnd: rand.New(rand.NewPCG(seed, 1)), live: map[string]*example.Pod{}}
-	planned := 0
-	for range 40 {
+	planned, rounds := 0, 40
+	if testrace.Few() {
+		rounds = 8
+	}
+	for range rounds {
 		for range m.rnd.IntN(100) {
 			m.step(t, etcd)
 		}
@@ -184,7 +189,7 @@ func testSelectors(t *testing.T, opts ...func(*options)) {
 			}
 		}
 	}
-	if planned < 200 {
+	if planned < 5*rounds {
 		t.Errorf("only %d lists used an index", planned)
 	}
 }

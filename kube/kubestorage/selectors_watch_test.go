@@ -176,6 +176,7 @@ func TestSelectors_Watches_EqualModel(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short: takes seconds")
 	}
+	t.Parallel()
 	seed := testseed.New(t)
 	f, etcd := inMemory(t, onDemand)
 	s, ctx := f.engine(t), contextFor(t)

@@ -16,6 +16,7 @@ import (
 // TestInitialEvents_MoreThanHeld_AreSifted begins watches that select half of the objects, more than a stream holds: the index selects
 // the rest too, at the revision of the start, though objects change before they are read. Metrics have the plan and the numbers.
 func TestInitialEvents_MoreThanHeld_AreSifted(t *testing.T) {
+	t.Parallel()
 	const pods = 2*maxFound + 2000
 	w := indexTwin(t, "initial")
 	pod := func(i int, half string) {

@@ -249,6 +249,7 @@ func TestStream_SelectsNoEvent_GetsBookmarks(t *testing.T) {
 
 // TestStream_Bookmark_ComesAfterItsEvents drives random writes, reads and pauses (I4).
 func TestStream_Bookmark_ComesAfterItsEvents(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		random := rand.New(rand.NewPCG(testseed.New(t), 0))
 		w := newTwin(t, mirror.DefaultWindow)

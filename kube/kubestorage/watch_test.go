@@ -20,6 +20,7 @@ import (
 // TestWatch_SlowClient_DoesNotDelayOthers: it keeps its position as far as the window reaches, and then
 // gets 410; a watcher that reads in time loses no event and is not delayed.
 func TestWatch_SlowClient_DoesNotDelayOthers(t *testing.T) {
+	t.Parallel()
 	f := setup(t, withWindow(mirror.Window{MaxAge: time.Hour, MaxBytes: 4 << 20}))
 	pod := f.create(t, newPod("a"))[0]
 	slow := f.watchPods(t, afterRevision(pod.ResourceVersion))

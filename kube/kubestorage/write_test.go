@@ -79,6 +79,7 @@ func TestWrite_StaleCachedObject_IsRetried(t *testing.T) {
 
 // TestLease_Expires_DeliversDeletion: a deletion by etcd is an event like any other.
 func TestLease_Expires_DeliversDeletion(t *testing.T) {
+	t.Parallel()
 	f := setup(t)
 	created := &example.Pod{}
 	if err := f.Create(contextFor(t), podKey(newPod("a")), newPod("a"), created, 1); err != nil {
