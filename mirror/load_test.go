@@ -652,6 +652,7 @@ func TestClaim_AfterDivergence_RestoresNoOlderHistory(t *testing.T) {
 					store.Put("/registry/a/b", fmt.Sprint(i))
 				}
 				reach(t, m, store.Revision(), a)
+				synctest.Wait() // until the first claim has its history
 				a.Release()
 				barrier(t, m)
 				replays := m.Stats().Replays
