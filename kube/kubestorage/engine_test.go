@@ -343,6 +343,9 @@ func (h hanging) TransformToStorage(_ context.Context, data []byte, _ value.Cont
 
 // TestEngine_DialHangs_OtherClustersAreServed: a dial does not delay the engine's other methods, and Close waits for it.
 func TestEngine_DialHangs_OtherClustersAreServed(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short: waits for etcd for 10 s")
+	}
 	t.Parallel()
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -47,6 +47,9 @@ func heapAlive() uint64 {
 // TestList_LargeObjectsSlowClient_HoldsFewObjects: the request of a slow client references few large
 // objects and not whole leaves of them, even if no encoding can be cached.
 func TestList_LargeObjectsSlowClient_HoldsFewObjects(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short: takes seconds")
+	}
 	if testrace.Few() {
 		t.Skip("measures the heap: not under the race detector")
 	}

@@ -71,6 +71,9 @@ func compresses(t testing.TB) {
 // TestCompressedWatch_EndsMemberAtEachFlush: the initial events and their bookmark are complete
 // members, and so is each later event, which arrives without anything after it.
 func TestCompressedWatch_EndsMemberAtEachFlush(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short: takes seconds")
+	}
 	compresses(t)
 	for _, accept := range []string{jsonType, protobufType, jsonType + metadataV1, protobufType + metadataV1} {
 		t.Run(accept, func(t *testing.T) {

@@ -257,6 +257,9 @@ func TestWatch_InitialEventsSent_SignalsFlowControl(t *testing.T) {
 
 // TestWatchMetrics_EventsAndSizes_EqualUpstream: events and their sizes are counted as upstream counts them.
 func TestWatchMetrics_EventsAndSizes_EqualUpstream(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short: takes seconds")
+	}
 	endpointmetrics.Register()
 	for _, accept := range []string{jsonType, protobufType} {
 		var counts [2]float64
