@@ -54,13 +54,12 @@ func TestRequestMetrics_EqualUpstream(t *testing.T) {
 	const initial = "watch=true&timeoutSeconds=1&resourceVersionMatch=NotOlderThan&sendInitialEvents=true&allowWatchBookmarks=true"
 	const protobuf, metadata = "application/vnd.kubernetes.protobuf", "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
 	// GET and WATCH with an invalid resource version are omitted: upstream answers 500, Strata 400.
-	type request struct{ token, method, target, accept string }
-	var requests []request
+	var requests []measured
 	for _, resource := range []struct{ all, in string }{
 		{gizmoPrefix + "/gizmos", gizmos(namespace)}, {"/api/v1/podtemplates", templates}, {attachments, attachments}, {"/api/v1/endpoints", endpoints},
 	} {
 		get := func(token, target, accept string) {
-			requests = append(requests, request{token, http.MethodGet, target, accept})
+			requests = append(requests, measured{token, http.MethodGet, target, accept})
 		}
 		get(adminToken, resource.in+"/one", "")
 		get(adminToken, resource.in+"/one?resourceVersion=0", "")
@@ -93,9 +92,26 @@ func TestRequestMetrics_EqualUpstream(t *testing.T) {
 		get(adminToken, resource.in+"?"+initial, "")
 		get(noRightsToken, resource.in+"?watch=true", "")
 		get(adminToken, resource.in+"?dryRun=All", "")
-		requests = append(requests, request{adminToken, http.MethodHead, resource.in, ""}, request{adminToken, http.MethodHead, resource.in + "/one", ""},
-			request{adminToken, http.MethodOptions, resource.in, ""})
+		requests = append(requests, measured{adminToken, http.MethodHead, resource.in, ""}, measured{adminToken, http.MethodHead, resource.in + "/one", ""},
+			measured{adminToken, http.MethodOptions, resource.in, ""})
 	}
+	// Upstream sends a watch that lasts longer than its second, on a busy machine, one more bookmark:
+	// a difference counts if it occurs three times.
+	var differences []string
+	for range 3 {
+		if differences = requestMetricsDiffer(t, ctx, requests); len(differences) == 0 {
+			return
+		}
+	}
+	t.Error(strings.Join(differences, "\n"))
+}
+
+// measured is a request of requestMetricsDiffer.
+type measured struct{ token, method, target, accept string }
+
+// requestMetricsDiffer sends the requests to both engines, and returns the differences of the growth of metrics.
+func requestMetricsDiffer(t *testing.T, ctx context.Context, requests []measured) (differences []string) {
+	t.Helper()
 	grown := map[string]map[string]float64{}
 	for _, engine := range both.each() {
 		before := harness.Must[[]sample](t)(scrape(ctx, engine.API(), requestMetrics...))
@@ -138,14 +154,15 @@ func TestRequestMetrics_EqualUpstream(t *testing.T) {
 			tolerated = want[strings.Replace(series, "_sum{", "_count{", 1)]
 		}
 		if math.Abs(got[series]-n) > tolerated {
-			t.Errorf("%s has grown by %v, want %v", series, got[series], n)
+			differences = append(differences, fmt.Sprintf("%s has grown by %v, want %v", series, got[series], n))
 		}
 	}
 	for series, n := range got {
 		if _, ok := want[series]; !ok {
-			t.Errorf("%s has grown by %v, want 0", series, n)
+			differences = append(differences, fmt.Sprintf("%s has grown by %v, want 0", series, n))
 		}
 	}
+	return differences
 }
 
 // TestWatch_Open_CountsAsLongRunning: an open watch counts as one long-running request until it ends.
