@@ -25,8 +25,9 @@ var modules = []module{
 	{name: "engine", dir: ".", from: ".", longest: []string{"./mirror"}},
 	{name: "kube", dir: "kube", from: "kube", longest: []string{"./kubestorage", "./enginetest", "./readpath"}},
 	{name: "server", dir: "server", from: "server", longest: []string{
-		"./test/resumption/dropin", "./test/replica", "./test/answers/clients", "./test/answers/readclients",
-		"./test/faults/chaos", "./test/resumption/restart", "./test/answers/history", "./test/answers/tables"}},
+		"./test/answers/readpath", "./test/answers/samebytes", "./test/answers/clients", "./test/answers/tables",
+		"./test/resumption/dropin", "./internal/apiserver", "./test/faults/feed", "./test/replica",
+		"./test/answers/readclients", "./test/faults/chaos", "./test/resumption/restart", "./test/answers/history"}},
 	{name: "bench", dir: "server/bench", from: "server", longest: []string{"./bench"}},
 	{name: "stratatest", dir: "stratatest", from: "stratatest"},
 	{name: "stratatest", dir: "stratatest/example", from: "stratatest"},
