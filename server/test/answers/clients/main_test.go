@@ -8,7 +8,6 @@ package clients
 import (
 	"context"
 	"fmt"
-	"sync"
 	"testing"
 	"time"
 
@@ -29,11 +28,10 @@ const (
 	nodes = 3
 )
 
-// The shared control plane, and an API server with BookmarkOnRequest that the first test that needs it starts.
+// The shared control plane.
 var (
-	cluster      *harness.Server
-	api          *harness.API
-	withProgress func() *harness.Server
+	cluster *harness.Server
+	api     *harness.API
 )
 
 func TestMain(m *testing.M) {
@@ -41,9 +39,6 @@ func TestMain(m *testing.M) {
 	harness.Main(m, func(e *harness.Env) {
 		cluster = e.Up(fmt.Sprintf("--nodes=%d", nodes))
 		api = cluster.API()
-		withProgress = sync.OnceValue(func() *harness.Server {
-			return e.APIServer(e.Etcd(), "--strata-feature-gates=BookmarkOnRequest=true", "--disable-admission-plugins=ServiceAccount")
-		})
 	})
 }
 

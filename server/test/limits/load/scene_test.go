@@ -43,11 +43,8 @@ var shared *scene
 func TestMain(m *testing.M) {
 	harness.Main(m, func(e *harness.Env) {
 		etcd := e.Etcd()
-		flags := []string{"--disable-admission-plugins=ServiceAccount", fmt.Sprintf("--http2-max-streams-per-connection=%d", perConnection)}
-		if harness.Engine() == harness.Strata {
-			flags = append(flags, "--strata-feature-gates=BookmarkOnRequest=true")
-		}
-		shared = &scene{etcd: etcd.Client(), server: e.APIServer(etcd, flags...)}
+		shared = &scene{etcd: etcd.Client(), server: e.APIServer(etcd, "--disable-admission-plugins=ServiceAccount",
+			fmt.Sprintf("--http2-max-streams-per-connection=%d", perConnection))}
 		shared.api = shared.server.API()
 	})
 }
