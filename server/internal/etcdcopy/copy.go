@@ -118,6 +118,9 @@ func (c *copier) run(ctx context.Context, replace, dry bool) error {
 	if err := c.awaitQuiet(ctx); err != nil {
 		return err
 	}
+	if err := c.different(ctx); err != nil {
+		return err
+	}
 	if err := c.copy(ctx); err != nil {
 		return fmt.Errorf("copy %s: %w; %s is unchanged, and the command can be run again with --replace", c.resource.name, err, c.source)
 	}
@@ -177,9 +180,6 @@ func (c *copier) different(ctx context.Context) error {
 // copy raises the revision of target, copies the keys, and compares both copies.
 func (c *copier) copy(ctx context.Context) error {
 	began := time.Now()
-	if err := c.different(ctx); err != nil {
-		return err
-	}
 	for _, prefix := range c.prefixes() {
 		if _, err := c.target.Delete(ctx, prefix, clientv3.WithPrefix()); err != nil {
 			return err
