@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -75,4 +76,21 @@ func OnlyStrata(t testing.TB) {
 func Revision(t testing.TB, resourceVersion string) int64 {
 	t.Helper()
 	return Must[int64](t)(strconv.ParseInt(resourceVersion, 10, 64))
+}
+
+// Turns are the turns of parallel tests at shared servers. The zero value is ready.
+type Turns struct{ mu sync.RWMutex }
+
+// Share lets a test use the servers until its end, beside other tests that share them.
+func (u *Turns) Share(t *testing.T) {
+	t.Parallel()
+	u.mu.RLock()
+	t.Cleanup(u.mu.RUnlock)
+}
+
+// Own lets a test use the servers alone until its end, for example to restart them.
+func (u *Turns) Own(t *testing.T) {
+	t.Parallel()
+	u.mu.Lock()
+	t.Cleanup(u.mu.Unlock)
 }

@@ -142,7 +142,7 @@ func advance(t *testing.T, ctx context.Context, client *clientv3.Client, revisio
 // show some of them without the others (I5).
 func TestTransaction_BecomesVisibleAtomically(t *testing.T) {
 	harness.OnlyStrata(t) // upstream's cacher, which applies events one by one, shows partial transactions
-	useShared(t)
+	shared.use.Share(t)
 	ctx := harness.Context(t, testTimeout)
 	client, api := shared.etcd.Client(), shared.servers[0].API()
 	namespace := harness.Namespace(t, ctx, api, harness.NewName("transactions"))
@@ -214,7 +214,7 @@ func requireOneRound(t *testing.T, items []harness.Object) {
 // TestEtcd_StoppedAndStarted_WatchesContinue stops etcd during watches. Memory still answers requests for any resource version; when etcd is back, the
 // same watches continue.
 func TestEtcd_StoppedAndStarted_WatchesContinue(t *testing.T) {
-	ownShared(t)
+	shared.use.Own(t)
 	ctx := harness.Context(t, testTimeout)
 	etcd, api := shared.etcd, shared.servers[0].API()
 	createThings(t, ctx, api)

@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -27,21 +26,7 @@ const testTimeout = 4 * time.Minute
 var shared struct {
 	etcd    *harness.Etcd
 	servers []*harness.Server
-	use     sync.RWMutex
-}
-
-// useShared lets a test use the shared servers until its end, beside others that do.
-func useShared(t *testing.T) {
-	t.Parallel()
-	shared.use.RLock()
-	t.Cleanup(shared.use.RUnlock)
-}
-
-// ownShared lets a test use the shared servers alone until its end, to stop their etcd.
-func ownShared(t *testing.T) {
-	t.Parallel()
-	shared.use.Lock()
-	t.Cleanup(shared.use.Unlock)
+	use     harness.Turns
 }
 
 func TestMain(m *testing.M) {

@@ -12,7 +12,7 @@ import (
 // that were started at different revisions: both reach the revision of etcd, for every kind of
 // write (KEP-1904, the second scenario).
 func TestReplicas_QuietResource_ReachEtcdRevision(t *testing.T) {
-	useShared(t)
+	shared.use.Share(t)
 	ctx := harness.Context(t, testTimeout)
 	etcd := shared.etcd
 	client := etcd.Client()

@@ -102,7 +102,7 @@ func (s *xy) expectX(t *testing.T, ctx context.Context, w *watcher, kind string,
 // restarted too, when etcd is at 102, and X is not changed: a watch resumes on either server from a
 // resource version of the other.
 func TestKEP1904_ServersRestarted_WatchResumesOnEither(t *testing.T) {
-	ownShared(t)
+	shared.use.Own(t)
 	for name, kill := range map[string]bool{"SIGTERM": false, "SIGKILL": true} {
 		t.Run(name, func(t *testing.T) {
 			ctx := harness.Context(t, 2*time.Minute)

@@ -20,7 +20,7 @@ import (
 // process for that: those since the revision at which a watch resumes. The same changes are made to
 // two resources; only the watches of one have bookmarks.
 func TestKEP956_Bookmarks_ReduceProcessedChanges(t *testing.T) {
-	useShared(t)
+	shared.use.Share(t)
 	const (
 		watches, restarts = 50, 2
 		perRound          = 1000 // changes, one of them selected

@@ -55,21 +55,7 @@ var shared struct {
 	etcd    *harness.Etcd
 	proxy   *harness.Proxy // of the second server, in front of etcd
 	xy      *harness.Etcd  // has the limit ranges and pod templates, and no other keys
-	use     sync.RWMutex
-}
-
-// useShared lets a test use the shared servers until its end, beside others that do.
-func useShared(t *testing.T) {
-	t.Parallel()
-	shared.use.RLock()
-	t.Cleanup(shared.use.RUnlock)
-}
-
-// ownShared lets a test use the shared servers alone until its end, to restart or delay them.
-func ownShared(t *testing.T) {
-	t.Parallel()
-	shared.use.Lock()
-	t.Cleanup(shared.use.Unlock)
+	use     harness.Turns
 }
 
 // noGates turns off bookmarks, efficient watch resumption and the restore of history after a restart.

@@ -15,7 +15,7 @@ import (
 // 200 watchers reconnect at random revisions, on random servers, under writes. All of them receive the same order of events: that
 // of etcd.
 func TestWatch_RandomReconnects_KeepEtcdOrder(t *testing.T) {
-	useShared(t)
+	shared.use.Share(t)
 	const (
 		watchers   = 200
 		reconnects = 10

@@ -12,7 +12,7 @@ import (
 // has received.
 func TestBookmark_FromNewerServer_ResumesOnOlderServer(t *testing.T) {
 	harness.OnlyStrata(t) // upstream answers "Too large resource version"
-	ownShared(t)
+	shared.use.Own(t)
 	ctx := harness.Context(t, 2*time.Minute)
 	newer, older, proxy := shared.servers[0], shared.servers[1], shared.proxy
 	api := newer.API()
