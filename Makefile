@@ -1,15 +1,14 @@
 # Strata: build, run, test, check. `make help` lists the targets.
 #
-# go.work ties six Go modules together, the workspace:
+# go.work ties five Go modules together, the workspace:
 #
-#   .        the engine               (etcd client; no Kubernetes)
-#   kube     storage.Interface on it  (k8s.io/apiserver)
-#   server   the strata command       (k8s.io/kubernetes)
-#   server/bench  the benchmark of the command, as a process
-#   stratatest    control planes for the tests of operators (client-go)
-#   stratatest/example  a controller that is tested with it
+#   .           the engine               (etcd client; no Kubernetes)
+#   kube        storage.Interface on it  (k8s.io/apiserver)
+#   server      the strata command       (k8s.io/kubernetes)
+#   stratatest  control planes for the tests of operators (client-go)
+#   test        tests that start programs, the benchmark, and the helpers that they share
 #
-# Modules outside the workspace: suites, robustness and conformance run tests of others; tools and below it pin programs.
+# Other go.mod files pin programs of others: those below test/upstream run tests of others.
 #
 # Nothing needs to be installed by hand: tools are pinned in tools/go.mod and built by go itself.
 
@@ -64,7 +63,7 @@ run: build ## run a control plane on an embedded etcd: make run ARGS='--help'
 RUN_TESTS = (cd tools && $(ALONE) $(GO) build -o ../bin/testrun ./testrun) && bin/testrun -go '$(GO)' -timeout '$(TEST_TIMEOUT)' -flags '$(TEST_FLAGS)'
 
 # Packages of make test, from the top, or modules: PKGS='./mirror/... ./kube/readpath' or PKGS=kube
-PKGS ?= engine kube server bench stratatest
+PKGS ?= engine kube server test stratatest
 
 test: ## run all tests, or some packages: make test PKGS=./mirror/...; engine, kube and stratatest with the race detector
 	@$(RUN_TESTS) $(RACE) $(PKGS)
@@ -72,7 +71,7 @@ test: ## run all tests, or some packages: make test PKGS=./mirror/...; engine, k
 quick: build gofmt ## before each commit: gofmt, vet of the engine, short tests without the race detector, and one real server; a minute
 	$(ALONE) $(GO) vet ./...
 	@export STRATA_BINARY='$(CURDIR)/$(BIN)' && $(RUN_TESTS) -together -flags '-short -vet=off $(TEST_FLAGS)' engine ./kube/kubestorage ./kube/readpath \
-		./kube/continuetoken ./kube/listadmission ./kube/internal/... ./server/test/answers/semantics
+		./kube/continuetoken ./kube/listadmission ./kube/internal/... ./test/e2e/api/semantics
 
 nightly: ## every test under the race detector, long forms, version skew, chaos with fsync; a missing program is a failure: hours
 	.ci/nightly
@@ -84,7 +83,7 @@ test-kube: ## tests of the adapter, on a real embedded etcd
 	@$(RUN_TESTS) $(RACE) kube
 
 test-server: ## tests of the command and of the benchmark, which start it
-	@$(RUN_TESTS) server bench
+	@$(RUN_TESTS) server test
 
 test-stratatest: ## tests of stratatest, and of the example that uses it
 	@$(RUN_TESTS) $(RACE) stratatest
@@ -99,7 +98,7 @@ test-invariants: ## tests of the mirror, which checks its invariants after every
 	$(ALONE) $(GO) test -short -count=1 -timeout $(TEST_TIMEOUT) -tags strata_invariants $(TEST_FLAGS) ./mirror/...
 
 test-long: ## tests of kube and of the command in their long forms: hours, and gigabytes of memory
-	@export STRATA_TEST_LONG=1 && $(RUN_TESTS) -timeout 4h -flags '-p=1 $(TEST_FLAGS)' kube server bench
+	@export STRATA_TEST_LONG=1 && $(RUN_TESTS) -timeout 4h -flags '-p=1 $(TEST_FLAGS)' kube server test
 
 test-storage: ## only upstream's storage suites on the adapter, every test named
 	cd kube && $(GO) test $(RACE) -tags $(NEWEST) -timeout $(TEST_TIMEOUT) -count=1 -v -run "Suite|Recorders" ./kubestorage
@@ -122,40 +121,40 @@ gofmt: ## fail if a file is not formatted
 
 vet: ## go vet in the workspace, suites and robustness; `make conformance` vets conformance
 	$(ALONE) $(GO) vet ./...
-	$(GO) vet -tags $(NEWEST) ./kube/... ./server/... ./server/bench/... ./stratatest/... ./stratatest/example/...
+	$(GO) vet -tags $(NEWEST) ./kube/... ./server/... ./stratatest/... ./test/...
 	cd stratatest && $(ALONE) $(GO) vet ./...
 	cd suites && $(ALONE) $(GO) vet ./...
 	cd robustness && $(ALONE) $(GO) vet ./...
 
 staticcheck: ## staticcheck, at the version of tools/go.mod, in the workspace, suites and robustness
 	@set -e; bin=$$(cd tools && $(ALONE) $(GO) tool -n staticcheck); \
-	"$$bin" -tags $(NEWEST) ./... ./kube/... ./server/... ./server/bench/... ./stratatest/... ./stratatest/example/...; \
+	"$$bin" -tags $(NEWEST) ./... ./kube/... ./server/... ./stratatest/... ./test/...; \
 	for module in suites robustness; do (cd $$module && $(ALONE) "$$bin" ./...); done
 
 boundaries: ## fail if the engine, its tests included, depends on Kubernetes, the benchmark on the command, or stratatest on more than client-go
 	@set -e; deps=$$($(ALONE) $(GO) list -deps -test ./...); \
 	! printf '%s\n' "$$deps" | grep -E '(^|[^a-z])(k8s\.io|sigs\.k8s\.io)/'
-	@set -e; deps=$$(cd server/bench && $(GO) list -deps -test ./...); \
-	! printf '%s\n' "$$deps" | grep -E '^github\.com/stratakube/strata/(kube|server/(cmd|internal|test))/' | grep -v '/server/internal/testbin$$'
+	@set -e; deps=$$(cd test && $(GO) list -deps -test ./bench/...); \
+	! printf '%s\n' "$$deps" | grep -E '^github\.com/stratakube/strata/(kube|server)/'
 	@set -e; deps=$$(cd stratatest && $(ALONE) $(GO) list -deps -test ./...); \
 	! printf '%s\n' "$$deps" | grep -E '^(github\.com/stratakube/strata/|k8s\.io/(apiserver|kubernetes|apiextensions-apiserver)/)' | grep -v '^github\.com/stratakube/strata/stratatest'
 
 # Not tools/kine: go mod tidy downloads the modules that tests of kine's dependencies import, and a proxy may lack them.
 tidy: ## fail if a go.mod is not what go mod tidy would write
-	@set -e; for module in . kube server server/bench stratatest stratatest/example tools suites robustness conformance tools/stock/etcd-3.5 tools/stock/etcd-3.6; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
+	@set -e; for module in . kube server stratatest test tools suites robustness conformance tools/stock/etcd-3.5 tools/stock/etcd-3.6; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
 
 generate: ## write the tables of docs/reference.md, the rules for the Prometheus operator, and the sessions of docs; tests fail when they are stale
 	cd server && $(GO) test -vet=off -count=1 -run '^TestReference_TablesAreCurrent$$' ./internal/apiserver -update
 	cd server && $(GO) test -vet=off -count=1 -run '^TestPrometheusRule_EqualsRules$$' ./internal/deployment -update
-	cd server && $(GO) test -vet=off -count=1 -run '^TestDocument_Sessions_HaveTheirOutput$$' ./test/answers/history -update
-	cd server && $(GO) test -vet=off -count=1 -run '_Sessions_HaveTheirOutput$$' ./test/answers/tour -update
+	cd test && $(GO) test -vet=off -count=1 -run '^TestDocument_Sessions_HaveTheirOutput$$' ./e2e/api/history -update
+	cd test && $(GO) test -vet=off -count=1 -run '_Sessions_HaveTheirOutput$$' ./e2e/api/tour -update
 
 recording: build ## run the steps of tools/recording and write docs/images/tour.svg, which the README shows
 	cd tools && $(ALONE) $(GO) run ./recording
 
 screenshots: build ## open the console in Chromium and write the images of docs/console.md; they differ a little in each run
-	cd server && STRATA_BINARY='$(CURDIR)/$(BIN)' STRATA_TEST_REQUIRE=chromium STRATA_TEST_CHROMIUM="$$(../.ci/chromium)" \
-		$(GO) test -vet=off -count=1 ./test/answers/console -update
+	cd test && STRATA_BINARY='$(CURDIR)/$(BIN)' STRATA_TEST_REQUIRE=chromium STRATA_TEST_CHROMIUM="$$(../.ci/chromium)" \
+		$(GO) test -vet=off -count=1 ./e2e/api/console -update
 
 # The committed files of the plot library are those of the version in package-lock.json, which has no address of a registry.
 UPLOT := server/internal/console/uplot
@@ -187,52 +186,52 @@ vulncheck: ## report known vulnerabilities in code that the workspace calls, if 
 	VULNDB='$(VULNDB)' .ci/vulncheck
 
 bench: ## compare with the upstream cacher: make bench ARGS='-quick'
-	$(GO) run ./server/bench $(ARGS)
+	$(GO) run ./test/bench $(ARGS)
 
 # The workloads of the read path: all but writes, starts and what selectors cost.
 READ := list-(cold-)?(gzip-)?(json|protobuf)(-changed)?,list-metadata-.*,list-(pages|crowd|namespace|large),get-16.*,table-.*,initial-.*,watch-shared,adapter-.*
 
 bench-read: ## the same for the read path alone
-	$(GO) run ./server/bench -workloads '$(READ)' $(ARGS)
+	$(GO) run ./test/bench -workloads '$(READ)' $(ARGS)
 
 # The workloads of consistent reads.
 CONSISTENT := get,get-16,get-64,quiet-.*,kep-.*,etcd-progress
 
 bench-consistent: ## the same for consistent reads, with the table of KEP-2340
-	$(GO) run ./server/bench -workloads '$(CONSISTENT)' $(ARGS)
+	$(GO) run ./test/bench -workloads '$(CONSISTENT)' $(ARGS)
 
 # The workloads of watches: rates, watchers by node, idle and stalled ones, and watches after a restart.
 WATCH := watch-.*,initial-.*,restore.*
 
 bench-watch: ## the same for watches, with restarts on a long history
-	$(GO) run ./server/bench -workloads '$(WATCH)' $(ARGS)
+	$(GO) run ./test/bench -workloads '$(WATCH)' $(ARGS)
 
 # The workloads of lists in chunks and of the past.
 LISTS := list-pages.*,list-exact.*,history-.*
 
 bench-lists: ## the same for lists by pages and at old revisions, and what history takes
-	$(GO) run ./server/bench -workloads '$(LISTS)' $(ARGS)
+	$(GO) run ./test/bench -workloads '$(LISTS)' $(ARGS)
 
 # The workloads of selectors and indexes, events, many custom resources and managed fields.
 SELECTORS := list-none,label-.*,list-node-16,initial-nodes,custom-field,watch-labels,events,definitions,list-managed.*
 
 bench-selectors: ## the same for selectors, events, many custom resources and managed fields
-	$(GO) run ./server/bench -workloads '$(SELECTORS)' $(ARGS)
+	$(GO) run ./test/bench -workloads '$(SELECTORS)' $(ARGS)
 
 bench-storm: ## the same for a fleet of clients that wants everything at once, half an hour
-	$(GO) run ./server/bench -workloads 'storm.*' -runs 1 $(ARGS)
+	$(GO) run ./test/bench -workloads 'storm.*' -runs 1 $(ARGS)
 
 bench-check: ## the same for consistency checks; it waits for upstream's, which cannot be asked for
-	$(GO) run ./server/bench -workloads check $(ARGS)
+	$(GO) run ./test/bench -workloads check $(ARGS)
 
 # The prediction of CPU, memory and network: coefficients, and simulated clusters to compare with. kwok is that of server/go.mod.
 scaling: build ## measure the coefficients of docs/scaling.md and compare with simulated clusters, ten minutes: make scaling ARGS='-steps requests'
 	cd server && $(GO) build -o ../bin/kwok sigs.k8s.io/kwok/cmd/kwok
-	$(GO) run ./server/bench/scaling -stages "$$(cd server && $(GO) list -m -f '{{.Dir}}' sigs.k8s.io/kwok)/kustomize/stage" $(ARGS)
-	cd server/bench && $(GO) test -vet=off -count=1 -run '^TestDocument_Tables_AreThoseOfTheModel$$' ./internal/scaling -update
+	$(GO) run ./test/bench/scaling -stages "$$(cd server && $(GO) list -m -f '{{.Dir}}' sigs.k8s.io/kwok)/kustomize/stage" $(ARGS)
+	cd test && $(GO) test -vet=off -count=1 -run '^TestDocument_Tables_AreThoseOfTheModel$$' ./bench/internal/scaling -update
 
 bench-profiles: ## and with a CPU profile of each workload, in bench-data/profiles and bench-data/profiles.md
-	$(GO) run ./server/bench -workloads '$(READ)' -profile bench-data/profiles -profile-md bench-data/profiles.md $(ARGS)
+	$(GO) run ./test/bench -workloads '$(READ)' -profile bench-data/profiles -profile-md bench-data/profiles.md $(ARGS)
 
 # Kubernetes' own tests of what the engine answers, built from the release that the server is built from. The module
 # conformance is outside the workspace, so that the dependencies of these tests are none of the server's.
@@ -282,7 +281,7 @@ envtest: build ## sideload the archive of bin/strata, and run tests of controlle
 newcomer: ## do what a newcomer does in a new clone of the commit, and print a table of times: make newcomer NEWCOMER_CACHE=empty
 	@GO='$(GO)' NEWCOMER_CACHE='$(NEWCOMER_CACHE)' .ci/newcomer
 
-# Programs of others that server/test/resumption/skew runs beside strata: etcd and kube-apiserver of the two supported minor versions.
+# Programs of others that test/e2e/resumption/skew runs beside strata: etcd and kube-apiserver of the two supported minor versions.
 # The newer ones come from the versions of server/go.mod, the older ones from modules of their own outside the workspace.
 STOCK := $(CURDIR)/bin/stock
 STOCK_LDFLAGS = -s -w -X k8s.io/component-base/version.gitVersion=$$($(ALONE) $(GO) list -m -f '{{.Version}}' k8s.io/kubernetes)
@@ -296,11 +295,11 @@ stock: ## build stock etcd 3.5 to 3.7 and kube-apiserver 1.36 and 1.37 in bin/st
 	cd server && $(GO) build -ldflags "$(STOCK_LDFLAGS)" -o $(STOCK)/kube-apiserver-1.37 k8s.io/kubernetes/cmd/kube-apiserver
 
 etcd-contract: ## run the tests of docs/etcd-contract.md on etcd 3.4 to 3.7 and kine; a missing store is a failure (a minute the first time)
-	path=$$(.ci/old-etcd) && cd server && STRATA_TEST_OLD_ETCD=$$path STRATA_TEST_REQUIRE=old-etcd,kine \
-		$(GO) test -vet=off -count=1 $(ARGS) ./test/answers/contract
+	path=$$(.ci/old-etcd) && cd test && STRATA_TEST_OLD_ETCD=$$path STRATA_TEST_REQUIRE=old-etcd,kine \
+		$(GO) test -vet=off -count=1 $(ARGS) ./e2e/api/contract
 
 skew: stock ## run strata beside, before and after stock kube-apiservers, on stock etcds; a skipped test is a failure
-	cd server && STRATA_TEST_STOCK=$(STOCK) STRATA_TEST_REQUIRE=stock $(GO) test -count=1 -timeout 30m -v $(ARGS) ./test/resumption/skew >$(STOCK)/skew.log 2>&1 || \
+	cd test && STRATA_TEST_STOCK=$(STOCK) STRATA_TEST_REQUIRE=stock $(GO) test -count=1 -timeout 30m -v $(ARGS) ./e2e/resumption/skew >$(STOCK)/skew.log 2>&1 || \
 		{ grep -E '^ *--- FAIL|_test.go:' $(STOCK)/skew.log; echo "$(STOCK)/skew.log has it all"; exit 1; }
 	@grep -E '^ *--- ' $(STOCK)/skew.log; ! grep -E '^ *--- SKIP' $(STOCK)/skew.log
 

@@ -24,7 +24,7 @@ var known = []knownFinding{
 }
 
 const spansOfStorage = "The test waits for the span of a request to etcd that belongs to the read. Strata answers it from memory, after a read of etcd's revision that " +
-	"other requests share. The spans of the handlers and of the watch cache are those of upstream (server/test/answers/readclients, TestTraces)."
+	"other requests share. The spans of the handlers and of the watch cache are those of upstream (test/e2e/api/readclients, TestTraces)."
 
 // idleUnit is a unit in which no test passes and no API server is started, for a reason.
 type idleUnit struct{ Suite, Unit, Reason string }

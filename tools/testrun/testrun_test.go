@@ -230,11 +230,13 @@ func TestPlan_Patterns_AreOfTheirModules(t *testing.T) {
 		"./kube/readpath ./kube/kubestorage": "kube[./readpath ./kubestorage]+kube, without the race detector[./kubestorage ./readpath]",
 		"./kube/loadshed ./kube/kubestorage": "kube[./loadshed ./kubestorage]+kube, without the race detector[./kubestorage ./loadshed]",
 		"engine":                             "engine[./mirror ./...]+engine, without the race detector[./mirror]",
-		"kube":                               "kube[./kubestorage ./enginetest ./readpath ./...]+kube, without the race detector[./kubestorage ./loadshed ./readpath ./internal/gzipjoin]",
-		"./server/test/replica":              "server[./test/replica]",
-		"./server/bench/...":                 "server[./bench ./bench/...]",
-		"./server/test/... ./stratatest":     "server[./test/...]+stratatest[.]",
-		"./stratatest/...":                   "stratatest[./... ./example/...]",
+		"kube":                               "kube[./kubestorage ./readpath ./...]+kube, without the race detector[./kubestorage ./loadshed ./readpath ./internal/gzipjoin]",
+		"./test/engine":                      "kube[../test/engine]",
+		"./test/e2e/replica":                 "test[./e2e/replica]",
+		"./test/bench/...":                   "test[./bench ./bench/...]",
+		"./server/internal/up":               "test[../server/internal/up]",
+		"./server/... ./stratatest":          "test[../server/internal/apiserver ../server/...]+stratatest[.]",
+		"./stratatest/...":                   "stratatest[./...]",
 		"./btree ./tools/prose":              "engine[./btree] tools[./prose]",
 	} {
 		stages, err := r.plan(strings.Fields(words))
@@ -254,7 +256,7 @@ func TestPlan_Patterns_AreOfTheirModules(t *testing.T) {
 			t.Errorf("%s: %q, want %q", words, got, want)
 		}
 	}
-	for _, words := range []string{"", "nothing", "./nothing", "./suites", "../other"} {
+	for _, words := range []string{"", "nothing", "./nothing", "./test/upstream/suites", "../other"} {
 		if stages, err := r.plan(strings.Fields(words)); err == nil {
 			t.Errorf("%q: %v, want an error", words, stages)
 		}
@@ -281,7 +283,7 @@ func TestPlan_LongestPackages_Exist(t *testing.T) {
 
 func TestPrograms_AreNeededByTheirUsersOnly(t *testing.T) {
 	for dir, want := range map[string]int{"./btree": 0, "./kube/...": 1, "./...": len(programs), "./server/internal/up": 1,
-		"./server/test/answers/kine": 2, "./server/test/answers/clients": 3, "./server/test/...": len(programs) - 1, "./stratatest": 1} {
+		"./test/e2e/api/kine": 2, "./test/e2e/api/clients": 3, "./test/e2e/...": len(programs) - 1, "./stratatest": 1} {
 		r := &runner{root: "../..", out: io.Discard}
 		stages, err := r.plan([]string{dir})
 		if err != nil {

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stratakube/strata/kube/internal/podtest"
+	"github.com/stratakube/strata/kube/internal/test/podtest"
 )
 
 // BenchmarkCandidates walks the candidates of selectors of 20,000 pods: by a label of which ten pods have the value, and by further labels

@@ -4,7 +4,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/stratakube/strata/internal/testseed"
+	"github.com/stratakube/strata/internal/test/testseed"
 )
 
 // TestDigest_BitsOf_AnyHashes_EqualsMap: the bits of a hash are found wherever the hash is expected, also if hashes are few or not evenly distributed.

@@ -8,7 +8,7 @@ import (
 	"time"
 	"weak"
 
-	"github.com/stratakube/strata/kube/internal/podtest"
+	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/mirror"
 )
 

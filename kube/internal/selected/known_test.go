@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/stratakube/strata/kube/internal/podtest"
+	"github.com/stratakube/strata/kube/internal/test/podtest"
 )
 
 // TestKnown_Negation_ReadsNoStoredValue: the walk compares a value of each hash; Known, which estimates before it, leaves that to the walk.

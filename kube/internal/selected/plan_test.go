@@ -14,8 +14,8 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/etcdsource/memory"
-	"github.com/stratakube/strata/internal/testseed"
-	"github.com/stratakube/strata/kube/internal/podtest"
+	"github.com/stratakube/strata/internal/test/testseed"
+	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/mirror"
 )
 

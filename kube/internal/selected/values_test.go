@@ -17,7 +17,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 
 	"github.com/stratakube/strata/kube/internal/objects"
-	"github.com/stratakube/strata/kube/internal/podtest"
+	"github.com/stratakube/strata/kube/internal/test/podtest"
 )
 
 // TestFinder_FirstLists_DecodeSelectedObjects: lists by a label or field decode the selected objects, and cache their attributes, from the first one on:
