@@ -123,13 +123,13 @@ vet: ## go vet in the workspace, suites and robustness; `make conformance` vets 
 	$(ALONE) $(GO) vet ./...
 	$(GO) vet -tags $(NEWEST) ./kube/... ./server/... ./stratatest/... ./test/...
 	cd stratatest && $(ALONE) $(GO) vet ./...
-	cd suites && $(ALONE) $(GO) vet ./...
-	cd robustness && $(ALONE) $(GO) vet ./...
+	cd test/upstream/suites && $(ALONE) $(GO) vet ./...
+	cd test/upstream/robustness && $(ALONE) $(GO) vet ./...
 
 staticcheck: ## staticcheck, at the version of tools/go.mod, in the workspace, suites and robustness
 	@set -e; bin=$$(cd tools && $(ALONE) $(GO) tool -n staticcheck); \
 	"$$bin" -tags $(NEWEST) ./... ./kube/... ./server/... ./stratatest/... ./test/...; \
-	for module in suites robustness; do (cd $$module && $(ALONE) "$$bin" ./...); done
+	for module in suites robustness; do (cd test/upstream/$$module && $(ALONE) "$$bin" ./...); done
 
 boundaries: ## fail if the engine, its tests included, depends on Kubernetes, the benchmark on the command, or stratatest on more than client-go
 	@set -e; deps=$$($(ALONE) $(GO) list -deps -test ./...); \
@@ -141,7 +141,7 @@ boundaries: ## fail if the engine, its tests included, depends on Kubernetes, th
 
 # Not tools/kine: go mod tidy downloads the modules that tests of kine's dependencies import, and a proxy may lack them.
 tidy: ## fail if a go.mod is not what go mod tidy would write
-	@set -e; for module in . kube server stratatest test tools suites robustness conformance tools/stock/etcd-3.5 tools/stock/etcd-3.6; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
+	@set -e; for module in . kube server stratatest test tools test/upstream/suites test/upstream/robustness test/upstream/conformance tools/stock/etcd-3.5 tools/stock/etcd-3.6; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
 
 generate: ## write the tables of docs/reference.md, the rules for the Prometheus operator, and the sessions of docs; tests fail when they are stale
 	cd server && $(GO) test -vet=off -count=1 -run '^TestReference_TablesAreCurrent$$' ./internal/apiserver -update
@@ -234,32 +234,32 @@ bench-profiles: ## and with a CPU profile of each workload, in bench-data/profil
 	$(GO) run ./test/bench -workloads '$(READ)' -profile bench-data/profiles -profile-md bench-data/profiles.md $(ARGS)
 
 # Kubernetes' own tests of what the engine answers, built from the release that the server is built from. The module
-# conformance is outside the workspace, so that the dependencies of these tests are none of the server's.
+# test/upstream/conformance is outside the workspace, so that the dependencies of these tests are none of the server's.
 ENGINE ?= strata
 COMPACTION_INTERVAL ?= 1m
 REPORTS ?= bin/conformance-$(ENGINE)
-KUBERNETES = $(shell cd conformance && $(ALONE) $(GO) list -m -f '{{.Version}}' k8s.io/kubernetes)
+KUBERNETES = $(shell cd test/upstream/conformance && $(ALONE) $(GO) list -m -f '{{.Version}}' k8s.io/kubernetes)
 E2E_LDFLAGS = -s -w -X k8s.io/component-base/version.gitVersion=$(KUBERNETES)
 
 conformance: build ## run Kubernetes' conformance tests that need no containers: make conformance ENGINE=upstream ARGS='-focus Watchers'
-	cd conformance && $(ALONE) $(GO) vet . && $(ALONE) $(GO) test .
-	cd conformance && $(ALONE) $(GO) build -o ../bin/conformance .
-	cd conformance && $(ALONE) $(GO) build -ldflags '$(E2E_LDFLAGS)' -o ../bin/kube-controller-manager k8s.io/kubernetes/cmd/kube-controller-manager
-	cd conformance && $(ALONE) $(GO) test -c -vet=off -ldflags '$(E2E_LDFLAGS)' -o ../bin/e2e.test k8s.io/kubernetes/test/e2e
+	cd test/upstream/conformance && $(ALONE) $(GO) vet . && $(ALONE) $(GO) test .
+	cd test/upstream/conformance && $(ALONE) $(GO) build -o ../../../bin/conformance .
+	cd test/upstream/conformance && $(ALONE) $(GO) build -ldflags '$(E2E_LDFLAGS)' -o ../../../bin/kube-controller-manager k8s.io/kubernetes/cmd/kube-controller-manager
+	cd test/upstream/conformance && $(ALONE) $(GO) test -c -vet=off -ldflags '$(E2E_LDFLAGS)' -o ../../../bin/e2e.test k8s.io/kubernetes/test/e2e
 	exec bin/conformance -engine '$(ENGINE)' -compaction-interval '$(COMPACTION_INTERVAL)' -reports '$(REPORTS)' $(ARGS)
 
-# The validators of etcd's robustness tests. The module robustness stands outside the workspace, as conformance does.
+# The validators of etcd's robustness tests. The module test/upstream/robustness stands outside the workspace, as conformance does.
 robustness: ## have etcd's validators of linearizability and watches judge the engine, for 100,000 operations in five histories
-	cd robustness && $(ALONE) $(GO) test -count=1 -v -timeout $(TEST_TIMEOUT) .
+	cd test/upstream/robustness && $(ALONE) $(GO) test -count=1 -v -timeout $(TEST_TIMEOUT) .
 
 # Test suites of other projects, on upstream's storage layer and on Strata's: docs/conformance.md. What they copy and build
 # is below bin/suites.
 suites: ## run all of them and write docs/conformance.md: make suites ARGS='-units controlplane'
-	cd suites && $(ALONE) $(GO) build -o ../bin/run-suites .
+	cd test/upstream/suites && $(ALONE) $(GO) build -o ../../../bin/run-suites .
 	exec bin/run-suites -root . $(ARGS)
 
 suites-quick: ## the tests of the tool itself, and the subset that every change must pass
-	cd suites && $(ALONE) $(GO) test .
+	cd test/upstream/suites && $(ALONE) $(GO) test .
 	$(MAKE) suites ARGS='-quick $(ARGS)'
 
 # The archive for setup-envtest, and controller-runtime's own tests with it: docs/testing.md. ENVTEST_BINARY packs an existing program.

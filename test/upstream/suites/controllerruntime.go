@@ -206,7 +206,7 @@ func controlPlanePackages(dir string) ([]string, error) {
 // assets returns, for each engine, a directory with the programs that controller-runtime's tests start.
 func assets(ctx context.Context, env *Env) (map[Engine]string, error) {
 	etcd := filepath.Join(env.Bin, "programs", "etcd-server")
-	if err := env.goRun(ctx, filepath.Join(env.Root, "robustness"), "build", "-o", etcd, "go.etcd.io/etcd/server/v3"); err != nil {
+	if err := env.goRun(ctx, filepath.Join(env.Root, "test/upstream", "robustness"), "build", "-o", etcd, "go.etcd.io/etcd/server/v3"); err != nil {
 		return nil, err
 	}
 	strata, err := buildStrata(ctx, env)

@@ -10,7 +10,7 @@ import (
 // TestModuleVersions_EqualServerGoMod: the tests and the controllers are of the release that the server is built from, and shared modules are compiled
 // once: a module that both go.mod files name has the same version in both.
 func TestModuleVersions_EqualServerGoMod(t *testing.T) {
-	ours, server := versions(t, "go.mod"), versions(t, "../server/go.mod")
+	ours, server := versions(t, "go.mod"), versions(t, "../../../server/go.mod")
 	if ours["k8s.io/kubernetes"] == "" {
 		t.Error("k8s.io/kubernetes is not pinned")
 	}

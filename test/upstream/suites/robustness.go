@@ -15,13 +15,13 @@ const robustnessTimeout = 30 * time.Minute
 var robustnessSuite = Suite{
 	Name:  "robustness",
 	Title: "etcd: validators of the robustness tests",
-	About: "The validators of go.etcd.io/etcd/tests/v3/robustness judge the mirror: `robustness/` records reads and watches of a mirror, which are " +
+	About: "The validators of go.etcd.io/etcd/tests/v3/robustness judge the mirror: `test/upstream/robustness/` records reads and watches of a mirror, which are " +
 		"not part of upstream's storage layer, as reads and watches of etcd, beside writes, compactions and interruptions of the feed. " +
 		"Planted defects prove that each validator finds what it is for.",
 	Quick:   true,
 	Engines: []Engine{Strata},
 	Prepare: func(ctx context.Context, env *Env) ([]Unit, error) {
-		dir := filepath.Join(env.Root, "robustness")
+		dir := filepath.Join(env.Root, "test/upstream", "robustness")
 		version, err := env.goOutput(ctx, dir, "list", "-m", "-f", "{{.Version}}", "go.etcd.io/etcd/tests/v3")
 		if err != nil {
 			return nil, err

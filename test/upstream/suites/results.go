@@ -133,7 +133,7 @@ func document(suites []Suite, r results) string {
 	b.WriteString(`# Test suites of other projects
 
 ` + "`make suites`" + ` builds test suites that the authors of Strata did not write, runs each on upstream's storage layer and on Strata's,
-and writes this file and ` + "`suites/results.json`" + `. Where it is possible one test binary runs on both engines. A difference, or a test that fails on every
+and writes this file and ` + "`test/upstream/suites/results.json`" + `. Where it is possible one test binary runs on both engines. A difference, or a test that fails on every
 engine, fails the run if it has no reason below; so does one with a reason that no longer occurs. A change must pass ` + "`make suites-quick`" + ` (part of ` + "`.ci/run`" + `);
 a release, all of it. ` + "`make suites ARGS='-units REGEXP'`" + ` runs some packages and updates their rows; ` + "[CONTRIBUTING.md](../CONTRIBUTING.md#suites-of-other-projects)" + ` has the details.
 

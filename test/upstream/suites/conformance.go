@@ -20,13 +20,13 @@ var conformanceSuite = Suite{
 	Name:  "conformance",
 	Title: "Kubernetes: conformance",
 	About: "The end-to-end tests of k8s.io/kubernetes/test/e2e that need no running container, with kube-controller-manager: the tests of Kubernetes' " +
-		"conformance that upstream passes without a kubelet (`conformance/specs.txt`), and those of streamed lists and of tables.",
+		"conformance that upstream passes without a kubelet (`test/upstream/conformance/specs.txt`), and those of streamed lists and of tables.",
 	Prepare: func(ctx context.Context, env *Env) ([]Unit, error) {
 		kubernetes, err := env.serverModule(ctx, "k8s.io/kubernetes")
 		if err != nil {
 			return nil, err
 		}
-		dir, programs := filepath.Join(env.Root, "conformance"), filepath.Join(env.Bin, "programs")
+		dir, programs := filepath.Join(env.Root, "test/upstream", "conformance"), filepath.Join(env.Bin, "programs")
 		ldflags := "-ldflags=-s -w -X k8s.io/component-base/version.gitVersion=" + kubernetes.Version
 		unit := Unit{
 			Name:   "test/e2e",
@@ -64,7 +64,7 @@ func runConformance(ctx context.Context, env *Env, programs string, engine Engin
 		only = nil
 	}
 	if only != nil {
-		text, err := os.ReadFile(filepath.Join(env.Root, "conformance", "specs.txt"))
+		text, err := os.ReadFile(filepath.Join(env.Root, "test/upstream", "conformance", "specs.txt"))
 		if err != nil {
 			return nil, err
 		}

@@ -283,7 +283,7 @@ func (t *tree) writeModule(ctx context.Context) error {
 		return err
 	}
 	sums := map[string]bool{}
-	for _, file := range []string{"server/go.sum", "conformance/go.sum"} {
+	for _, file := range []string{"server/go.sum", "test/upstream/conformance/go.sum"} {
 		text, err := os.ReadFile(filepath.Join(t.env.Root, file))
 		if err != nil {
 			return err

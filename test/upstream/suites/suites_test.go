@@ -234,7 +234,7 @@ func TestDocument_MatchesResultsFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := os.ReadFile("../docs/conformance.md")
+	text, err := os.ReadFile("../../../docs/conformance.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -48,7 +48,7 @@ func reason(known []knownFinding, suite, unit string, f Finding) string {
 func judge(known []knownFinding, suite, unit string, found []Finding) (problems []string) {
 	for _, k := range known {
 		if k.Suite == suite && k.Unit == unit && !slices.Contains(found, k.finding()) {
-			problems = append(problems, fmt.Sprintf("%s %s: the known verdicts of %s (upstream %s, strata %s) no longer occur: remove them from suites/known.go",
+			problems = append(problems, fmt.Sprintf("%s %s: the known verdicts of %s (upstream %s, strata %s) no longer occur: remove them from test/upstream/suites/known.go",
 				suite, unit, k.Test, k.Upstream, k.Strata))
 		}
 	}
@@ -73,12 +73,12 @@ func judgeActivity(idle []idleUnit, suite string, unit Unit, engine Engine, c co
 	isIdle := slices.ContainsFunc(idle, func(i idleUnit) bool { return i.Suite == suite && i.Unit == unit.Name })
 	switch {
 	case isIdle && (c.Passed > 0 || c.Servers > 0):
-		problem(fmt.Sprintf("%d tests passed and %d servers started: the unit is no longer idle: remove it from suites/known.go", c.Passed, c.Servers))
+		problem(fmt.Sprintf("%d tests passed and %d servers started: the unit is no longer idle: remove it from test/upstream/suites/known.go", c.Passed, c.Servers))
 	case isIdle:
 	case c.Passed == 0:
 		problem("no test passed")
 	case unit.StartsServers && c.Servers == 0:
-		problem("no test started a server with this engine: the patches of suites/copy.go have no effect")
+		problem("no test started a server with this engine: the patches of test/upstream/suites/copy.go have no effect")
 	}
 	return problems
 }
@@ -87,7 +87,7 @@ func judgeActivity(idle []idleUnit, suite string, unit Unit, engine Engine, c co
 func withoutUnit(known []knownFinding, idle []idleUnit, suite string, units []Unit) (problems []string) {
 	check := func(of, unit, entry string) {
 		if of == suite && !slices.ContainsFunc(units, func(u Unit) bool { return u.Name == unit }) {
-			problems = append(problems, fmt.Sprintf("%s %s: suites/known.go has %s of this unit, which does not exist", suite, unit, entry))
+			problems = append(problems, fmt.Sprintf("%s %s: test/upstream/suites/known.go has %s of this unit, which does not exist", suite, unit, entry))
 		}
 	}
 	for _, k := range known {

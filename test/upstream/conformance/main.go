@@ -52,8 +52,8 @@ func main() {
 	flag.StringVar(&o.focus, "focus", "", "run the specs that this `regexp` matches, of all that exist, instead of those of the catalogue; with -discover, only those")
 	flag.StringVar(&o.specs, "specs", "", "run only the specs in this JSON `file`, an array of their texts")
 	flag.IntVar(&o.processes, "processes", 4, "how many `processes` run specs at the same time")
-	flag.BoolVar(&o.discover, "discover", false, "run the specs that conformance/specs.txt lacks, each bounded by -bound, and report those that pass and belong in the file")
-	flag.BoolVar(&o.update, "update", false, "with -discover: write conformance/specs.txt and conformance/excluded.txt")
+	flag.BoolVar(&o.discover, "discover", false, "run the specs that test/upstream/conformance/specs.txt lacks, each bounded by -bound, and report those that pass and belong in the file")
+	flag.BoolVar(&o.update, "update", false, "with -discover: write test/upstream/conformance/specs.txt and test/upstream/conformance/excluded.txt")
 	flag.DurationVar(&o.bound, "bound", time.Minute, "how long -discover lets one spec run: a spec that waits for containers takes longer")
 	flag.Func("server-arg", "one more `flag` of strata apiserver; may be given several times", func(arg string) error {
 		o.serverArgs = append(o.serverArgs, arg)

@@ -41,13 +41,13 @@ func main() {
 	units := flag.String("units", "", "run only the units (packages) whose name this `regexp` matches")
 	tests := flag.String("tests", "", "run only these top-level tests, `names` with commas in between, and write nothing")
 	flag.BoolVar(&o.quick, "quick", false, "run only the subset that every change must pass, and write nothing")
-	flag.BoolVar(&o.write, "write", true, "write suites/results.json and docs/conformance.md")
-	flag.BoolVar(&o.document, "document", false, "run nothing, and write docs/conformance.md from suites/results.json")
-	flag.BoolVar(&o.missing, "missing", false, "run only the units that suites/results.json does not have for this version: continues an interrupted run")
+	flag.BoolVar(&o.write, "write", true, "write test/upstream/suites/results.json and docs/conformance.md")
+	flag.BoolVar(&o.document, "document", false, "run nothing, and write docs/conformance.md from test/upstream/suites/results.json")
+	flag.BoolVar(&o.missing, "missing", false, "run only the units that test/upstream/suites/results.json does not have for this version: continues an interrupted run")
 	flag.IntVar(&o.jobs, "jobs", 2, "how many units run at once; builds run one by one beside them")
 	flag.DurationVar(&o.period, "for", 0, "start no unit after this `time`; with -missing another run continues from there")
 	flag.BoolVar(&o.keep, "keep", false, "keep the test binaries in bin/suites")
-	flag.StringVar(&env.Root, "root", "..", "the `directory` of the repository")
+	flag.StringVar(&env.Root, "root", "../../..", "the `directory` of the repository")
 	flag.IntVar(&env.Parallel, "parallel", 2, "how many parallel tests of a binary run at once (-test.parallel)")
 	flag.Parse()
 
@@ -82,7 +82,7 @@ func main() {
 func run(ctx context.Context, env *Env, o options) error {
 	s := &session{
 		options: o, env: env, started: time.Now(), slots: make(chan struct{}, o.jobs),
-		resultsFile:  filepath.Join(env.Root, "suites", "results.json"),
+		resultsFile:  filepath.Join(env.Root, "test/upstream", "suites", "results.json"),
 		documentFile: filepath.Join(env.Root, "docs", "conformance.md"),
 	}
 	var err error
@@ -150,7 +150,7 @@ func (s *session) suite(ctx context.Context, suite *Suite) error {
 	return nil
 }
 
-// prepared checks suites/known.go against the units, and drops the results of other versions.
+// prepared checks test/upstream/suites/known.go against the units, and drops the results of other versions.
 func (s *session) prepared(suite *Suite, units []Unit) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,4 +1,4 @@
-module github.com/stratakube/strata/conformance
+module github.com/stratakube/strata/test/upstream/conformance
 
 go 1.26.0
 
@@ -191,7 +191,7 @@ require (
 )
 
 replace (
-	github.com/stratakube/strata => ../
+	github.com/stratakube/strata => ../../../
 	k8s.io/api => k8s.io/api v0.37.1
 	k8s.io/apiextensions-apiserver => k8s.io/apiextensions-apiserver v0.37.1
 	k8s.io/apimachinery => k8s.io/apimachinery v0.37.1

@@ -46,7 +46,7 @@ func discover(ctx context.Context, o options, c *cluster, focus *regexp.Regexp, 
 				mu.Lock()
 				fmt.Printf("%d of %d: passed=%-5t %s\n", i+1, len(candidates), passed, text)
 				if passed {
-					found = append(found, fmt.Errorf("%s: passes and is not in conformance/specs.txt", text))
+					found = append(found, fmt.Errorf("%s: passes and is not in test/upstream/conformance/specs.txt", text))
 					delete(excluded, text)
 					specs[text] = true
 				}
@@ -68,6 +68,6 @@ func discover(ctx context.Context, o options, c *cluster, focus *regexp.Regexp, 
 	if !o.update {
 		return errors.Join(found...)
 	}
-	return errors.Join(os.WriteFile("conformance/specs.txt", []byte(file(specs)), 0o644),
-		os.WriteFile("conformance/excluded.txt", []byte(file(excluded)), 0o644))
+	return errors.Join(os.WriteFile("test/upstream/conformance/specs.txt", []byte(file(specs)), 0o644),
+		os.WriteFile("test/upstream/conformance/excluded.txt", []byte(file(excluded)), 0o644))
 }

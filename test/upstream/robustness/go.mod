@@ -1,8 +1,8 @@
-module github.com/stratakube/strata/robustness
+module github.com/stratakube/strata/test/upstream/robustness
 
 go 1.26.0
 
-replace github.com/stratakube/strata => ../
+replace github.com/stratakube/strata => ../../../
 
 require (
 	github.com/stratakube/strata v0.0.0-00010101000000-000000000000
