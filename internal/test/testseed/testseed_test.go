@@ -45,7 +45,7 @@ var unlogged = regexp.MustCompile(`NewPCG\((uint64\()?(math)?(rand|time)\.|\bsee
 // TestSeeds_OfAllTests_AreLogged reads the tests of all modules.
 func TestSeeds_OfAllTests_AreLogged(t *testing.T) {
 	files := 0
-	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
+	err := filepath.WalkDir("../../..", func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
