@@ -207,7 +207,7 @@ func (c *cluster) open(cfg storeConfig) (storage.Interface, factory.DestroyFunc,
 		raw = etcd3.NewStoreWithUnsafeCorruptObjectDeletion(raw, cfg.GroupResource)
 	}
 	if c.opts.ReadOnly {
-		raw = readOnly{raw, cfg.GroupResource}
+		raw = readOnly(raw, cfg.GroupResource)
 	}
 	var once sync.Once
 	if c.mirror == nil {
