@@ -176,7 +176,7 @@ check-commits: ## fail if the message of a commit is not "package: imperative ph
 mutants: ## change places of the code one by one, and fail if the tests of the place pass: make mutants ARGS="-only 'M1|M2'"
 	cd tools && $(ALONE) $(GO) test -vet=off ./mutants && $(ALONE) $(GO) run ./mutants -root .. $(ARGS)
 
-prose: ## fail if comments or documents have many pronouns that name nothing (tools/prose)
+prose: ## fail if comments or documents have many pronouns that name nothing, or documents many long sentences (tools/prose)
 	cd tools && $(ALONE) $(GO) test -vet=off ./prose && $(ALONE) $(GO) run ./prose ..
 
 # Where govulncheck's database is: also a file:// URL of a copy.
