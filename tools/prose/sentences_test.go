@@ -50,7 +50,7 @@ func TestMeasure_CountsSentencesAboveLimit(t *testing.T) {
 func TestIsPage_SelectsDocsAndTop(t *testing.T) {
 	for file, want := range map[string]bool{
 		"README.md": true, "docs/tour.md": true, "docs/design/README.md": true,
-		"docs/metrics.yaml": false, "server/test/README.md": false, "deploy/docs/x.md": false,
+		"docs/metrics.yaml": false, "test/README.md": false, "deploy/docs/x.md": false,
 	} {
 		if isPage(file) != want {
 			t.Errorf("%s: %v, want %v", file, !want, want)
