@@ -35,7 +35,7 @@ func Prometheus(t testing.TB, program string) string {
 	t.Helper()
 	path, err := exec.LookPath(filepath.Join(os.Getenv(prometheusEnv), program))
 	if err != nil {
-		Missing(t, "prometheus", fmt.Sprintf("%v; .ci/prometheus fetches it, and %s names its directory", err, prometheusEnv))
+		Missing(t, "prometheus", fmt.Sprintf("%v; hack/prometheus fetches it, and %s names its directory", err, prometheusEnv))
 	}
 	return path
 }
@@ -47,7 +47,7 @@ func OldEtcd(t testing.TB) (path, version string) {
 	path = cmp.Or(os.Getenv(oldEtcdEnv), "/usr/bin/etcd")
 	version, err := etcdVersion(path)
 	if err != nil {
-		Missing(t, "old-etcd", fmt.Sprintf("there is none at %s: %v; .ci/old-etcd fetches one, and %s names it", path, err, oldEtcdEnv))
+		Missing(t, "old-etcd", fmt.Sprintf("there is none at %s: %v; hack/old-etcd fetches one, and %s names it", path, err, oldEtcdEnv))
 	}
 	return path, version
 }

@@ -219,7 +219,7 @@ func (rs *results) failures() (all []failure) {
 	return all
 }
 
-// id names the test in .ci/flaky.txt.
+// id names the test in hack/flaky.txt.
 func (f failure) id() string {
 	if f.test == nil {
 		return f.pkg.path

@@ -77,14 +77,14 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// list lists tests in .ci/flaky.txt.
+// list lists tests in hack/flaky.txt.
 func list(t *testing.T, r *runner, tests ...string) {
 	t.Helper()
 	text := "# package, test, date, reason\n"
 	for _, test := range tests {
 		text += modulePath + "/" + test + " 2026-01-02 it is planted\n"
 	}
-	write(t, filepath.Join(r.root, ".ci", "flaky.txt"), text)
+	write(t, filepath.Join(r.root, "hack", "flaky.txt"), text)
 }
 
 // requireRun runs the tests and checks the verdict, and that the report has each text.
@@ -159,7 +159,7 @@ func TestRun_ListedTestThatPassesByItself_PassesTheRun(t *testing.T) {
 	t.Parallel()
 	r, out := plant(t, "once", "passing")
 	list(t, r, "once TestOnce")
-	requireRun(t, r, out, true, "=== FLAKY: once TestOnce passed by itself; .ci/flaky.txt: 2026-01-02 it is planted", "0 failures")
+	requireRun(t, r, out, true, "=== FLAKY: once TestOnce passed by itself; hack/flaky.txt: 2026-01-02 it is planted", "0 failures")
 }
 
 func TestRun_ListedTestThatFailsTwice_FailsTheRun(t *testing.T) {
@@ -202,7 +202,7 @@ func TestFlakyFile_Misuse_IsRefused(t *testing.T) {
 
 // TestFlakyFile_OfThisRepository_IsAccepted also requires that the listed tests exist.
 func TestFlakyFile_OfThisRepository_IsAccepted(t *testing.T) {
-	listed, err := readFlaky("../../.ci/flaky.txt")
+	listed, err := readFlaky("../../hack/flaky.txt")
 	if err != nil {
 		t.Fatal(err)
 	}

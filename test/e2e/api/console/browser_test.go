@@ -35,7 +35,7 @@ func chromium(t *testing.T) string {
 			return path
 		}
 	}
-	harness.Missing(t, "chromium", fmt.Sprintf("not installed; .ci/chromium finds or installs it, and %s names it", chromiumEnv))
+	harness.Missing(t, "chromium", fmt.Sprintf("not installed; hack/chromium finds or installs it, and %s names it", chromiumEnv))
 	return ""
 }
 
