@@ -24,8 +24,10 @@ boundaries: ## fail if the engine, its tests included, depends on Kubernetes, th
 	! printf '%s\n' "$$deps" | grep -E '^(github\.com/stratakube/strata/|k8s\.io/(apiserver|kubernetes|apiextensions-apiserver)/)' | grep -v '^github\.com/stratakube/strata/stratatest'
 
 # Not tools/kine: go mod tidy downloads the modules that tests of kine's dependencies import, and a proxy may lack them.
-tidy: ## fail if a go.mod is not what go mod tidy would write
+tidy: ## fail if a go.mod is not what go mod tidy would write, or if go.work.sum lacks a sum
 	@set -e; for module in . kube server stratatest test tools test/upstream/suites test/upstream/robustness test/upstream/conformance tools/stock/etcd-3.5 tools/stock/etcd-3.6; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
+	@sum=$$(cksum go.work.sum); $(GO) list -m all >/dev/null; \
+	[ "$$sum" = "$$(cksum go.work.sum)" ] || { echo 'go.work.sum was incomplete: commit it'; exit 1; }
 
 check-docs: ## fail if a document names a test, file or package that does not exist, or its recording has other steps
 	hack/check-docs
