@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sync/semaphore"
 
-	"github.com/stratakube/strata/kube/internal/guard"
+	"github.com/stratakube/strata/kube/internal/flight"
 	"github.com/stratakube/strata/kube/internal/gzipjoin"
 	"github.com/stratakube/strata/kube/internal/representation"
 	"github.com/stratakube/strata/kube/kubestorage"
@@ -145,7 +145,7 @@ func (w *itemWriter) runs(all iter.Seq[mirror.Run]) {
 			}
 			produce := func() {
 				p := chunk{run: run, bytes: bytes}
-				p.err = guard.RecoverPanic(func() error {
+				p.err = flight.RecoverPanic(func() error {
 					p = w.ready(run, spansPool.Get().(*representation.Spans))
 					p.bytes = bytes
 					return p.err

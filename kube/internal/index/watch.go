@@ -7,7 +7,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/klog/v2"
 
-	"github.com/stratakube/strata/kube/internal/guard"
+	"github.com/stratakube/strata/kube/internal/flight"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
 )
@@ -62,7 +62,7 @@ func (s *Selections) values(ev *mirror.Event, value func(*objects.Attributes) st
 	}
 	ctx, cancel := context.WithTimeout(s.cfg.Context, objects.DecodeTimeout)
 	defer cancel()
-	err := guard.RecoverPanic(func() error {
+	err := flight.RecoverPanic(func() error {
 		if ev.Entry != nil {
 			a, err := gen.AttributesAfter(ctx, ev)
 			if err != nil {

@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/stratakube/strata/kube/internal/blockcache"
-	"github.com/stratakube/strata/kube/internal/guard"
+	"github.com/stratakube/strata/kube/internal/flight"
 	"github.com/stratakube/strata/kube/internal/gzipjoin"
 	"github.com/stratakube/strata/mirror"
 )
@@ -84,7 +84,7 @@ func (p *Representation) DeflatedFrames(ctx context.Context, dst []Frames, runs 
 				return
 			}
 			i := missing[n]
-			_ = guard.RecoverPanic(func() (err error) {
+			_ = flight.RecoverPanic(func() (err error) {
 				dst[i], err = p.deflated(ctx, runs[i-from], asFrames, frame)
 				return err
 			})

@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/stratakube/strata/kube/internal/blockcache"
-	"github.com/stratakube/strata/kube/internal/guard"
+	"github.com/stratakube/strata/kube/internal/flight"
 	"github.com/stratakube/strata/kube/internal/gzipjoin"
 	"github.com/stratakube/strata/mirror"
 )
@@ -92,7 +92,7 @@ func (x *preparation) startHelpers(runs <-chan mirror.Run) {
 			defer func() { <-encoders }()
 			var spans Spans
 			for r := range runs {
-				if err := guard.RecoverPanic(func() error { x.prepareRun(r, &spans); return nil }); err != nil {
+				if err := flight.RecoverPanic(func() error { x.prepareRun(r, &spans); return nil }); err != nil {
 					x.cancel(err)
 				}
 			}

@@ -1,4 +1,4 @@
-package useragent
+package component
 
 import (
 	"strings"
@@ -7,9 +7,9 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-func TestAs_AgentOfProcess_KeepsAllButItsName(t *testing.T) {
+func TestUserAgent_OfProcess_KeepsAllButItsName(t *testing.T) {
 	config := rest.AddUserAgent(&rest.Config{}, "deployment-controller")
-	got := As("kube-controller-manager", config.UserAgent)
+	got := UserAgent("kube-controller-manager", config.UserAgent)
 	_, version, _ := strings.Cut(config.UserAgent, "/")
 	if got != "kube-controller-manager/"+version || !strings.HasSuffix(got, "/deployment-controller") {
 		t.Errorf("%q as kube-controller-manager is %q", config.UserAgent, got)

@@ -1,5 +1,4 @@
-// Package atomicfile writes files atomically.
-package atomicfile
+package datadir
 
 import (
 	"fmt"
@@ -7,9 +6,10 @@ import (
 	"path/filepath"
 )
 
-// Write replaces the content of path by data, with mode 0600. After a crash, path has either its previous content or data,
-// never a part. A reader that has the old file open continues to read the old content. The directory must exist.
-func Write(path string, data []byte) (err error) {
+// WriteFile replaces the content of path by data, atomically, with mode 0600. After a crash, path has
+// either its previous content or data, never a part. A reader that has the old file open continues to
+// read the old content. The directory must exist.
+func WriteFile(path string, data []byte) (err error) {
 	dir := filepath.Dir(path)
 	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*") // mode 0600
 	if err != nil {

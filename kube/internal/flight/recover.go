@@ -1,5 +1,4 @@
-// Package guard contains panics of goroutines that work on behalf of a request.
-package guard
+package flight
 
 import (
 	"fmt"

@@ -1,13 +1,15 @@
-// Package errorlog is a logger for parts of the process that report errors only, unless the user raises the verbosity.
-package errorlog
+// Package component gives the components of Kubernetes that run in the process of strata up a logger
+// that reports errors only, and the user agents of their own programs.
+package component
 
 import (
 	"github.com/go-logr/logr"
 	"k8s.io/klog/v2"
 )
 
-// Logger returns a logger that writes errors to klog, and messages only if klog's verbosity is 1 or more (--v).
-func Logger() logr.Logger {
+// ErrorLogger returns a logger that writes errors to klog, and messages only if klog's verbosity is
+// 1 or more (--v).
+func ErrorLogger() logr.Logger {
 	background := klog.Background()
 	inner := background.GetSink()
 	if s, ok := inner.(logr.CallDepthLogSink); ok {

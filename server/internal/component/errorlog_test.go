@@ -1,4 +1,4 @@
-package errorlog
+package component
 
 import (
 	"bytes"
@@ -10,7 +10,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-func TestLogger_WritesErrorsAndVerboseMessages(t *testing.T) {
+func TestErrorLogger_WritesErrorsAndVerboseMessages(t *testing.T) {
 	flags := flag.NewFlagSet("", flag.PanicOnError)
 	klog.InitFlags(flags)
 	set := func(name, value string) {
@@ -25,7 +25,7 @@ func TestLogger_WritesErrorsAndVerboseMessages(t *testing.T) {
 
 	logAll := func() string {
 		out.Reset()
-		logger := Logger().WithName("part").WithValues("key", "value")
+		logger := ErrorLogger().WithName("part").WithValues("key", "value")
 		logger.Info("message")
 		logger.V(2).Info("detail")
 		logger.Error(errors.New("cause"), "failure")

@@ -1,4 +1,4 @@
-package atomicfile
+package datadir
 
 import (
 	"os"
@@ -6,13 +6,13 @@ import (
 	"testing"
 )
 
-func TestWrite_ReplacesWholeFile(t *testing.T) {
+func TestWriteFile_ReplacesWholeFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "f")
 	if err := os.WriteFile(path, []byte("a longer text than the next"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := Write(path, []byte("next")); err != nil {
+	if err := WriteFile(path, []byte("next")); err != nil {
 		t.Fatal(err)
 	}
 	got, err := os.ReadFile(path)
@@ -24,13 +24,13 @@ func TestWrite_ReplacesWholeFile(t *testing.T) {
 	}
 }
 
-func TestWrite_Failed_LeavesNoTemporaryFile(t *testing.T) {
+func TestWriteFile_Failed_LeavesNoTemporaryFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "f")
 	if err := os.Mkdir(path, 0o700); err != nil { // a file cannot replace a directory
 		t.Fatal(err)
 	}
-	if err := Write(path, []byte("x")); err == nil {
+	if err := WriteFile(path, []byte("x")); err == nil {
 		t.Fatal("wrote over a directory")
 	}
 	entries, err := os.ReadDir(dir)
