@@ -37,16 +37,11 @@ func TestMain(m *testing.M) {
 // testSizes are the smallest sizes at which each workload works.
 var testSizes = Sizes{
 	Objects: 200, // as JSON above the threshold of compression
-	Pods:    100, Nodes: 10, Namespaces: 5, OtherPods: 100, LargeObjects: 3, LargeBytes: 100_000,
-	Changed: 5, Page: 30, Crowd: 3, Streams: 2, Quiet: 10, Lists: 3, Pairs: 1, Few: 200,
-	IdleObjects: 20, IdleWatchers: 20, Resumed: 5, History: 500, HistoryBytes: 2_000, Stalled: 4, StalledDear: 2,
-	Fleet: 4, FleetPods: 100, FleetBytes: 2_000, FleetWait: 20 * time.Second, Burst: 500 * time.Millisecond, MixedWrites: 80,
-	Past: 10, Churned: 200, ChurnRate: 1_000,
+	Pods:    100, Nodes: 10, Namespaces: 5, OtherPods: 100, Changed: 5, Page: 30, Crowd: 3, Streams: 2, Quiet: 10, Few: 200,
+	IdleObjects: 20, Resumed: 5, History: 500, Fleet: 4, FleetPods: 100, FleetBytes: 2_000, FleetWait: 20 * time.Second, MixedWrites: 80,
 	Quieten: 20 * time.Millisecond, Rest: time.Millisecond, Writes: 20, Loop: 200 * time.Millisecond,
-	WatchDuration: 300 * time.Millisecond, NodeDuration: time.Second, LoneRate: 200, LoneStep: 300 * time.Millisecond, LoneMost: 6_000, Watchers: 20, SharedRate: 20,
-	NodeWatchers: 10, NodeRate: 400, LabelWatchers: 2, Events: 500, EventRate: 100, EventTTL: 2 * time.Second, Definitions: 5, IndexCount: time.Millisecond, Idle: 200 * time.Millisecond,
-	Beside: 300 * time.Millisecond, ListInterval: 50 * time.Millisecond,
-	Churn: time.Second, PastInterval: 50 * time.Millisecond,
+	WatchDuration: 300 * time.Millisecond, NodeDuration: time.Second, LoneRate: 200, Watchers: 20, SharedRate: 20,
+	NodeWatchers: 10, NodeRate: 400, Beside: 300 * time.Millisecond,
 }
 
 // TestSizes_OfTests_HaveNoZero fails for a number of clients or objects that testSizes lacks: a workload without any works on nothing.
@@ -60,12 +55,12 @@ func TestSizes_OfTests_HaveNoZero(t *testing.T) {
 }
 
 // smoke are the workloads of the short form: a list and a watch of each engine, and an engine of its own.
-var smoke = []string{"list-json", "watch-shared", "list-cold-json"}
+var smoke = []string{"list-json", "watch-shared", "list-cold-three"}
 
-// TestBenchmark_EndToEnd_ReportsEveryWorkload runs the workloads of smoke, or all with STRATA_TEST_LONG=1, with few objects: every kind of workload finds its engines, gets correct answers
-// and reports figures, and no process or file remains. The figures themselves do not matter, so two benchmarks run at once, and
-// workloads that are measured in fresh processes share them where they can: otherwise nearly all of the time would be for starting
-// these.
+// TestBenchmark_EndToEnd_ReportsEveryWorkload runs the workloads of smoke, or all with
+// STRATA_TEST_LONG=1, with few objects: each finds its engines, gets correct answers and reports
+// figures, and no process or file remains. The figures do not matter, so two benchmarks run at once,
+// and workloads that are measured in fresh processes share them where they can.
 func TestBenchmark_EndToEnd_ReportsEveryWorkload(t *testing.T) {
 	testbin.Strata(t) // the first time it takes minutes, which are not the benchmark's
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
@@ -75,7 +70,7 @@ func TestBenchmark_EndToEnd_ReportsEveryWorkload(t *testing.T) {
 		if os.Getenv("STRATA_TEST_LONG") != "1" && !slices.Contains(smoke, w.Name) {
 			continue
 		}
-		if w.Alone && !w.Starts && !w.EtcdOnly {
+		if w.Alone && !w.Starts {
 			w.Session = "shared"
 		}
 		if w.Alone && w.Dataset(testSizes) == configMaps(testSizes) {
@@ -119,7 +114,7 @@ func TestBenchmark_EndToEnd_ReportsEveryWorkload(t *testing.T) {
 			if _, strata := row.Values["strata"]; !strata && !optional {
 				t.Errorf("%s, %s: values of %v, want one of Strata", result.Name, row.Name, row.Values)
 			}
-			if _, upstream := row.Values["upstream"]; !upstream && !optional && !ofStrata(row.Name) && !etcdOnly(result.Name) && result.Name != checkName {
+			if _, upstream := row.Values["upstream"]; !upstream && !optional && !ofStrata(row.Name) && result.Name != "check" {
 				t.Errorf("%s, %s: values of %v, want one of upstream", result.Name, row.Name, row.Values)
 			}
 			if _, limit := row.Values["limit"]; !limit && row.Name == latency && !alone(result.Name) {
@@ -193,17 +188,12 @@ func benchmarkOf(ctx context.Context, t *testing.T, some []Workload) *Report {
 
 // ofStrata reports whether only Strata has a measure.
 func ofStrata(measure string) bool {
-	return measure == passedOn || measure == bytesPerLabel || strings.Contains(measure, "restored") || strings.HasPrefix(measure, "strata_")
+	return measure == passedOn || strings.Contains(measure, "restored") || strings.HasPrefix(measure, "strata_")
 }
 
 // alone reports whether the limit is not measured by a workload.
 func alone(name string) bool {
 	return slices.ContainsFunc(workloads, func(w Workload) bool { return w.Name == name && w.Alone })
-}
-
-// etcdOnly reports whether a workload measures no engine.
-func etcdOnly(name string) bool {
-	return slices.ContainsFunc(workloads, func(w Workload) bool { return w.Name == name && w.EtcdOnly })
 }
 
 func TestBenchmark_Interrupted_LeavesNoProcess(t *testing.T) {

@@ -52,15 +52,6 @@ func configMapWrites(s *Sample) (*writes, error) {
 	})
 }
 
-// eventWrites create, and then change, Events.
-func eventWrites(s *Sample) (*writes, error) {
-	return newWrites(s, besideObjects, func(i int) (string, []byte, error) {
-		event := dataset.Event(i)
-		value, err := dataset.Encode(event)
-		return dataset.EventKey(event.Namespace, event.Name), value, err
-	})
-}
-
 // run writes at a rate: all of them in turn, repeatedly.
 func (w *writes) run(ctx context.Context, rate int, duration time.Duration) error {
 	return perSecond(rate, duration, writesAtOnce).run(ctx, w.put)

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -18,35 +17,26 @@ import (
 
 // Config contains the values of the flags.
 type Config struct {
-	Quick      bool
-	List       bool
-	Sizes      Sizes
-	Workloads  []Workload
-	Runs       int
-	Engines    []target.EngineSpec // Binary "" means Config.Binary
-	Binary     string              // "" means that it is built
-	Stock      string              // a stock kube-apiserver, for engines of kind stock
-	DataDir    string
-	Out        []string
-	ProfileDir string   // "" means no profiles
-	Profiled   []string // labels of the engines that are profiled
-	ProfileMD  string   // file for the first functions of each profile, "" means none
-	Timeout    time.Duration
+	Quick     bool
+	List      bool
+	Sizes     Sizes
+	Workloads []Workload
+	Runs      int
+	Engines   []target.EngineSpec // Binary "" means Config.Binary
+	Binary    string              // "" means that it is built
+	Stock     string              // a stock kube-apiserver, for engines of kind stock
+	DataDir   string
+	Out       []string
+	Timeout   time.Duration
 
 	root string // of the repository
 }
 
 const usage = `Usage: bench [flags]
 
-Compares engines of the API server on the same etcd data, and with a plain server that writes the same bytes from memory. Full sizes take
-about an hour, the workloads of the read path half of that, -quick more than half an hour on two processors.
+Compares engines of the API server on the same etcd data, and with a plain server that writes the same bytes from memory.
 
   make bench                                   all workloads at the sizes that docs/benchmarks.md quotes
-  make bench-read                              those of the read path
-  make bench-consistent                        those of consistent reads
-  make bench-watch                             those of watches
-  make bench-lists                             those of lists by pages and of the past
-  make bench-storm                             those of a fleet of clients that wants everything at once
   make bench ARGS='-quick'                     a tenth
   make bench ARGS='-workloads list-.*,get'     some of them
   make bench ARGS='-engines strata,old=strata@/tmp/old/strata,upstream'
@@ -63,7 +53,7 @@ func parseFlags(args []string, stdout, stderr io.Writer) (Config, error) {
 		return c, err
 	}
 	c.root = root
-	var workloadPatterns, engines, profiled, memoryLimit string
+	var workloadPatterns, engines, memoryLimit string
 	engineArgs := map[string][]string{}
 	objects := 0
 
@@ -92,9 +82,6 @@ func parseFlags(args []string, stdout, stderr io.Writer) (Config, error) {
 		c.Out = append(c.Out, v)
 		return nil
 	})
-	fs.StringVar(&c.ProfileDir, "profile", "", "directory for CPU and heap profiles of each workload, taken in additional runs")
-	fs.StringVar(&profiled, "profile-engines", "", "comma-separated labels of the engines that -profile is for (default the first)")
-	fs.StringVar(&c.ProfileMD, "profile-md", "", "Markdown file for the first functions of each CPU profile; needs -profile")
 	fs.StringVar(&memoryLimit, "memory-limit", "", "kill an engine that has more resident memory than this, for example 12Gi (default no limit)")
 	fs.DurationVar(&c.Timeout, "timeout", 2*time.Hour, "stop after this time")
 	if err := fs.Parse(args); err != nil {
@@ -132,12 +119,6 @@ func parseFlags(args []string, stdout, stderr io.Writer) (Config, error) {
 	if err := c.findStock(); err != nil {
 		return c, err
 	}
-	if c.Profiled, err = selectProfiled(profiled, c.Engines); err != nil {
-		return c, err
-	}
-	if c.ProfileMD != "" && c.ProfileDir == "" {
-		return c, fmt.Errorf("-profile-md needs -profile")
-	}
 	if memoryLimit != "" {
 		q, err := resource.ParseQuantity(memoryLimit)
 		if err != nil || q.Value() <= 0 {
@@ -163,25 +144,6 @@ func (c *Config) findStock() error {
 		}
 	}
 	return nil
-}
-
-// selectProfiled reads the labels of -profile-engines; the limit cannot be profiled.
-func selectProfiled(list string, engines []target.EngineSpec) ([]string, error) {
-	if list == "" {
-		return []string{engines[0].Label}, nil
-	}
-	labels := strings.Split(list, ",")
-	for _, label := range labels {
-		if !slices.ContainsFunc(engines, func(e target.EngineSpec) bool { return e.Label == label && !e.IsLimit() }) {
-			return nil, fmt.Errorf("-profile-engines: unknown engine %q", label)
-		}
-	}
-	return labels, nil
-}
-
-// profiled reports whether profiles of an engine are requested.
-func (c *Config) profiled(spec target.EngineSpec) bool {
-	return slices.Contains(c.Profiled, spec.Label)
 }
 
 // parseEngines reads "label[=engine][@binary],...".

@@ -45,11 +45,11 @@ func TestSelectWorkloads_MatchesWholeNames(t *testing.T) {
 		}
 		return names
 	}
-	if got := names("get"); !slices.Equal(got, []string{"get"}) {
-		t.Errorf("get selects %v", got)
+	if got := names("get-16"); !slices.Equal(got, []string{"get-16"}) {
+		t.Errorf("get-16 selects %v", got)
 	}
-	if got := names("get.*,create,get"); !slices.Equal(got, []string{"create", "get", "get-16", "get-64", "get-16-any"}) {
-		t.Errorf("get.*,create,get selects %v", got)
+	if got := names("get.*,create,get-16"); !slices.Equal(got, []string{"create", "get-16", "get-16-any"}) {
+		t.Errorf("get.*,create,get-16 selects %v", got)
 	}
 }
 
@@ -96,28 +96,9 @@ func TestStockFlag_SetsExecutableOfStockEngines(t *testing.T) {
 	if got := []string{config.Engines[0].Binary, config.Engines[1].Binary, config.Engines[2].Binary}; !slices.Equal(got, []string{"", own, other}) {
 		t.Errorf("executables are %q", got)
 	}
-	w := Workload{Flags: map[string][]string{upstreamEngine: {"--of-upstream"}}}
-	if got := w.variant(config.Engines[1]); !slices.Equal(got.Args, []string{"--of-upstream"}) {
-		t.Errorf("stock has the flags %q of a workload, want upstream's", got.Args)
-	}
 	_, err = parse("-engines", "strata,stock", "-stock", filepath.Join(t.TempDir(), "missing"))
 	if err == nil || !strings.Contains(err.Error(), "make stock") {
 		t.Errorf("a missing executable: %v, want an error that names make stock", err)
-	}
-}
-
-func TestProfileFlag_ProfilesFirstEngineByDefault(t *testing.T) {
-	for want, args := range map[string][]string{
-		"strata":          {"-profile=p"},
-		"strata,upstream": {"-profile=p", "-profile-engines=strata,upstream"},
-	} {
-		config, err := parse(args...)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := strings.Join(config.Profiled, ","); got != want {
-			t.Errorf("%v profile %s, want %s", args, got, want)
-		}
 	}
 }
 

@@ -15,19 +15,9 @@ import (
 
 var getWorkloads = []Workload{
 	{
-		Name: "get", Title: "GET, consistent, one at a time", Op: "GET", Dataset: configMaps,
-		Run:    getLoad{parallel: 1, conns: 1}.run,
-		Wanted: []Bound{toUpstream(latency, 1)},
-	},
-	{
 		Name: "get-16", Title: "GET, consistent, 16 in parallel", Op: "GET", Dataset: configMaps,
 		Run:    getLoad{parallel: 16, conns: 16}.run,
 		Wanted: []Bound{{Measure: getsPerSecond, Of: "upstream", AtLeast: 1}, toUpstream(cpuPerGet, 0.4), toUpstream(etcdCPUPerGet, 1./5)},
-	},
-	{
-		Name: "get-64", Title: "GET, consistent, 64 in parallel", Op: "GET", Dataset: configMaps,
-		Run:    getLoad{parallel: 64, conns: 8}.run,
-		Wanted: []Bound{{Measure: getsPerSecond, Of: "upstream", AtLeast: 2}, toUpstream(etcdCPUPerGet, 1./5)},
 	},
 	{
 		Name: "get-16-any", Title: "GET with resourceVersion=0, 16 in parallel", Op: "GET", Dataset: configMaps,

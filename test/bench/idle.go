@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"time"
 
@@ -25,14 +24,7 @@ var fewWorkloads = []Workload{
 		Run:    measureIdleMemory,
 		Wanted: []Bound{absolute(residentPerWatch, 25e3)},
 	},
-	{
-		Name: "watch-idle-bookmarks", Title: "idle watches, without bookmarks and with", Op: "watch", Dataset: fewConfigMaps,
-		Alone: true, Session: "idle bookmarks", Runs: 1,
-		Run:    measureBookmarks,
-		Wanted: []Bound{absolute(bookmarkCores, 0.01)},
-	},
 	resumeWorkload,
-	restoreLargeWorkload,
 }
 
 // rest waits until the processes are quiet, and then for Sizes.Rest: the Go runtime returns memory in the background.
@@ -119,9 +111,6 @@ func measureIdleMemory(ctx context.Context, s *Sample) error {
 		open, err = s.holds(ctx)
 		return err
 	})
-	if err == nil {
-		err = s.KeepHeap(ctx)
-	}
 	if w != nil {
 		defer w.close()
 	}
@@ -147,77 +136,5 @@ func measureIdleMemory(ctx context.Context, s *Sample) error {
 	s.Report("resident after they are closed", Bytes, float64(after.resident))
 	s.Report("heap that stays, per watch", Bytes, max(0, perWatch(after.Heap, before.Heap, n)))
 	s.Report("goroutines that stay", Count, max(0, float64(after.Goroutines-before.Goroutines)))
-	return nil
-}
-
-// measureBookmarks compares the CPU time of a server with Sizes.IdleWatchers idle watches that requested bookmarks with that of
-// one whose watches did not: for half of Sizes.Idle without, for Sizes.Idle with, and for half of it without.
-func measureBookmarks(ctx context.Context, s *Sample) error {
-	n := s.Sizes.IdleWatchers
-	var cores, etcd [2]float64 // without bookmarks and with
-	bookmarks := 0
-	phase := func(ctx context.Context, with bool, duration time.Duration) error {
-		revision, err := dataset.Revision(ctx, s.Etcd.Client)
-		if err != nil {
-			return err
-		}
-		conns := s.Engine.DialAll(connsFor(n))
-		defer target.CloseAll(conns)
-		idle := watchSet{n: n, after: revision, path: func(int) string { return watchOf(configMapsPath, "", with, revision) }}
-		w, err := idle.open(ctx, conns)
-		if err != nil {
-			return err
-		}
-		defer w.close()
-		if _, err := s.Engine.State(ctx); err != nil { // the garbage of opening them is no part of idling
-			return err
-		}
-		if err := s.rest(ctx); err != nil {
-			return err
-		}
-		used, err := coresOf(func() error {
-			if !waitUntil(ctx, time.Now().Add(duration)) {
-				return context.Cause(ctx)
-			}
-			return nil
-		}, s.Engine.Child, s.Etcd.Child)
-		if err != nil {
-			return err
-		}
-		if ended := w.ended.Load(); ended > 0 {
-			return fmt.Errorf("%d of %d idle watches were ended", ended, n)
-		}
-		w.close()
-		kind := 0
-		if with {
-			kind = 1
-		}
-		share := duration.Seconds() / s.Sizes.Idle.Seconds()
-		cores[kind] += share * used[0]
-		etcd[kind] += share * used[1]
-		for _, stream := range w.streams {
-			bookmarks += stream.bookmarks
-		}
-		return nil
-	}
-	err := s.Measure(ctx, func(ctx context.Context) error {
-		if err := phase(ctx, false, s.Sizes.Idle/2); err != nil {
-			return err
-		}
-		if err := phase(ctx, true, s.Sizes.Idle); err != nil {
-			return err
-		}
-		return phase(ctx, false, s.Sizes.Idle/2)
-	})
-	if err != nil {
-		return err
-	}
-	s.Detail("%s of them, %v of each kind", grouped(n), s.Sizes.Idle)
-	s.Report("server cores without bookmarks", Count, cores[0])
-	s.Report("server cores with bookmarks", Count, cores[1])
-	s.Report(bookmarkCores, Count, cores[1]-cores[0])
-	s.Report("etcd cores without bookmarks", Count, etcd[0])
-	s.Report("etcd cores with bookmarks", Count, etcd[1])
-	s.Report("bookmarks per watch", Count, float64(bookmarks)/float64(n))
 	return nil
 }

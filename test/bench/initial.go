@@ -16,48 +16,13 @@ import (
 
 var initialWorkloads = []Workload{
 	{
-		Name: "initial-json", Title: "initial events of all, JSON, one client", Op: "client", Dataset: configMaps,
-		Run:    initialLoad{format: initialJSON}.run,
-		Wanted: []Bound{toUpstream(latency, 1./5), absolute(peakAbove, 50e6)},
-	},
-	{
 		Name: "initial-protobuf", Title: "initial events of all, protobuf, one client", Op: "client", Dataset: configMaps,
 		Run:    initialLoad{format: initialProtobuf}.run,
 		Wanted: []Bound{toUpstream(latency, 1./5), absolute(peakAbove, 50e6)},
 	},
-	{
-		Name: "initial-gzip-json", Title: "initial events of all, gzip, JSON, one client", Op: "client", Dataset: configMaps,
-		Run:    initialLoad{format: initialJSON, gzip: true}.run,
-		Wanted: []Bound{toUpstream(latency, 1./5), toUpstream(compressedSize, 1.1), absolute(bookmarkDelay, 5e-3)},
-	},
-	{
-		Name: "initial-gzip-protobuf", Title: "initial events of all, gzip, protobuf, one client", Op: "client", Dataset: configMaps,
-		Run:    initialLoad{format: initialProtobuf, gzip: true}.run,
-		Wanted: []Bound{toUpstream(latency, 1./5), toUpstream(compressedSize, 1.1), absolute(bookmarkDelay, 5e-3)},
-	},
-	{
-		Name: "initial-crowd", Title: "initial events of all, JSON, several clients", Op: "client", Dataset: configMaps, Dear: true,
-		Run:    initialLoad{format: initialJSON, crowd: true}.run,
-		Wanted: []Bound{toUpstream("until all are done", 1./5), absolute(peakAbove, 50e6)},
-	},
-}
-
-// coldInitialWorkloads are the first initial events of their media type in a process.
-var coldInitialWorkloads = []Workload{
-	{
-		Name: "initial-cold-gzip-json", Title: "the first initial events of all, gzip, JSON", Op: "client", Dataset: configMaps, Alone: true, Session: "cold 4", Runs: 3,
-		Run:    initialLoad{format: initialJSON, gzip: true}.run,
-		Wanted: []Bound{toUpstream(latency, 1)},
-	},
-	{
-		Name: "initial-cold-gzip-protobuf", Title: "the first initial events of all, gzip, protobuf", Op: "client", Dataset: configMaps, Alone: true, Session: "cold 5", Runs: 3,
-		Run:    initialLoad{format: initialProtobuf, gzip: true}.run,
-		Wanted: []Bound{toUpstream(latency, 1)},
-	},
 }
 
 var (
-	initialJSON     = format{"application/json", wire.ReadInitialJSONEvents}
 	initialProtobuf = format{"application/vnd.kubernetes.protobuf;stream=watch", wire.ReadInitialProtobufEvents}
 )
 

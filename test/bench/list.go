@@ -11,7 +11,6 @@ import (
 	"slices"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/stratakube/strata/test/bench/internal/dataset"
@@ -32,9 +31,6 @@ var (
 
 	customJSON = format{"application/json", wire.ReadCustomJSONList}
 
-	metadataJSON     = format{"application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io", wire.ReadJSONList}
-	metadataProtobuf = format{"application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io", wire.ReadProtobufList}
-
 	// tableFormat is the format that kubectl get requests.
 	tableFormat = format{
 		"application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json", wire.ReadJSONList,
@@ -48,13 +44,14 @@ const (
 	sentPerList    = "etcd sent per LIST"
 	compressedSize = "compressed size"
 	peakAbove      = "peak above before"
+	objectReads    = "reads of objects from etcd"
 )
 
-const (
-	allConfigMaps   = "/api/v1/configmaps"
-	largeConfigMaps = "/api/v1/namespaces/" + dataset.LargeNamespace + "/configmaps"
+// idleSent is less than etcd sends for a single page of objects, and more than for background requests of servers.
+const idleSent = 100e3
 
-	selectsNothing = "?labelSelector=app%3Dnone"
+const (
+	allConfigMaps = "/api/v1/configmaps"
 )
 
 var listWorkloads = []Workload{
@@ -69,34 +66,9 @@ var listWorkloads = []Workload{
 		Wanted: []Bound{toLimit(latency, 1.6), toUpstream(cpuPerList, 1./5)},
 	},
 	{
-		Name: "list-gzip-json", Title: "LIST all, gzip, JSON, unchanged", Op: "LIST", Dataset: configMaps,
-		Run:    listLoad{path: fixed(allConfigMaps), want: stored("configmaps"), format: jsonFormat, gzip: true}.run,
-		Wanted: []Bound{toUpstream(latency, 1./12), toUpstream(compressedSize, 1.05)},
-	},
-	{
-		Name: "list-gzip-protobuf", Title: "LIST all, gzip, protobuf, unchanged", Op: "LIST", Dataset: configMaps,
-		Run:    listLoad{path: fixed(allConfigMaps), want: stored("configmaps"), format: protobufFormat, gzip: true}.run,
-		Wanted: []Bound{toUpstream(latency, 1./12), toUpstream(compressedSize, 1.05)},
-	},
-	{
 		Name: "list-gzip-json-changed", Title: "LIST all, gzip, JSON, 1 % changed before", Op: "LIST", Dataset: configMaps, Change: changeSome,
 		Run:    listLoad{path: fixed(allConfigMaps), want: stored("configmaps"), format: jsonFormat, gzip: true}.run,
 		Wanted: []Bound{toUpstream(latency, 1./3), toUpstream(compressedSize, 1.05)},
-	},
-	{
-		Name: "list-gzip-protobuf-changed", Title: "LIST all, gzip, protobuf, 1 % changed before", Op: "LIST", Dataset: configMaps, Change: changeSome,
-		Run:    listLoad{path: fixed(allConfigMaps), want: stored("configmaps"), format: protobufFormat, gzip: true}.run,
-		Wanted: []Bound{toUpstream(latency, 1./3), toUpstream(compressedSize, 1.05)},
-	},
-	{
-		Name: "list-metadata-json", Title: "LIST all, metadata only, JSON", Op: "LIST", Dataset: configMaps,
-		Run:    listLoad{path: fixed(allConfigMaps), want: stored("configmaps"), format: metadataJSON}.run,
-		Wanted: []Bound{toUpstream(cpuPerList, 1./8)},
-	},
-	{
-		Name: "list-metadata-protobuf", Title: "LIST all, metadata only, protobuf", Op: "LIST", Dataset: configMaps,
-		Run:    listLoad{path: fixed(allConfigMaps), want: stored("configmaps"), format: metadataProtobuf}.run,
-		Wanted: []Bound{toUpstream(cpuPerList, 1./8)},
 	},
 	{
 		Name: "list-pages", Title: "LIST all by pages, JSON", Op: "LIST", Dataset: configMaps, Dear: true,
@@ -110,16 +82,6 @@ var listWorkloads = []Workload{
 		Wanted:  []Bound{toUpstream(cpuPerList, 1./8), none(objectReads), absolute(sentPerList, idleSent)},
 	},
 	{
-		Name: "list-crowd", Title: "LISTs of all at once, JSON", Op: "LIST", Dataset: configMaps, Dear: true,
-		Run:    crowdLoad{path: allConfigMaps, want: stored("configmaps"), format: jsonFormat}.run,
-		Wanted: []Bound{absolute(peakAbove, 50e6)},
-	},
-	{
-		Name: "list-none", Title: "LIST, label selector that selects nothing", Op: "LIST", Dataset: configMaps,
-		Run:    listLoad{path: fixed(allConfigMaps + selectsNothing), want: nothing, format: jsonFormat, repeat: true}.run,
-		Wanted: []Bound{absolute(latency, 2e-3)},
-	},
-	{
 		Name: "list-namespace", Title: "LIST the pods of one namespace, protobuf", Op: "LIST", Dataset: configMaps,
 		Run:    listLoad{path: podsOfANamespace, want: podsOfEachNamespace, format: protobufFormat, repeat: true}.run,
 		Wanted: []Bound{absolute(latency, 4e-3)},
@@ -128,10 +90,6 @@ var listWorkloads = []Workload{
 
 // coldWorkloads are the first LIST of their media type in a process: two of different media types share one.
 var coldWorkloads = []Workload{
-	coldList("json", "JSON", "cold 1", listLoad{format: jsonFormat}),
-	coldList("gzip-protobuf", "gzip, protobuf", "cold 1", listLoad{format: protobufFormat, gzip: true}),
-	coldList("protobuf", "protobuf", "cold 2", listLoad{format: protobufFormat}),
-	coldList("gzip-json", "gzip, JSON", "cold 2", listLoad{format: jsonFormat, gzip: true}),
 	{
 		Name: "list-cold-three", Title: "the first three LISTs of all, one after the other, JSON", Op: "LIST", Dataset: configMaps,
 		Alone: true, Session: "cold 3", Runs: 3,
@@ -147,15 +105,6 @@ var coldPagesWorkloads = []Workload{{
 	Wanted: []Bound{toUpstream(cpuPerList, 0.2)},
 }}
 
-func coldList(name, title, session string, load listLoad) Workload {
-	load.path, load.want = fixed(allConfigMaps), stored("configmaps")
-	return Workload{
-		Name: "list-cold-" + name, Title: "the first LIST of all, " + title, Op: "LIST", Dataset: configMaps, Alone: true, Session: session, Runs: 3,
-		Run:    load.run,
-		Wanted: []Bound{toUpstream(latency, 1)},
-	}
-}
-
 // tableWorkloads are the requests of kubectl get pods: tables, 500 rows at a time.
 var tableWorkloads = []Workload{
 	{
@@ -170,38 +119,6 @@ var tableWorkloads = []Workload{
 	},
 }
 
-// adapterWorkloads measure storage.Interface alone: upstream's handlers read objects from it and encode them.
-var adapterWorkloads = []Workload{
-	adapterList("json", "JSON", jsonFormat),
-	adapterList("protobuf", "protobuf", protobufFormat),
-}
-
-func adapterList(name, title string, format format) Workload {
-	return Workload{
-		Name: "adapter-" + name, Title: "LIST all through the adapter alone, " + title, Op: "LIST", Dataset: configMaps, PassesOn: true,
-		Variant: "adapter", Flags: map[string][]string{strataEngine: {"--strata-feature-gates=ByteReadPath=false"}},
-		Run:    listLoad{path: fixed(allConfigMaps), want: stored("configmaps"), format: format}.run,
-		Wanted: []Bound{toUpstream(cpuPerList, 1.2)},
-	}
-}
-
-// largeWorkloads read objects of a megabyte, which exist only meanwhile.
-var largeWorkloads = []Workload{{
-	Name: "list-large", Title: "LIST large objects, JSON", Op: "LIST", Dataset: configMaps, Prepare: putLarge, CleanUp: deleteLarge,
-	Run: listLoad{path: fixed(largeConfigMaps), want: largeObjects, format: jsonFormat}.run,
-	Wanted: []Bound{
-		toUpstream(cpuPerList, 1./5),
-		{Measure: cpuPerList, Of: "limit", AtMost: 1.6, Or: true},
-	},
-}}
-
-var podWorkloads = []Workload{
-	{
-		Name: "list-node", Title: "LIST the pods of one node, protobuf", Op: "LIST", Dataset: pods,
-		Run: listLoad{path: podsOfANode, want: podsOfEachNode, format: protobufFormat, repeat: true}.run,
-	},
-}
-
 func fixed(path string) func(*Sample) string { return func(*Sample) string { return path } }
 
 // count is the number of objects that an answer must have.
@@ -210,16 +127,6 @@ type count func(ctx context.Context, s *Sample) (int, error)
 // stored expects as many objects as there are in etcd, including a few ConfigMaps of the servers.
 func stored(resource string) count {
 	return func(ctx context.Context, s *Sample) (int, error) { return dataset.Count(ctx, s.Etcd.Client, resource) }
-}
-
-func nothing(context.Context, *Sample) (int, error) { return 0, nil }
-
-func podsOfANode(s *Sample) string {
-	return "/api/v1/pods?fieldSelector=spec.nodeName%3D" + dataset.NodeName(s.Rand.IntN(s.nodes()), s.Data.Nodes)
-}
-
-func podsOfEachNode(_ context.Context, s *Sample) (int, error) {
-	return s.Data.Pods / s.Data.Nodes, nil
 }
 
 // nodes is the number of nodes that a sample draws from: few enough that the first sample of the limit draws all of them.
@@ -241,8 +148,6 @@ func podsOfEachNamespace(_ context.Context, s *Sample) (int, error) {
 func firstTablePage(s *Sample) string { return fmt.Sprintf("/api/v1/pods?limit=%d", s.Sizes.Page) }
 
 func firstPage(_ context.Context, s *Sample) (int, error) { return min(s.Sizes.Page, s.Data.Pods), nil }
-
-func largeObjects(_ context.Context, s *Sample) (int, error) { return s.Sizes.LargeObjects, nil }
 
 // changeSome changes Sizes.Changed ConfigMaps, drawn at random.
 func changeSome(ctx context.Context, s *Surroundings) error {
@@ -273,21 +178,6 @@ func (s *Surroundings) markedRevision(ctx context.Context) (int64, error) {
 		return 0, fmt.Errorf("read %s: %d keys: %w", pastKey, len(mark.Kvs), err)
 	}
 	return mark.Kvs[0].ModRevision, nil
-}
-
-func putLarge(ctx context.Context, s *Surroundings) error {
-	return putAll(ctx, s, s.Sizes.LargeObjects, func(i int) (string, []byte, error) {
-		cm := dataset.LargeConfigMap(i, s.Sizes.LargeBytes)
-		value, err := dataset.Encode(cm)
-		return dataset.LargeConfigMapKey(cm.Name), value, err
-	})
-}
-
-func deleteLarge(ctx context.Context, s *Surroundings) error {
-	if _, err := s.Etcd.Client.Delete(ctx, dataset.LargeConfigMapKey(""), clientv3.WithPrefix()); err != nil {
-		return fmt.Errorf("delete the large objects: %w", err)
-	}
-	return nil
 }
 
 // putAll puts n objects into etcd, some at a time.
@@ -528,27 +418,6 @@ func (l pagesLoad) pages(ctx context.Context, s *Sample, conn *target.Conn, quer
 		}
 	}
 	return objects, nil
-}
-
-// crowdLoad is Sizes.Crowd clients, each with a connection of its own, that LIST at the same moment.
-type crowdLoad struct {
-	path   string
-	want   count
-	format format
-}
-
-func (l crowdLoad) run(ctx context.Context, s *Sample) error {
-	want, err := l.want(ctx, s)
-	if err != nil {
-		return err
-	}
-	return atOnce(ctx, s, s.Sizes.Crowd, func(ctx context.Context, conn *target.Conn) error {
-		list, err := doList(ctx, conn, l.path, l.format)
-		if err == nil && list.Objects != want {
-			err = fmt.Errorf("LIST %s has %d objects, want %d", l.path, list.Objects, want)
-		}
-		return err
-	})
 }
 
 // atOnce measures n clients, each with a connection of its own, that do one operation each at the same moment.

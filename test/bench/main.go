@@ -1,9 +1,7 @@
 // Command bench compares API server engines: it runs each as a process of its own on the same etcd data, takes every measurement alternately
 // on them, and prints a table with the ratios. `make bench` runs it; docs/benchmarks.md has its results.
 //
-// The workloads are declared in list.go, get.go, quiet.go, kep2340.go, etcdonly.go, initial.go, shards.go, write.go, mixed.go, watch.go,
-// highest.go, idle.go, stalled.go, storm.go, resume.go, restore.go, exact.go, check.go, churn.go and start.go; Workload describes how
-// to add one.
+// The workloads are declared in the files of their kinds; Workload describes how to add one.
 package main
 
 import (
@@ -81,11 +79,6 @@ func benchmark(ctx context.Context, config Config, stdout io.Writer, stderr *os.
 			config.Engines[i].Binary = config.Binary
 		}
 	}
-	if config.ProfileDir != "" {
-		if err := os.MkdirAll(config.ProfileDir, 0o755); err != nil {
-			return fmt.Errorf("-profile: %w", err)
-		}
-	}
 	if err := os.MkdirAll(config.DataDir, 0o755); err != nil {
 		return fmt.Errorf("-data: %w", err)
 	}
@@ -109,7 +102,6 @@ func benchmark(ctx context.Context, config Config, stdout io.Writer, stderr *os.
 	var passed []string // workloads that Strata's byte read path did not answer
 	for _, w := range config.Workloads {
 		result := summarize(w, report.Engines, r.observed[w.Name], r.failed[w.Name])
-		result.Flags = w.flags(config.Engines)
 		if len(result.Rows) > 0 || len(result.Notes) > 0 {
 			report.Results = append(report.Results, result)
 		}
@@ -127,7 +119,7 @@ func benchmark(ctx context.Context, config Config, stdout io.Writer, stderr *os.
 		if err := report.WriteText(stdout); err != nil {
 			return err
 		}
-		if err := config.writeOutputs(report, r.profiles); err != nil {
+		if err := config.writeOutputs(report); err != nil {
 			return err
 		}
 	}
@@ -163,13 +155,8 @@ func (c *Config) build(ctx context.Context, progress *steps) error {
 	return nil
 }
 
-// writeOutputs writes the files of -out, in the format of their extensions, and that of -profile-md.
-func (c *Config) writeOutputs(report *Report, profiles []Profile) error {
-	if c.ProfileMD != "" {
-		if err := writeFile(c.ProfileMD, func(w io.Writer) error { return writeProfiles(w, profiles) }); err != nil {
-			return fmt.Errorf("-profile-md: %w", err)
-		}
-	}
+// writeOutputs writes the files of -out, in the format of their extensions.
+func (c *Config) writeOutputs(report *Report) error {
 	for _, path := range c.Out {
 		write := report.WriteText
 		switch filepath.Ext(path) {

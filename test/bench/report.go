@@ -292,11 +292,9 @@ func (r *Report) conditions() string {
 func (r *Report) WriteText(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n\n", r.conditions())
-	for _, table := range []func() (header []string, body [][]string){r.figures, r.kepTable} {
-		if header, body := table(); len(body) > 0 {
-			writeAligned(&b, header, body)
-			b.WriteString("\n\n")
-		}
+	if header, body := r.figures(); len(body) > 0 {
+		writeAligned(&b, header, body)
+		b.WriteString("\n\n")
 	}
 	header, body := r.table(every)
 	writeAligned(&b, header, body)
@@ -341,11 +339,9 @@ func (r *Report) WriteMarkdown(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s.\n\n", r.conditions())
 	before := b.Len()
-	for _, table := range []func() (header []string, body [][]string){r.figures, r.kepTable} {
-		if header, body := table(); len(body) > 0 {
-			writeMarkdown(&b, header, body)
-			b.WriteString("\n")
-		}
+	if header, body := r.figures(); len(body) > 0 {
+		writeMarkdown(&b, header, body)
+		b.WriteString("\n")
 	}
 	if b.Len() > before {
 		b.WriteString("All measures:\n\n")

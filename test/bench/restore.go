@@ -32,31 +32,11 @@ var restoreWorkloads = []Workload{
 		Run:    restoreLoad{engines: 1}.run,
 		Wanted: []Bound{toUpstream(untilReady, 0.35), absolute(untilReady, 4), {Measure: revisionsBehind, AtLeast: 10_000}, absolute(restoredLater, 6), absolute(longestWrite, 0.1)},
 	},
-	{
-		Name: "restore-three", Title: "three start at once with a long history, values of 1 KB", Op: "start", Dataset: configMaps,
-		Alone: true, Session: "restore", Starts: true, Runs: 3,
-		Run:    restoreLoad{engines: 3}.run,
-		Wanted: []Bound{absolute(longestWrite, 0.5)},
-	},
-	{
-		Name: "restore-off", Title: "start with a long history that is not restored, values of 1 KB", Op: "start", Dataset: configMaps,
-		Alone: true, Session: "restore", Starts: true, Runs: 3,
-		Variant: "forgets", Flags: map[string][]string{strataEngine: {"--strata-feature-gates=WatchHistoryRestore=false"}},
-		Run: restoreLoad{engines: 1}.run,
-	},
-}
-
-var restoreLargeWorkload = Workload{
-	Name: "restore-large", Title: "start with a long history, large values", Op: "start", Dataset: fewConfigMaps,
-	Alone: true, Session: "restore", Starts: true, Runs: 2,
-	Run:    restoreLoad{engines: 1, large: true}.run,
-	Wanted: []Bound{absolute(longestWrite, 0.5)},
 }
 
 // restoreLoad starts engines at once on an etcd that has Sizes.History revisions behind its floor, while a write begins every 5 ms.
 type restoreLoad struct {
 	engines int
-	large   bool // the values have Sizes.HistoryBytes instead of a kilobyte
 }
 
 const (
@@ -241,10 +221,7 @@ const historyKey = "/bench/history"
 
 // makeHistory writes Sizes.History revisions behind a compaction, unless etcd has them.
 func (l restoreLoad) makeHistory(ctx context.Context, s *Sample) error {
-	bytes := 1024
-	if l.large {
-		bytes = s.Sizes.HistoryBytes
-	}
+	const bytes = 1024
 	kind := fmt.Sprintf("%d revisions, values of %d bytes", s.Sizes.History, bytes)
 	mark, err := s.Etcd.Client.Get(ctx, historyKey)
 	if err != nil {

@@ -29,8 +29,7 @@ type runner struct {
 	observed map[string]map[string][]Observation // by workload and engine
 	failed   map[string]map[string]error         // the same; the first failure
 	memory   []Result                            // of the processes that answered many workloads
-	profiles []Profile
-	body     bytes.Buffer // Sample.Body
+	body     bytes.Buffer                        // Sample.Body
 }
 
 // sampleTimeout bounds one run of a workload on one engine: the slowest observes idle watchers for five minutes.
@@ -126,7 +125,7 @@ func (b *bench) runAlone(ctx context.Context, workloads []Workload) error {
 				return err
 			}
 			for _, w := range workloads {
-				if run >= w.runs(b.config.Runs) || w.EtcdOnly && spec.Label != b.config.Engines[0].Label {
+				if run >= w.runs(b.config.Runs) {
 					continue
 				}
 				if err := b.measure(ctx, w, spec, run, true); err != nil {
@@ -135,14 +134,6 @@ func (b *bench) runAlone(ctx context.Context, workloads []Workload) error {
 			}
 			b.stopAll()
 		}
-	}
-	for _, spec := range b.config.Engines {
-		for _, w := range workloads {
-			if err := b.profile(ctx, w, spec); err != nil {
-				return err
-			}
-		}
-		b.stopAll()
 	}
 	return nil
 }
@@ -182,7 +173,6 @@ func (b *bench) runTogether(ctx context.Context, workloads []Workload) error {
 
 // runInTurns measures one workload while all engines run.
 func (b *bench) runInTurns(ctx context.Context, w Workload) error {
-	b.stopVariants(w.Variant)
 	if w.Prepare != nil {
 		b.progress.step("%-14s prepare", w.Name)
 		if err := w.Prepare(ctx, b.surroundings()); err != nil {
@@ -214,14 +204,6 @@ func (b *bench) runInTurns(ctx context.Context, w Workload) error {
 			}
 		}
 	}
-	for _, spec := range b.config.Engines {
-		if err := b.profile(ctx, w, spec); err != nil {
-			return err
-		}
-	}
-	if w.CleanUp != nil {
-		return w.CleanUp(ctx, b.surroundings())
-	}
 	return nil
 }
 
@@ -247,13 +229,9 @@ func (b *bench) startAll(ctx context.Context, w Workload) error {
 	return nil
 }
 
-// variant returns the spec with the variant, flags and environment of a workload.
+// variant returns the spec with the environment of a workload.
 func (w Workload) variant(spec target.EngineSpec) target.EngineSpec {
 	spec.Env = slices.Concat(spec.Env, w.Env)
-	if flags := w.flagsOf(spec); len(flags) > 0 {
-		spec.Variant = w.Variant
-		spec.Args = slices.Concat(spec.Args, flags)
-	}
 	return spec
 }
 
@@ -345,7 +323,7 @@ func (b *bench) measure(ctx context.Context, w Workload, spec target.EngineSpec,
 		step += " warm"
 	}
 	b.progress.step("%s", step)
-	observed, err := b.sample(ctx, w, spec, !counts || w.Alone, nil)
+	observed, err := b.sample(ctx, w, spec, !counts || w.Alone)
 	if err == nil {
 		b.progress.done("%s", outcome(observed))
 		if counts {
@@ -370,16 +348,16 @@ func (b *bench) fail(w Workload, spec target.EngineSpec, err error) {
 	}
 }
 
-// sample runs a workload once on an engine, which it starts if necessary. profile may be nil.
-func (b *bench) sample(ctx context.Context, w Workload, spec target.EngineSpec, thorough bool, profile *cpuProfile) (Observation, error) {
+// sample runs a workload once on an engine, which it starts if necessary.
+func (b *bench) sample(ctx context.Context, w Workload, spec target.EngineSpec, thorough bool) (Observation, error) {
 	limit := cmp.Or(w.Timeout, sampleTimeout)
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s took longer than %v", w.Name, limit))
 	defer cancel()
-	s := &Sample{Surroundings: *b.surroundings(), Thorough: thorough, Body: &b.body, spec: spec, profile: profile}
+	s := &Sample{Surroundings: *b.surroundings(), Thorough: thorough, Body: &b.body, spec: spec}
 	s.start = func(ctx context.Context, args ...string) (*target.Engine, error) {
 		return b.startOwn(ctx, w, spec, args)
 	}
-	if w.EtcdOnly || w.Starts {
+	if w.Starts {
 		err := w.Run(ctx, s)
 		return s.observed, err
 	}
@@ -464,17 +442,6 @@ func (b *bench) startOwn(ctx context.Context, w Workload, spec target.EngineSpec
 	spec.Variant += fmt.Sprintf("-%s-%d", w.Name, b.started.Add(1))
 	spec.Args = slices.Concat(spec.Args, args)
 	return target.StartEngine(ctx, spec, b.etcd, b.credentials, b.firstGet(), b.runDir)
-}
-
-// stopVariants stops the engines that run for another variant than this one.
-func (b *bench) stopVariants(but string) {
-	b.engines = slices.DeleteFunc(b.engines, func(e *target.Engine) bool {
-		if e.Variant == "" || e.Variant == but {
-			return false
-		}
-		e.Stop()
-		return true
-	})
 }
 
 func (b *bench) stopAll() {

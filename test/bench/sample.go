@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -26,7 +27,6 @@ type Sample struct {
 	spec     target.EngineSpec // of the engine that is measured
 	start    func(ctx context.Context, args ...string) (*target.Engine, error)
 	children []*process.Child // all that run
-	profile  *cpuProfile      // nil unless the measured time is profiled
 	mu       sync.Mutex       // guards observed.Latencies
 	observed Observation
 }
@@ -63,6 +63,46 @@ type Figure struct {
 // measuredResource is the resource of most workloads.
 const measuredResource = "configmaps"
 
+// reading is the state of the measured processes at one time.
+type reading struct {
+	at            time.Time
+	server, etcd  time.Duration // CPU time
+	usage         target.Usage  // of etcd
+	reads, misses float64       // of objects from etcd; requests that the limit had to pass on
+}
+
+// read takes a reading. The CPU time of the server is the last figure before the operations, and the
+// first after them: the others cost CPU time.
+func (s *Sample) read(ctx context.Context, before bool) (r reading, err error) {
+	figures := []func() error{
+		func() (err error) {
+			if s.Engine.IsLimit() {
+				n, err := s.Engine.Misses(ctx)
+				r.misses = float64(n)
+				return err
+			}
+			r.reads, err = s.Engine.ObjectReads(ctx, measuredResource)
+			return err
+		},
+		func() (err error) { r.usage, err = s.Etcd.Usage(ctx); return err },
+		func() (err error) { r.etcd, err = s.Etcd.CPU(); return err },
+		func() (err error) { r.server, err = s.Engine.CPU(); return err },
+	}
+	if !before {
+		r.at = time.Now()
+		slices.Reverse(figures)
+	}
+	for _, figure := range figures {
+		if err := figure(); err != nil {
+			return r, err
+		}
+	}
+	if before {
+		r.at = time.Now()
+	}
+	return r, nil
+}
+
 // Measure runs the operations and measures time, the CPU time of server and etcd, the requests to etcd, and the peak of the
 // server's memory. It first waits until the processes are quiet. It is called once, and each operation calls Observe.
 func (s *Sample) Measure(ctx context.Context, operations func(ctx context.Context) error) error {
@@ -78,80 +118,28 @@ func (s *Sample) Measure(ctx context.Context, operations func(ctx context.Contex
 	if err := s.Engine.ResetPeak(); err != nil {
 		return err
 	}
-	misses := 0
-	if s.Engine.IsLimit() {
-		if misses, err = s.Engine.Misses(ctx); err != nil {
-			return err
-		}
-	}
-	if s.profile != nil {
-		s.profile.begin(ctx)
-	}
-	reads := 0.0
-	if !s.Engine.IsLimit() {
-		if reads, err = s.Engine.ObjectReads(ctx, measuredResource); err != nil {
-			return err
-		}
-	}
-	usage, err := s.Etcd.Usage(ctx)
+	before, err := s.read(ctx, true)
 	if err != nil {
 		return err
 	}
-	etcdCPU, err := s.Etcd.CPU()
-	if err != nil {
-		return err
-	}
-	serverCPU, err := s.Engine.CPU()
-	if err != nil {
-		return err
-	}
-	began := time.Now()
-
 	if err := operations(ctx); err != nil {
 		return err
 	}
-
-	o.Elapsed = time.Since(began)
-	serverCPUAfter, err := s.Engine.CPU()
-	if err != nil {
-		return err
-	}
-	etcdCPUAfter, err := s.Etcd.CPU()
-	if err != nil {
-		return err
-	}
-	usageAfter, err := s.Etcd.Usage(ctx)
+	after, err := s.read(ctx, false)
 	if err != nil {
 		return err
 	}
 	if o.Memory, err = s.Engine.Memory(); err != nil {
 		return err
 	}
-	o.ServerCPU = serverCPUAfter - serverCPU
-	o.EtcdCPU = etcdCPUAfter - etcdCPU
-	o.EtcdRequests = usageAfter.Requests.Since(usage.Requests)
-	o.EtcdSent = usageAfter.Sent - usage.Sent
-	if !s.Engine.IsLimit() {
-		readsAfter, err := s.Engine.ObjectReads(ctx, measuredResource)
-		if err != nil {
-			return err
-		}
-		o.ObjectReads = readsAfter - reads
-	}
-	delete(o.EtcdRequests, "Put") // the benchmark's own: API servers write in transactions
-	if s.profile != nil {
-		if err := s.profile.end(); err != nil {
-			return err
-		}
-	}
-	if s.Engine.IsLimit() && !s.Thorough { // during the first sample it records the answers
-		missesAfter, err := s.Engine.Misses(ctx)
-		if err != nil {
-			return err
-		}
-		if missesAfter > misses {
-			return fmt.Errorf("the limit had to pass on %d requests", missesAfter-misses)
-		}
+	o.Elapsed = after.at.Sub(before.at)
+	o.ServerCPU, o.EtcdCPU = after.server-before.server, after.etcd-before.etcd
+	o.EtcdRequests = after.usage.Requests.Since(before.usage.Requests)
+	o.EtcdSent = after.usage.Sent - before.usage.Sent
+	o.ObjectReads = after.reads - before.reads
+	delete(o.EtcdRequests, "Put")                                // the benchmark's own: API servers write in transactions
+	if n := after.misses - before.misses; n > 0 && !s.Thorough { // during the first sample the limit records the answers
+		return fmt.Errorf("the limit had to pass on %.0f requests", n)
 	}
 	return nil
 }
@@ -160,16 +148,6 @@ func (s *Sample) Measure(ctx context.Context, operations func(ctx context.Contex
 // The caller must Stop it. It may be called concurrently.
 func (s *Sample) Start(ctx context.Context, args ...string) (*target.Engine, error) {
 	return s.start(ctx, args...)
-}
-
-// KeepHeap stores the current heap profile, if profiles are enabled, instead of the one after the sample. It collects garbage first.
-func (s *Sample) KeepHeap(ctx context.Context) error {
-	if s.profile == nil {
-		return nil
-	}
-	var err error
-	s.profile.heap, err = s.Engine.Profile(ctx, "heap?gc=1")
-	return err
 }
 
 // Observe records one operation with its latency.

@@ -20,32 +20,6 @@ var labelWorkloads = []Workload{
 		Run:    listLoad{path: fixed(allConfigMaps + "?" + onePercent), want: onePercentOf, format: jsonFormat, repeat: true}.run,
 		Wanted: []Bound{absolute(latency, 15e-3)},
 	},
-	{
-		Name: "label-one-past", Title: "LIST by a label that 1 % have, exactly at an old revision, 1 % changed since, JSON", Op: "LIST", Dataset: labelled,
-		Prepare: changeAfterMark,
-		Run:     pastSelectorLoad{selector: onePercent}.run,
-		Wanted:  []Bound{absolute(latency, 15e-3)},
-	},
-	{
-		Name: "label-one-pages", Title: "LIST by a label that 1 % have, by pages, JSON", Op: "LIST", Dataset: labelled,
-		Run:    pagesLoad{path: allConfigMaps, selector: onePercent, want: onePercentOf, format: jsonFormat, repeat: true}.run,
-		Wanted: []Bound{absolute(latency, 15e-3)},
-	},
-	{
-		Name: "label-two", Title: "LIST by two labels, which 10 % and 1 % have, JSON", Op: "LIST", Dataset: labelled,
-		Run:    listLoad{path: fixed(allConfigMaps + "?labelSelector=tier%3Dtier-3,app%3Dapp-7"), want: bothLabels, format: jsonFormat, repeat: true}.run,
-		Wanted: []Bound{absolute(latency, 3e-3)},
-	},
-	{
-		Name: "watch-labels", Title: "watchers of the objects with one label value each", Op: "event", Dataset: labelled, Alone: true, Session: "labels", Runs: 3, Tail: true,
-		Run:    watchLabels,
-		Wanted: []Bound{toUpstream(cpuPerEvent, 1./5)},
-	},
-	{
-		Name: "label-memory", Title: "memory of indexes of five labels", Op: "LIST", Dataset: labelled, Alone: true, Session: "labels memory", Runs: 1,
-		Run:    measureIndexes,
-		Wanted: []Bound{absolute(bytesPerLabel, 40)},
-	},
 }
 
 // fieldWorkloads are reads by fields.
@@ -90,27 +64,6 @@ func labelled(s Sizes) dataset.Spec {
 func things(s Sizes) dataset.Spec { return dataset.Spec{Things: s.Pods, Namespaces: 1} }
 
 func onePercentOf(_ context.Context, s *Sample) (int, error) { return s.Data.ConfigMaps / 100, nil }
-
-// bothLabels counts the objects with the labels app-7 and tier-3.
-func bothLabels(_ context.Context, s *Sample) (n int, err error) {
-	for i := 7; i < s.Data.ConfigMaps; i += 100 {
-		if i/100%30 == 3 {
-			n++
-		}
-	}
-	return n, nil
-}
-
-// pastSelectorLoad is one client that LISTs by a selector exactly at the marked revision.
-type pastSelectorLoad struct{ selector string }
-
-func (l pastSelectorLoad) run(ctx context.Context, s *Sample) error {
-	revision, err := s.markedRevision(ctx)
-	if err != nil {
-		return err
-	}
-	return listLoad{path: fixed(exactPath(allConfigMaps, revision) + "&" + l.selector), want: onePercentOf, format: jsonFormat, repeat: true}.run(ctx, s)
-}
 
 // listNodesAtOnce is Sizes.Crowd clients, with a connection each, that LIST the pods of nodes one after the other for Sizes.Loop.
 func listNodesAtOnce(ctx context.Context, s *Sample) error {
@@ -204,70 +157,3 @@ func initialOfNode(ctx context.Context, s *Sample, conn *target.Conn, i int) err
 
 // initialAtOnce is the number of clients that wait for their initial events at a time.
 const initialAtOnce = 100
-
-// watchLabels is Sizes.LabelWatchers watchers, each of the objects of one owner, while objects of these owners change in etcd: each change is
-// delivered to one of them.
-func watchLabels(ctx context.Context, s *Sample) error {
-	watchers := min(s.Sizes.LabelWatchers, s.Data.ConfigMaps/objectsOfOwner)
-	return watchParts(ctx, s, parts{
-		watchers: watchers,
-		path: func(i int, revision int64) string {
-			return watchOf(allConfigMaps, "labelSelector=owner%3D"+dataset.OwnerName(i), true, revision)
-		},
-		objects: watchers * objectsOfOwner,
-		change: func(i int) (string, []byte, error) {
-			cm := dataset.LabelledConfigMap(i, 1)
-			cm.Data[dataset.SentKey] = fmt.Sprint(time.Now().UnixNano())
-			value, err := dataset.Encode(cm)
-			return dataset.ConfigMapKey(cm.Name), value, err
-		},
-	})
-}
-
-// objectsOfOwner is the number of objects with the same owner; see dataset.LabelledConfigMap.
-const objectsOfOwner = 100
-
-// measureIndexes lists by each label some times, with a value that no object has, and reports the memory of the indexes.
-func measureIndexes(ctx context.Context, s *Sample) error {
-	conn := s.Engine.Dial()
-	defer conn.Close()
-	if err := conn.Open(ctx); err != nil {
-		return err
-	}
-	labels := []string{"app", "tier", "zone", "owner", "id"}
-	err := s.Measure(ctx, func(ctx context.Context) error {
-		for range 12 { // digests of inner nodes are made after some reads
-			for _, label := range labels {
-				began := time.Now()
-				list, err := doList(ctx, conn, allConfigMaps+"?labelSelector="+label+"%3Dnone", jsonFormat)
-				if err != nil {
-					return err
-				}
-				if list.Objects != 0 {
-					return fmt.Errorf("%d objects have an unknown value of %s", list.Objects, label)
-				}
-				s.Observe(time.Since(began))
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	// The metric has the bytes as last counted, and they are counted at least at this interval.
-	select {
-	case <-time.After(s.Sizes.IndexCount):
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	series, err := s.Engine.Series(ctx, "strata_index_bytes")
-	if err != nil {
-		return err
-	}
-	for _, x := range series {
-		if x.Labels["resource"] == measuredResource {
-			s.Report(bytesPerLabel, Count, x.Value/float64(s.Data.ConfigMaps*len(labels)))
-		}
-	}
-	return nil
-}

@@ -19,16 +19,6 @@ var startWorkloads = []Workload{{
 	Wanted:  []Bound{toUpstream(untilReadyz, 0.35)},
 }}
 
-// halfWorkloads start engines on fewer objects.
-var halfWorkloads = []Workload{{
-	Name:    "start-half",
-	Title:   "restart with half as many objects, then rest",
-	Dataset: halfConfigMaps,
-	Alone:   true,
-	Run:     measureStart,
-	Wanted:  []Bound{toUpstream(untilReadyz, 0.46), absolute(untilReadyz, 2.5)},
-}}
-
 // measureStart reports the start of the engine, which the runner started a moment ago after it had stopped its predecessor on the same etcd,
 // and its memory at rest: when all is loaded and before the first LIST.
 func measureStart(ctx context.Context, s *Sample) error {

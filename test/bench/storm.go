@@ -13,7 +13,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/stratakube/strata/test/bench/internal/dataset"
@@ -40,12 +39,6 @@ var stormWorkloads = []Workload{
 		Wanted: []Bound{
 			{Measure: clientsServed, AtLeast: 100}, none(brokenAnswers), none(failedAnswers), absolute(renewalP99, 0.1), absolute(readyzP99, 0.2),
 		},
-	},
-	{
-		Name: "storm-burst", Title: "a burst of twice the LISTs that the server can answer, GOMEMLIMIT 1.5 GB", Op: "GET", Dataset: fleetPods,
-		Alone: true, Session: "storm burst", Runs: 3, Env: stormEnv,
-		Run:    measureBurst,
-		Wanted: []Bound{absolute(backAfter, 5)},
 	},
 }
 
@@ -283,115 +276,4 @@ func (l *latencies) report(s *Sample, name string) {
 }
 
 // Sizes of measureBurst.
-const (
-	burstLimit    = 50 // pods on a page that the burst requests
-	burstClients  = 32 // that find the highest rate
-	probesEvery   = 10 * time.Millisecond
-	burstWindow   = time.Second // of latencies that are compared with those before
-	burstPatience = time.Minute // for such a window
-)
-
-// measureBurst measures the latency of GETs by a node before, beside and after a burst of LISTs by a service account, at twice the
-// rate at which the server can answer them.
-func measureBurst(ctx context.Context, s *Sample) error {
-	node := s.Engine.DialAs(target.Node)
-	defer node.Close()
-	conns := make([]*target.Conn, burstClients)
-	for i := range conns {
-		conns[i] = s.Engine.DialAs(target.Agent)
-		if err := conns[i].Open(ctx); err != nil {
-			return err
-		}
-	}
-	defer target.CloseAll(conns)
-	page := target.Request{Path: fmt.Sprintf("/api/v1/pods?limit=%d", min(burstLimit, s.Data.Pods))}
-	highest, err := highestRateOf(ctx, s.Sizes.Burst/2, conns, page)
-	if err != nil {
-		return err
-	}
-	get := target.Request{Path: podPath(0, s.Data)}
-	probing, stopProbing := context.WithCancel(ctx)
-	defer stopProbing()
-	var probes latencies
-	var running sync.WaitGroup
-	running.Go(func() {
-		probes.probe(probing, probesEvery, func(ctx context.Context) error { return node.Read(ctx, get, new(bytes.Buffer)) })
-	})
-	defer running.Wait()
-	defer stopProbing()
-	quiet := time.Now()
-	if !waitUntil(ctx, quiet.Add(s.Sizes.Burst)) {
-		return context.Cause(ctx)
-	}
-	before := stats.Percentile(probes.between(quiet.Add(s.Sizes.Burst/2), time.Now()), 0.5)
-
-	began := time.Now()
-	var answered, refused, broken atomic.Int64
-	burst := pace{interval: time.Duration(float64(time.Second) / (2 * highest)), duration: s.Sizes.Burst, atOnce: 1 + int(2*highest*s.Sizes.Burst.Seconds())}
-	err = burst.run(ctx, func(ctx context.Context, i int) error {
-		switch _, wait, err := answer(ctx, conns[i%len(conns)], page); {
-		case wait > 0:
-			refused.Add(1)
-		case err != nil:
-			broken.Add(1)
-		default:
-			answered.Add(1)
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	ended := began.Add(s.Sizes.Burst) // the last requests begin; waiting for their answers counts
-	beside := probes.between(began, ended)
-
-	var back time.Duration
-	for at := ended; ; at = at.Add(burstWindow / 5) {
-		if !waitUntil(ctx, at.Add(burstWindow)) {
-			return context.Cause(ctx)
-		}
-		now := probes.between(at, at.Add(burstWindow))
-		back = at.Sub(ended)
-		if len(now) > 0 && float64(stats.Percentile(now, 0.5)) <= 1.1*float64(before) || back > burstPatience {
-			break
-		}
-	}
-	s.Detail("%s LISTs of %d pods a second", grouped(int(2*highest)), min(burstLimit, s.Data.Pods))
-	s.Report(backAfter, Seconds, back.Seconds())
-	s.Report("highest rate of the LISTs", PerSecond, highest)
-	s.Report("GET before, p50", Seconds, before.Seconds())
-	if len(beside) > 0 {
-		s.Report("GET beside, p50", Seconds, stats.Percentile(beside, 0.5).Seconds())
-		s.Report("GET beside, p99", Seconds, stats.Percentile(beside, 0.99).Seconds())
-	}
-	s.Report("LISTs sent per second", PerSecond, float64(answered.Load()+refused.Load()+broken.Load())/s.Sizes.Burst.Seconds())
-	s.Report("LISTs answered", Count, float64(answered.Load()))
-	s.Report("LISTs refused", Count, float64(refused.Load()))
-	s.Report(brokenAnswers, Count, float64(broken.Load()))
-	return nil
-}
-
-// highestRateOf returns how often a second a request is answered to clients that each send it again after each answer.
-func highestRateOf(ctx context.Context, duration time.Duration, conns []*target.Conn, r target.Request) (perSecond float64, err error) {
-	var answered atomic.Int64
-	clients, ctx := errgroup.WithContext(ctx)
-	began := time.Now()
-	for _, conn := range conns {
-		clients.Go(func() error {
-			for time.Since(began) < duration {
-				_, wait, err := answer(ctx, conn, r)
-				if err != nil {
-					return err
-				}
-				if wait == 0 {
-					answered.Add(1)
-				}
-			}
-			return nil
-		})
-	}
-	if err := clients.Wait(); err != nil {
-		return 0, err
-	}
-	return max(1, float64(answered.Load())) / time.Since(began).Seconds(), nil
-}
+const ()

@@ -47,11 +47,6 @@ var nodeWorkloads = []Workload{
 		Run:    watchNodes(func(s *Sample) int { return min(s.Sizes.NodeWatchers, s.Data.Nodes) }),
 		Wanted: []Bound{toUpstream(latencyP99, 1), toUpstream(cpuPerEvent, 0.6)},
 	},
-	{
-		Name: "watch-nodes-all", Title: "watchers of the pods of one node each, of all nodes", Op: "event", Dataset: pods, Alone: true, Session: "all nodes", Runs: 3, Tail: true,
-		Run:    watchNodes(func(s *Sample) int { return s.Data.Nodes }),
-		Wanted: []Bound{toUpstream(latencyP99, 1), toUpstream(cpuPerEvent, 0.6)},
-	},
 }
 
 const cpuPerEvent = "server CPU per event"

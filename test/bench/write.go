@@ -26,16 +26,6 @@ var writeWorkloads = []Workload{
 		Run:    writeLoad{requests: updates}.run,
 		Wanted: []Bound{toUpstream("server CPU per update", 1)},
 	},
-	{
-		Name: "status-patch", Title: "patch the status of a pod", Op: "patch", Dataset: configMaps, Alone: true,
-		Run:    writeLoad{requests: statusPatches}.run,
-		Wanted: []Bound{toUpstream("server CPU per patch", 1)},
-	},
-	{
-		Name: "delete", Title: "delete a ConfigMap", Op: "delete", Dataset: configMaps, Alone: true,
-		Run:    writeLoad{requests: deletions, cleanUp: deleteTemporary}.run,
-		Wanted: []Bound{toUpstream("server CPU per delete", 1)},
-	},
 }
 
 // writeLoad sends Sizes.Writes writes, one after the other, each to another object.
@@ -127,38 +117,6 @@ func updates(ctx context.Context, s *Sample, n int) ([]target.Request, error) {
 			return nil, fmt.Errorf("encode a ConfigMap: %w", err)
 		}
 		requests[i] = target.Request{Method: http.MethodPut, Path: configMapsPath + "/" + cm.Name, Body: body}
-	}
-	return requests, nil
-}
-
-// statusPatches are patches as a kubelet sends them: strategic merge patches without a resource version.
-func statusPatches(_ context.Context, s *Sample, n int) ([]target.Request, error) {
-	requests := make([]target.Request, n)
-	pods := s.Rand.Perm(s.Data.Pods)
-	for i := range requests {
-		index := pods[i%len(pods)]
-		requests[i] = target.Request{
-			Method:      http.MethodPatch,
-			Path:        podPath(index, s.Data) + "/status",
-			Body:        fmt.Appendf(nil, `{"status":{"conditions":[{"type":"Ready","status":"True","message":"sample %d, write %d"}]}}`, s.Number, i),
-			ContentType: "application/strategic-merge-patch+json",
-		}
-	}
-	return requests, nil
-}
-
-func deletions(ctx context.Context, s *Sample, n int) ([]target.Request, error) {
-	requests := make([]target.Request, n)
-	for i := range requests {
-		name := temporaryName(s, i)
-		value, err := dataset.Encode(dataset.NamedConfigMap(name, i, 0))
-		if err != nil {
-			return nil, err
-		}
-		if _, err := s.Etcd.Client.Put(ctx, dataset.ConfigMapKey(name), string(value)); err != nil {
-			return nil, fmt.Errorf("put %s: %w", name, err)
-		}
-		requests[i] = target.Request{Method: http.MethodDelete, Path: configMapsPath + "/" + name}
 	}
 	return requests, nil
 }

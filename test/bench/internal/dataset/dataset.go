@@ -26,7 +26,6 @@ type Spec struct {
 	Nodes      int // the pods are spread over as many node names; there are no node objects
 	Namespaces int // the pods are spread over as many namespaces; 1 means Namespace
 	PodBytes   int // random bytes of each pod; 0 means as many as other objects have
-	Events     int // EventsPerPod about each pod, also where there are no pod objects, in the namespaces of the pods
 	Things     int // custom resources of one definition
 
 	Managed  bool // the pods are those of ManagedPod, the custom resources those of ManagedObject
@@ -38,9 +37,6 @@ func (s Spec) ID() string {
 	id := fmt.Sprintf("v%d-configmaps-%d-pods-%d-%d-%d", contentVersion, s.ConfigMaps, s.Pods, s.Nodes, s.Namespaces)
 	if s.PodBytes > 0 {
 		id += fmt.Sprintf("-of-%d", s.PodBytes)
-	}
-	if s.Events > 0 {
-		id += fmt.Sprintf("-events-%d", s.Events)
 	}
 	if s.Things > 0 {
 		id += fmt.Sprintf("-things-%d", s.Things)
@@ -71,7 +67,7 @@ func (s Spec) Len() int {
 	if s.Things > 0 {
 		namespaces++ // the definition
 	}
-	return namespaces + s.ConfigMaps + s.Pods + s.Events + s.Things
+	return namespaces + s.ConfigMaps + s.Pods + s.Things
 }
 
 // builders yields a function per object, which makes it. They may be called concurrently; making an object costs far more than drawing
@@ -106,14 +102,6 @@ func (s Spec) builders() iter.Seq[func() (string, runtime.Object)] {
 				return PodKey(pod.Namespace, pod.Name), pod
 			}
 			if !yield(build) {
-				return
-			}
-		}
-		for i := range s.Events {
-			if !yield(func() (string, runtime.Object) {
-				event := PodEvent(i, s.Namespaces)
-				return EventKey(event.Namespace, event.Name), event
-			}) {
 				return
 			}
 		}

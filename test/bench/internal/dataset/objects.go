@@ -18,9 +18,6 @@ const (
 	// Namespace is the namespace of all ConfigMaps except the large ones.
 	Namespace = "bench"
 
-	// LargeNamespace is the namespace of the large ConfigMaps.
-	LargeNamespace = "large"
-
 	// payloadBytes is the size of the random text in each object but the large ones.
 	payloadBytes = 1024
 
@@ -85,20 +82,6 @@ func StampedConfigMap(index, variant int, sent time.Time) *corev1.ConfigMap {
 	cm := ConfigMap(index, variant)
 	cm.Data[SentKey] = fmt.Sprint(sent.UnixNano())
 	return cm
-}
-
-// LargeConfigMap returns a ConfigMap with payloadBytes random bytes, in LargeNamespace.
-func LargeConfigMap(index, payloadBytes int) *corev1.ConfigMap {
-	name := fmt.Sprintf("large-%06d", index)
-	cm := NamedConfigMap(name, index, 0)
-	cm.Namespace = LargeNamespace
-	cm.Data["data"] = textOf(payloadBytes, "configmap "+name, 0)
-	return cm
-}
-
-// LargeConfigMapKey is the key in etcd of a large ConfigMap; with name "" it is the prefix of all of them.
-func LargeConfigMapKey(name string) string {
-	return "/registry/configmaps/" + LargeNamespace + "/" + name
 }
 
 // PodName is the name of the pod with this index.
@@ -214,55 +197,6 @@ func PodTemplate(index int) *corev1.PodTemplate {
 			ObjectMeta: metav1.ObjectMeta{Labels: pod.Labels},
 			Spec:       pod.Spec,
 		},
-	}
-}
-
-// EventPrefix is the prefix of the keys in etcd of all Events.
-const EventPrefix = "/registry/events/"
-
-// EventKey is the key in etcd of an Event.
-func EventKey(namespace, name string) string { return EventPrefix + namespace + "/" + name }
-
-// EventsPerPod is the number of Events about a pod.
-const EventsPerPod = 10
-
-// PodEvent returns the Event with this index, a kubelet's about pod number index/EventsPerPod, in the namespace of that pod: 600 bytes in etcd.
-func PodEvent(index, namespaces int) *corev1.Event {
-	pod := index / EventsPerPod
-	event := event(PodName(pod), PodNamespace(pod, namespaces), index)
-	event.Message = fmt.Sprintf(`Successfully pulled image "registry.example.com/app:v1" in %d.%03ds (%d.%03ds including waiting). Image size: %d bytes.`,
-		index%7, index%1000, index%11, index%997, 10_000_000+index)
-	event.ReportingController, event.ReportingInstance = event.Source.Component, event.Source.Host
-	event.InvolvedObject.FieldPath = "spec.containers{main}"
-	event.InvolvedObject.ResourceVersion = fmt.Sprint(1_000_000 + index)
-	event.ManagedFields = []metav1.ManagedFieldsEntry{{
-		Manager: "kubelet", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", Time: &created, FieldsType: "FieldsV1",
-		FieldsV1: metav1.NewFieldsV1(`{"f:count":{},"f:involvedObject":{},"f:message":{},"f:reason":{}}`),
-	}}
-	return event
-}
-
-// Event returns a small Event about the pod with this index, in Namespace.
-func Event(index int) *corev1.Event { return event(PodName(index), Namespace, index) }
-
-func event(pod, namespace string, index int) *corev1.Event {
-	name := fmt.Sprintf("%s.%016x", pod, index)
-	return &corev1.Event{
-		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Event"},
-		ObjectMeta: metav1.ObjectMeta{
-			Name:              name,
-			Namespace:         namespace,
-			UID:               uid("event " + name),
-			CreationTimestamp: created,
-		},
-		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: namespace, Name: pod, UID: uid("pod " + pod)},
-		Reason:         "Pulled",
-		Message:        `Container image "registry.example.com/app:v1" already present on machine`,
-		Source:         corev1.EventSource{Component: "kubelet", Host: "node-00000"},
-		FirstTimestamp: created,
-		LastTimestamp:  created,
-		Count:          1,
-		Type:           corev1.EventTypeNormal,
 	}
 }
 

@@ -28,7 +28,7 @@ const (
 )
 
 // TestKine_LatencyComparedToStock measures Strata and the stock kube-apiserver of the same minor version (make stock) on one kine with 20,000
-// ConfigMaps of 1 KB (docs/benchmarks/kine.md).
+// ConfigMaps of 1 KB (docs/benchmarks.md).
 func TestKine_LatencyComparedToStock(t *testing.T) {
 	if !harness.Long() {
 		t.Skip("set STRATA_TEST_LONG=1")

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+var update = flag.Bool("update", false, "write docs/benchmarks/summary.md")
+
+// TestSummary_OfResults_IsCurrent compares docs/benchmarks/summary.md with the reports in
+// docs/benchmarks/results, which -out wrote: the rows with a bound, at most 60 in all.
+func TestSummary_OfResults_IsCurrent(t *testing.T) {
+	const page, most = "../../docs/benchmarks/summary.md", 60
+	files, err := filepath.Glob("../../docs/benchmarks/results/*.json")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no reports: %v", err)
+	}
+	var b strings.Builder
+	b.WriteString("# Results\n\nWritten by `go test ./test/bench -run TestSummary_ -update` from the reports in `docs/benchmarks/results`.\n")
+	rows := 0
+	for i := len(files) - 1; i >= 0; i-- { // the newest first
+		text, err := os.ReadFile(files[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		var report Report
+		if err := json.Unmarshal(text, &report); err != nil {
+			t.Fatalf("%s: %v", files[i], err)
+		}
+		header, body := report.figures()
+		fmt.Fprintf(&b, "\n## %s\n\n%s.\n\n", report.Date.Format(time.DateOnly), report.conditions())
+		writeMarkdown(&b, header, body)
+		rows += len(body)
+	}
+	if rows == 0 || rows > most {
+		t.Errorf("%d rows, want 1 to %d", rows, most)
+	}
+	if *update {
+		if err := os.WriteFile(page, []byte(b.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	current, err := os.ReadFile(page)
+	if err != nil || string(current) != b.String() {
+		t.Errorf("%s is stale: run the test with -update (%v)", page, err)
+	}
+}
