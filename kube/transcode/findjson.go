@@ -34,8 +34,24 @@ func FindJSONField(gvk schema.GroupVersionKind, path string) Find {
 	return newJSONFinder(gvk, names...).find
 }
 
-// jsonFinder finds a value in stored JSON. It accepts valid JSON only, with numbers in range and metadata that is an object: an object that cannot be decoded
-// for one of these has no value. Metadata of embedded objects is not examined.
+// jsonFinder finds a value in stored JSON. It accepts valid JSON only, with numbers in range and
+// metadata that is an object: an object that cannot be decoded for one of these has no value. It
+// does not examine the metadata of embedded objects.
+//
+// It has a parser of its own, because a finder reads every object of a resource at the first LIST by
+// a label, which is little else, and github.com/go-json-experiment/json/jsontext costs more than a
+// tenth of that LIST. jsontext does not check the range of numbers, so each of its forms reads
+// numbers a second time. Medians of six runs on two cores, for a label of a custom resource of 1 KB,
+// 2.5 KB with three managers, and 20 KB (BenchmarkFindJSON):
+//
+//	this parser                                    2.8   6.2  50 µs
+//	Value.IsValid, then a search in valid JSON     3.5   8.5  77 µs
+//	Decoder.ReadValue of each member of the path   3.7   8.3  68 µs
+//	Decoder.ReadToken                              3.9   9.1  76 µs
+//
+// The first LIST by a label of 100,000 objects takes for each object 1.27 µs with this parser, 1.66
+// with IsValid and 1.79 with ReadValue if they have 0.5 KB, and 4.84, 6.16 and 5.75 µs if they have
+// 2.3 KB.
 type jsonFinder struct {
 	apiVersion, kind string
 	path             []string
