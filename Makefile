@@ -104,11 +104,12 @@ mutants: ## change places of the code one by one, and fail if the tests of the p
 lint: gofmt boundaries tidy check-docs check-commits prose vet staticcheck ## all static checks
 
 generate: UPDATE := -update
-generate: ## write the tables of docs/reference.md, the rules for the Prometheus operator, and the sessions of docs
+generate: ## write the rules of stored forms, the tables of docs/reference.md, the rules for the Prometheus operator, and the sessions of docs
 
 verify: ## fail if a file that `make generate` writes is stale
 
 generate verify:
+	$(if $(UPDATE),cd server && $(GO) run ./internal/rulegen)
 	cd server && $(GO) test -vet=off -count=1 -run '^TestReference_TablesAreCurrent$$' ./internal/apiserver $(UPDATE)
 	cd server && $(GO) test -vet=off -count=1 -run '^TestPrometheusRule_EqualsRules$$' ./internal/deployment $(UPDATE)
 	cd test && $(GO) test -vet=off -count=1 -run '^TestDocument_Sessions_HaveTheirOutput$$' ./e2e/api/history $(UPDATE)

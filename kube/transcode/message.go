@@ -101,7 +101,7 @@ func (c *compiler) message(t reflect.Type) (*message, error) {
 	if err := m.number(); err != nil {
 		return nil, fmt.Errorf("%s: %w", t, err)
 	}
-	if r, ok := c.rules[t]; ok {
+	for _, r := range c.rules[t] {
 		if err := m.compileRule(t, r); err != nil {
 			return nil, err
 		}

@@ -5,9 +5,9 @@ import (
 	"reflect"
 )
 
-// Rules are the conditions under which upstream's defaulting and conversion do not change a message, by Go type. A type without an
-// entry is never changed.
-type Rules map[reflect.Type]Rule
+// Rules are the conditions under which upstream's defaulting and conversion do not change a message,
+// by Go type. All rules of a type must hold. A type without an entry is never changed.
+type Rules map[reflect.Type][]Rule
 
 // Rule is the condition on one message. Fields are named by their JSON names; a pair names two fields of the message. All parts of the
 // rule must hold.
@@ -36,6 +36,7 @@ type check struct {
 	equal, first, covered   [][2]int
 }
 
+// compileRule adds a rule to the check of the message.
 func (m *message) compileRule(t reflect.Type, r Rule) error {
 	var failed error
 	index := func(name string) int {
@@ -59,10 +60,13 @@ func (m *message) compileRule(t reflect.Type, r Rule) error {
 		}
 		return is
 	}
-	m.check = &check{
-		set: all(r.Set), unset: all(r.Unset), notNegative: all(r.NotNegative), oneOf: r.OneOf,
-		equal: pairs(r.Equal), first: pairs(r.First), covered: pairs(r.Covered),
+	if m.check == nil {
+		m.check = &check{}
 	}
+	c := m.check
+	c.set, c.unset, c.notNegative = append(c.set, all(r.Set)...), append(c.unset, all(r.Unset)...), append(c.notNegative, all(r.NotNegative)...)
+	c.equal, c.first, c.covered = append(c.equal, pairs(r.Equal)...), append(c.first, pairs(r.First)...), append(c.covered, pairs(r.Covered)...)
+	c.oneOf = c.oneOf || r.OneOf
 	return failed
 }
 

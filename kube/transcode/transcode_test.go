@@ -228,11 +228,14 @@ func FuzzTranscoder_Text(f *testing.F) {
 func TestTranscoder_Rules_Decline(t *testing.T) {
 	gvk := corev1.SchemeGroupVersion.WithKind("Pod")
 	rules := transcode.Rules{
-		reflect.TypeFor[corev1.PodSpec]():              {Set: []string{"dnsPolicy", "securityContext"}, Unset: []string{"hostNetwork"}, NotNegative: []string{"terminationGracePeriodSeconds"}, Equal: [][2]string{{"serviceAccountName", "serviceAccount"}}},
-		reflect.TypeFor[corev1.PodStatus]():            {First: [][2]string{{"podIP", "podIPs"}}},
-		reflect.TypeFor[corev1.Volume]():               {Set: []string{"name"}},
-		reflect.TypeFor[corev1.VolumeSource]():         {OneOf: true},
-		reflect.TypeFor[corev1.ResourceRequirements](): {Covered: [][2]string{{"limits", "requests"}}},
+		reflect.TypeFor[corev1.PodSpec](): {
+			{Set: []string{"dnsPolicy"}, Unset: []string{"hostNetwork"}, NotNegative: []string{"terminationGracePeriodSeconds"}},
+			{Set: []string{"securityContext"}, Equal: [][2]string{{"serviceAccountName", "serviceAccount"}}},
+		},
+		reflect.TypeFor[corev1.PodStatus]():            {{First: [][2]string{{"podIP", "podIPs"}}}},
+		reflect.TypeFor[corev1.Volume]():               {{Set: []string{"name"}}},
+		reflect.TypeFor[corev1.VolumeSource]():         {{OneOf: true}},
+		reflect.TypeFor[corev1.ResourceRequirements](): {{Covered: [][2]string{{"limits", "requests"}}}},
 	}
 	tr, err := transcode.New(gvk, reflect.TypeFor[corev1.Pod](), rules)
 	if err != nil {
@@ -285,7 +288,7 @@ func TestTranscoder_Rules_Decline(t *testing.T) {
 			t.Errorf("%s: %s", name, got)
 		}
 	}
-	if _, err := transcode.New(gvk, reflect.TypeFor[corev1.Pod](), transcode.Rules{reflect.TypeFor[corev1.PodSpec](): {Set: []string{"odd"}}}); err == nil {
+	if _, err := transcode.New(gvk, reflect.TypeFor[corev1.Pod](), transcode.Rules{reflect.TypeFor[corev1.PodSpec](): {{Set: []string{"odd"}}}}); err == nil {
 		t.Error("a rule for an unknown field was accepted")
 	}
 }

@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"fmt"
 	"reflect"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -10,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/component-base/featuregate"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
-	"k8s.io/kubernetes/pkg/features"
 
 	"github.com/stratakube/strata/kube/transcode"
 )
@@ -19,9 +20,6 @@ import (
 // storedKind is a kind whose stored form is read without decoding it.
 type storedKind struct {
 	typ reflect.Type
-	// rules are the conditions under which upstream's defaulting and conversion (pkg/apis/*/v1/defaults.go, conversion.go and
-	// zz_generated.defaults.go) leave the stored form as it is.
-	rules transcode.Rules
 	// selectable are the fields on which the selectable fields depend (GetAttrs in pkg/registry), besides those of the metadata.
 	selectable []string
 	// copied are the strings that the selectable field of the same name always has as they are stored, and filled those that it has so unless they are
@@ -41,91 +39,59 @@ func storedKinds() map[schema.GroupVersionKind]storedKind {
 				"involvedObject.resourceVersion", "involvedObject.fieldPath", "reason", "reportingComponent", "type",
 			}},
 		core.WithKind("ServiceAccount"): {typ: reflect.TypeFor[corev1.ServiceAccount]()},
-		core.WithKind("Secret"): {typ: reflect.TypeFor[corev1.Secret](), rules: transcode.Rules{
-			reflect.TypeFor[corev1.Secret](): {Set: []string{"type"}, Unset: []string{"stringData"}},
-		}, selectable: []string{"type"}, filled: []string{"type"}},
+		core.WithKind("Secret"):         {typ: reflect.TypeFor[corev1.Secret](), selectable: []string{"type"}, filled: []string{"type"}},
 		//lint:ignore SA1019 controllers write Endpoints, and clients read them, although EndpointSlices replace them
-		core.WithKind("Endpoints"): {typ: reflect.TypeFor[corev1.Endpoints](), rules: transcode.Rules{
-			reflect.TypeFor[corev1.EndpointPort](): {Set: []string{"protocol"}},
-		}},
-		core.WithKind("Node"): {typ: reflect.TypeFor[corev1.Node](), rules: transcode.Rules{
-			reflect.TypeFor[corev1.NodeSpec]():   {First: [][2]string{{"podCIDR", "podCIDRs"}}},
-			reflect.TypeFor[corev1.NodeStatus](): {Covered: [][2]string{{"capacity", "allocatable"}}},
-		}, selectable: []string{"spec.unschedulable"}},
-		core.WithKind("Pod"): {typ: reflect.TypeFor[corev1.Pod](), rules: podRules(), selectable: []string{
+		core.WithKind("Endpoints"): {typ: reflect.TypeFor[corev1.Endpoints]()},
+		core.WithKind("Node"):      {typ: reflect.TypeFor[corev1.Node](), selectable: []string{"spec.unschedulable"}},
+		core.WithKind("Pod"): {typ: reflect.TypeFor[corev1.Pod](), selectable: []string{
 			"spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName", "spec.serviceAccount", "spec.hostNetwork",
 			"status.phase", "status.podIP", "status.podIPs", "status.nominatedNodeName",
 		}, copied: []string{"spec.nodeName", "status.nominatedNodeName"},
 			filled: []string{"spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName", "status.phase"}},
-		coordinationv1.SchemeGroupVersion.WithKind("Lease"): {typ: reflect.TypeFor[coordinationv1.Lease]()},
-		discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"): {typ: reflect.TypeFor[discoveryv1.EndpointSlice](), rules: transcode.Rules{
-			reflect.TypeFor[discoveryv1.EndpointPort](): {Set: []string{"name", "protocol"}},
-		}},
-		appsv1.SchemeGroupVersion.WithKind("ReplicaSet"): {typ: reflect.TypeFor[appsv1.ReplicaSet](), rules: replicaSetRules(), selectable: []string{"status.replicas"}},
+		coordinationv1.SchemeGroupVersion.WithKind("Lease"):      {typ: reflect.TypeFor[coordinationv1.Lease]()},
+		discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"): {typ: reflect.TypeFor[discoveryv1.EndpointSlice]()},
+		appsv1.SchemeGroupVersion.WithKind("ReplicaSet"):         {typ: reflect.TypeFor[appsv1.ReplicaSet](), selectable: []string{"status.replicas"}},
 	}
 }
 
-// replicaSetRules are the conditions on a ReplicaSet and its template.
-func replicaSetRules() transcode.Rules {
-	rules := templateRules()
-	rules[reflect.TypeFor[appsv1.ReplicaSetSpec]()] = transcode.Rule{Set: []string{"replicas"}}
-	return rules
+// storedRule is a rule for a type; with a gate, while the feature gate is enabled.
+type storedRule struct {
+	typ  reflect.Type
+	gate featuregate.Feature
+	rule transcode.Rule
 }
 
-// podRules are the conditions on a Pod: those on a template, and on what is defaulted in pods only.
-func podRules() transcode.Rules {
-	rules := templateRules()
-	spec := rules[reflect.TypeFor[corev1.PodSpec]()]
-	spec.Set = append(spec.Set, "enableServiceLinks")
-	// Pods on the host's network get host ports, and those with resources of their own get requests.
-	spec.Unset = append(spec.Unset, "hostNetwork", "resources")
-	spec.NotNegative = append(spec.NotNegative, "terminationGracePeriodSeconds")
-	rules[reflect.TypeFor[corev1.PodSpec]()] = spec
-	rules[reflect.TypeFor[corev1.ResourceRequirements]()] = transcode.Rule{Covered: [][2]string{{"limits", "requests"}}}
-	if utilfeature.DefaultFeatureGate.Enabled(features.H2CContainerProbe) {
-		httpGet := rules[reflect.TypeFor[corev1.HTTPGetAction]()]
-		httpGet.Set = append(httpGet.Set, "protocol")
-		rules[reflect.TypeFor[corev1.HTTPGetAction]()] = httpGet
+// rulesOf returns the rules of storedRules for a kind, under the feature gates of the process.
+func rulesOf(kind string) (transcode.Rules, error) {
+	all, ok := storedRules[kind]
+	if !ok {
+		return nil, fmt.Errorf("server/internal/rulegen has no rules for %s", kind)
 	}
-	rules[reflect.TypeFor[corev1.PodStatus]()] = transcode.Rule{First: [][2]string{{"podIP", "podIPs"}}}
-	return rules
-}
-
-// templateRules are the conditions on the template of a pod.
-func templateRules() transcode.Rules {
-	container := transcode.Rule{Set: []string{"imagePullPolicy", "terminationMessagePath", "terminationMessagePolicy"}}
-	mode := transcode.Rule{Set: []string{"defaultMode"}}
-	return transcode.Rules{
-		reflect.TypeFor[corev1.PodSpec](): {
-			Set:   []string{"dnsPolicy", "restartPolicy", "securityContext", "terminationGracePeriodSeconds", "schedulerName"},
-			Equal: [][2]string{{"serviceAccountName", "serviceAccount"}},
-		},
-		reflect.TypeFor[corev1.Container]():                container,
-		reflect.TypeFor[corev1.EphemeralContainerCommon](): container,
-		reflect.TypeFor[corev1.ContainerPort]():            {Set: []string{"protocol"}},
-		reflect.TypeFor[corev1.Probe]():                    {Set: []string{"timeoutSeconds", "periodSeconds", "successThreshold", "failureThreshold"}},
-		reflect.TypeFor[corev1.HTTPGetAction]():            {Set: []string{"path", "scheme"}},
-		reflect.TypeFor[corev1.GRPCAction]():               {Set: []string{"service"}},
-		reflect.TypeFor[corev1.ObjectFieldSelector]():      {Set: []string{"apiVersion"}},
-		reflect.TypeFor[corev1.FileKeySelector]():          {Set: []string{"optional"}},
-		// Volumes of these types have defaults of their own, and are rare.
-		reflect.TypeFor[corev1.VolumeSource]():                  {OneOf: true, Unset: []string{"iscsi", "rbd", "azureDisk", "scaleIO"}},
-		reflect.TypeFor[corev1.ImageVolumeSource]():             {Set: []string{"pullPolicy"}},
-		reflect.TypeFor[corev1.HostPathVolumeSource]():          {Set: []string{"type"}},
-		reflect.TypeFor[corev1.SecretVolumeSource]():            mode,
-		reflect.TypeFor[corev1.ConfigMapVolumeSource]():         mode,
-		reflect.TypeFor[corev1.DownwardAPIVolumeSource]():       mode,
-		reflect.TypeFor[corev1.ProjectedVolumeSource]():         mode,
-		reflect.TypeFor[corev1.ServiceAccountTokenProjection](): {Set: []string{"expirationSeconds"}},
-		reflect.TypeFor[corev1.PersistentVolumeClaimSpec]():     {Set: []string{"volumeMode"}},
+	rules := transcode.Rules{}
+	for _, r := range all {
+		if r.gate == "" || utilfeature.DefaultFeatureGate.Enabled(r.gate) {
+			rules[r.typ] = append(rules[r.typ], r.rule)
+		}
 	}
+	return rules, nil
 }
 
-// transcoders returns the transcoders of storedKinds. It reads feature gates, so it is called after flags are parsed. An error means that a type of this release has a form that they do not support.
+// transcoders returns the transcoders of storedKinds. It reads feature gates, so it is called after
+// flags are parsed. An error means that a type of this release has a form that they do not support.
+//
+// The rules are generated from upstream's defaulting and conversion (storedrules.go). That they are
+// complete, with conversion to the internal types and back, is proved by comparing bytes with those of
+// upstream's path: of random objects of every kind, with and without defaults and with each field
+// unset (TestTranscoders_EveryKind_EqualUpstream), of a pod with every defaulted field
+// (TestTranscoders_RichPod_EqualsUpstream), and of objects of a server (server/test/answers/samebytes).
 func transcoders() (map[schema.GroupVersionKind]*transcode.Transcoder, error) {
 	all := map[schema.GroupVersionKind]*transcode.Transcoder{}
 	for gvk, k := range storedKinds() {
-		t, err := transcode.New(gvk, k.typ, k.rules)
+		rules, err := rulesOf(gvk.Kind)
+		if err != nil {
+			return nil, err
+		}
+		t, err := transcode.New(gvk, k.typ, rules)
 		if err != nil {
 			return nil, err
 		}
