@@ -135,7 +135,7 @@ func document(suites []Suite, r results) string {
 ` + "`make suites`" + ` builds test suites that the authors of Strata did not write, runs each on upstream's storage layer and on Strata's,
 and writes this file and ` + "`suites/results.json`" + `. Where it is possible one test binary runs on both engines. A difference, or a test that fails on every
 engine, fails the run if it has no reason below; so does one with a reason that no longer occurs. A change must pass ` + "`make suites-quick`" + ` (part of ` + "`.ci/run`" + `);
-a release, all of it. ` + "`make suites ARGS='-units REGEXP'`" + ` runs some packages and updates their rows; ` + "[CONTRIBUTING.md](../CONTRIBUTING.md#suites-of-other-projects)" + ` has the details.
+a release, all of it. ` + "`make suites ARGS='-units REGEXP'`" + ` runs some packages and updates their rows; ` + "[suites](development/suites.md)" + ` has the details.
 
 A package without a row has not been run with the present version. Tests are counted with their subtests. A test that fails, or whose verdicts differ, is run up to ` + fmt.Sprint(maxRetries) + ` times more on both engines and counts
 as passed if it passes once; "retried" is how many top-level tests that were. "Servers" is how many API servers the tests started on Strata. Seconds are of all runs of a package, without its build.
