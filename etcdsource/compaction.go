@@ -499,15 +499,29 @@ func (c *Compactor) applyAnnouncement(kv *mvccpb.KeyValue) {
 // noteCompacted records that etcd is or will soon be compacted to the revision. It calls OnCompaction
 // before it updates CompactRevision, so a reader that observes the revision there also observes the
 // effect of OnCompaction.
+//
+// etcd's recorded revision is above the one of a valid announcement, which was read or watched before.
+// It is not if a read has found a restored etcd in between: the announcement then is of the etcd
+// before, and is ignored.
 func (c *Compactor) noteCompacted(rev mirror.Revision) {
+	if !c.reached(rev) {
+		return
+	}
 	if c.opts.OnCompaction != nil {
 		c.opts.OnCompaction(rev)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if rev > c.mu.compacted {
+	if rev > c.mu.compacted && rev <= c.mu.revision {
 		c.mu.compacted, c.mu.at = rev, time.Now()
 	}
+}
+
+// reached reports whether etcd is known to have the revision.
+func (c *Compactor) reached(rev mirror.Revision) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return rev <= c.mu.revision
 }
 
 // noteRevision records that etcd has reached the revision.

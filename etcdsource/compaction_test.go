@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/stratakube/strata/mirror"
@@ -412,6 +413,25 @@ func TestCompactor_RestoredEtcd_DropsRecordedState(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestCompactor_AnnouncementOfThePastEtcd_IsIgnored: the watch's goroutine is late with an announcement
+// of the etcd before, and a read has found the restored etcd.
+func TestCompactor_AnnouncementOfThePastEtcd_IsIgnored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, f := newOneKey(), &compactionRecorder{}
+		e.write(1000)
+		c, _ := compacting(t, e, CompactorOptions{CheckInterval: -1, OnCompaction: f.record})
+		c.applyAnnouncement(&mvccpb.KeyValue{Value: []byte("5000"), ModRevision: 5001})
+		if got := c.CompactRevision(); got != 0 || len(f.calls()) != 0 {
+			t.Errorf("CompactRevision is %d, reported %v", got, f.calls())
+		}
+		c.noteRevision(5001)
+		c.applyAnnouncement(&mvccpb.KeyValue{Value: []byte("5000"), ModRevision: 5001})
+		if got := c.CompactRevision(); got != 5000 {
+			t.Errorf("CompactRevision is %d, want 5000 on an etcd at 5001", got)
+		}
+	})
 }
 
 // TestCompactor_WatchLost_IsRestarted: the watch is restarted after each loss, within a second, and writes in between are

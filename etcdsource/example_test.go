@@ -13,7 +13,7 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Mirror a key range of an etcd, list it from memory, and print every later change. A test in kube/enginetest runs listAndFollow on an
+// Mirror a key range of an etcd, list it from memory, and print every later change. A test in test/engine runs listAndFollow on an
 // etcd.
 func Example() {
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"http://127.0.0.1:2379"}})

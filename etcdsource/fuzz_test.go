@@ -39,6 +39,7 @@ func FuzzCompactionKey(f *testing.F) {
 		highest, invalid := mirror.Revision(0), int64(0)
 		for i, value := range [][]byte{earlier, value} {
 			written := written + int64(i)
+			c.noteRevision(written) // as the read or the watch that has the key does
 			c.applyAnnouncement(&mvccpb.KeyValue{Key: []byte(CompactionKey), Value: value, ModRevision: written})
 			n, ok := new(big.Int).SetString(string(value), 10)
 			switch {

@@ -21,7 +21,7 @@ import (
 // revisions read concurrently: more of them need fewer rounds, but each one makes the rounds
 // longer.
 //
-// Measured: TestReplayFigures in kube/enginetest.
+// Measured: TestReplayFigures in test/engine.
 type replayPlan struct {
 	// segmentRevisions is the number of revisions of one watch. It is one less than a multiple of 1,000, so
 	// that etcd's last response for a segment also contains the first revision of the next one,

@@ -42,7 +42,6 @@
 //
 // # Invariants
 //
-// Code that relies on an invariant cites its number, I1 to I9; D1 to D12 are the decisions in
-// section 4. The list is in docs/architecture.md, section 3, with the responsibility of this
-// package for each.
+// Code that relies on an invariant cites its number, I1 to I9. The list is in
+// docs/architecture.md, section 3. D1 to D15 are the decisions of docs/design.
 package mirror

@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 
 	"github.com/stratakube/strata/etcdsource/memory"
-	"github.com/stratakube/strata/internal/watchcheck"
+	"github.com/stratakube/strata/internal/test/watchcheck"
 	"github.com/stratakube/strata/mirror"
 )
 

@@ -13,7 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/stratakube/strata/etcdsource/memory"
-	"github.com/stratakube/strata/internal/testrace"
+	"github.com/stratakube/strata/internal/test/testrace"
 	"github.com/stratakube/strata/mirror"
 )
 

@@ -3,7 +3,7 @@ package mirror_test
 import (
 	"testing"
 
-	"github.com/stratakube/strata/internal/testrace"
+	"github.com/stratakube/strata/internal/test/testrace"
 	"github.com/stratakube/strata/mirror"
 )
 

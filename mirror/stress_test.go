@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/etcdsource/memory"
-	"github.com/stratakube/strata/internal/testseed"
+	"github.com/stratakube/strata/internal/test/testseed"
 	"github.com/stratakube/strata/mirror"
 )
 

@@ -12,7 +12,7 @@ import (
 	"weak"
 
 	"github.com/stratakube/strata/etcdsource/memory"
-	"github.com/stratakube/strata/internal/testrace"
+	"github.com/stratakube/strata/internal/test/testrace"
 	"github.com/stratakube/strata/mirror"
 )
 

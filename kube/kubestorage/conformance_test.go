@@ -29,7 +29,7 @@ import (
 	"k8s.io/component-base/featuregate"
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
 
-	"github.com/stratakube/strata/internal/testrace"
+	"github.com/stratakube/strata/internal/test/testrace"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )

@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
 
-	"github.com/stratakube/strata/kube/internal/encoded"
+	"github.com/stratakube/strata/kube/internal/representation"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -110,7 +110,7 @@ func withLabels(t *testing.T, opts storage.ListOptions) storage.ListOptions {
 }
 
 // ofJSON is a representation of unstructured objects.
-var ofJSON = encoded.Format{Encode: func(dst []byte, obj runtime.Object) ([]byte, error) {
+var ofJSON = representation.Format{Encode: func(dst []byte, obj runtime.Object) ([]byte, error) {
 	data, err := obj.(*unstructured.Unstructured).MarshalJSON()
 	return append(append(dst, bytes.TrimSpace(data)...), ','), err
 }}
@@ -118,13 +118,13 @@ var ofJSON = encoded.Format{Encode: func(dst []byte, obj runtime.Object) ([]byte
 // discard is a Sink that reads the items of what it is given.
 type discard struct {
 	st  *Stream
-	rep *encoded.Representation
+	rep *representation.Representation
 }
 
 func (d discard) Refresh() error { return nil }
 func (d discard) Runs(runs []mirror.Run) error {
 	for _, run := range runs {
-		if err := d.rep.AppendRun(d.st.Context(), &encoded.Spans{}, run); err != nil {
+		if err := d.rep.AppendRun(d.st.Context(), &representation.Spans{}, run); err != nil {
 			return err
 		}
 	}

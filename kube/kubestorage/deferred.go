@@ -9,9 +9,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
@@ -134,9 +132,10 @@ func (d *deferredCluster) unavailable(resource schema.GroupResource) error {
 	return apierrors.NewServiceUnavailable(fmt.Sprintf("etcd at %s, which stores %s, has not answered since this server started; the request can be retried", d.endpoints, resource))
 }
 
-// deferredStore is the storage of a resource whose etcd was down when the storage was made. Until the cluster opens, each request fails
-// with 503; then the requests go to the storage of the cluster.
+// deferredStore is the storage of a resource whose etcd was down when the storage was made. Until the
+// cluster opens, each request fails with 503; then the requests go to the storage of the cluster.
 type deferredStore struct {
+	guarded
 	cluster  *deferredCluster
 	resource schema.GroupResource
 	opened   atomic.Pointer[openedStore] // nil before the cluster is open
@@ -156,6 +155,7 @@ type openedStore struct {
 func newDeferredStore(d *deferredCluster, resource schema.GroupResource,
 	open func(*cluster) (storage.Interface, factory.DestroyFunc, error)) (*deferredStore, factory.DestroyFunc) {
 	s := &deferredStore{cluster: d, resource: resource}
+	s.allow = s.inner
 	d.whenOpen(func(c *cluster) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -182,8 +182,8 @@ func (s *deferredStore) close() {
 	s.destroyed = true
 }
 
-// inner returns the storage of the cluster. Error: 503.
-func (s *deferredStore) inner() (storage.Interface, error) {
+// inner returns the storage of the cluster. Error: 503, for every verb.
+func (s *deferredStore) inner(string) (storage.Interface, error) {
 	o := s.opened.Load()
 	if o == nil {
 		return nil, s.cluster.unavailable(s.resource)
@@ -191,92 +191,8 @@ func (s *deferredStore) inner() (storage.Interface, error) {
 	return o.Interface, o.err
 }
 
-func (s *deferredStore) Versioner() storage.Versioner { return storage.APIObjectVersioner{} }
-
-func (s *deferredStore) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
-	inner, err := s.inner()
-	if err != nil {
-		return err
-	}
-	return inner.Create(ctx, key, obj, out, ttl)
-}
-
-func (s *deferredStore) Delete(ctx context.Context, key string, out runtime.Object, preconditions *storage.Preconditions,
-	validateDeletion storage.ValidateObjectFunc, cached runtime.Object, opts storage.DeleteOptions) error {
-	inner, err := s.inner()
-	if err != nil {
-		return err
-	}
-	return inner.Delete(ctx, key, out, preconditions, validateDeletion, cached, opts)
-}
-
-func (s *deferredStore) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
-	inner, err := s.inner()
-	if err != nil {
-		return nil, err
-	}
-	return inner.Watch(ctx, key, opts)
-}
-
-func (s *deferredStore) Get(ctx context.Context, key string, opts storage.GetOptions, out runtime.Object) error {
-	inner, err := s.inner()
-	if err != nil {
-		return err
-	}
-	return inner.Get(ctx, key, opts, out)
-}
-
-func (s *deferredStore) GetList(ctx context.Context, key string, opts storage.ListOptions, out runtime.Object) error {
-	inner, err := s.inner()
-	if err != nil {
-		return err
-	}
-	return inner.GetList(ctx, key, opts, out)
-}
-
-func (s *deferredStore) GuaranteedUpdate(ctx context.Context, key string, destination runtime.Object, ignoreNotFound bool,
-	preconditions *storage.Preconditions, tryUpdate storage.UpdateFunc, cached runtime.Object) error {
-	inner, err := s.inner()
-	if err != nil {
-		return err
-	}
-	return inner.GuaranteedUpdate(ctx, key, destination, ignoreNotFound, preconditions, tryUpdate, cached)
-}
-
-func (s *deferredStore) Stats(ctx context.Context) (storage.Stats, error) {
-	inner, err := s.inner()
-	if err != nil {
-		return storage.Stats{}, err
-	}
-	return inner.Stats(ctx)
-}
-
-// ReadinessCheck implements storage.Interface. A resource whose etcd is down does not make the server wait for it: the check of its etcd
-// in /readyz reports it.
-func (s *deferredStore) ReadinessCheck() error {
-	inner, err := s.inner()
-	if err != nil {
-		return nil
-	}
-	return inner.ReadinessCheck()
-}
-
-func (s *deferredStore) RequestWatchProgress(ctx context.Context) error {
-	inner, err := s.inner()
-	if err != nil {
-		return err
-	}
-	return inner.RequestWatchProgress(ctx)
-}
-
-func (s *deferredStore) GetCurrentResourceVersion(ctx context.Context) (uint64, error) {
-	inner, err := s.inner()
-	if err != nil {
-		return 0, err
-	}
-	return inner.GetCurrentResourceVersion(ctx)
-}
-
+// EnableResourceSizeEstimation implements storage.Interface. Before the cluster opens, it keeps the
+// function for the storage of the cluster.
 func (s *deferredStore) EnableResourceSizeEstimation(keys storage.KeysFunc) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -285,12 +201,4 @@ func (s *deferredStore) EnableResourceSizeEstimation(keys storage.KeysFunc) erro
 	}
 	s.estimate = keys
 	return nil
-}
-
-func (s *deferredStore) CompactRevision() int64 {
-	inner, err := s.inner()
-	if err != nil {
-		return 0
-	}
-	return inner.CompactRevision()
 }

@@ -26,8 +26,8 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 
 	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/internal/test/testetcd"
 	"github.com/stratakube/strata/kube/internal/etcdclient"
-	"github.com/stratakube/strata/kube/internal/testetcd"
 )
 
 // openedEngine opens storages of one etcd in the way that registries do.

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 
-	"github.com/stratakube/strata/kube/internal/encoded"
+	"github.com/stratakube/strata/kube/internal/representation"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -34,7 +34,7 @@ func dropClosed(ctx context.Context, r *mirror.Resource) {
 		if ctx.Err() != nil {
 			return
 		}
-		encoded.DropClosed(run.Leaf)
+		representation.DropClosed(run.Leaf)
 		for _, e := range run.Items() {
 			e.DropClosed()
 		}

@@ -19,8 +19,8 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 
 	"github.com/stratakube/strata/etcdsource/memory"
-	"github.com/stratakube/strata/kube/internal/encoded"
 	"github.com/stratakube/strata/kube/internal/objects"
+	"github.com/stratakube/strata/kube/internal/representation"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/memo"
 )
@@ -68,8 +68,8 @@ func newDerivedReads(t *testing.T, f *fixture) *derivedReads {
 	return d
 }
 
-func (d *derivedReads) representation() *encoded.Representation {
-	return d.s.Representation("pods", encoded.Format{Encode: podItem})
+func (d *derivedReads) representation() *representation.Representation {
+	return d.s.Representation("pods", representation.Format{Encode: podItem})
 }
 
 // all returns the reads by name, but for the events, which become more.
@@ -126,7 +126,7 @@ func (d *derivedReads) attributes(t *testing.T) error {
 
 func (d *derivedReads) runs(t *testing.T) (err error) {
 	for run := range mustLatest(t, d.s).Runs("", "") {
-		if err = d.representation().AppendRun(contextFor(t), &encoded.Spans{}, run); err == nil {
+		if err = d.representation().AppendRun(contextFor(t), &representation.Spans{}, run); err == nil {
 			_, err = d.representation().Deflated(contextFor(t), run)
 		}
 	}
@@ -304,7 +304,7 @@ func TestReload_WithoutReaders_ReleasesMemory(t *testing.T) {
 	f.create(t, newPod("one"))
 	f.catchUp(t)
 	e, _ := mustLatest(t, s).Get(etcdKey(newPod("one")))
-	if _, err := s.Representation("pods", encoded.Format{Encode: podItem}).Item(contextFor(t), e); err != nil {
+	if _, err := s.Representation("pods", representation.Format{Encode: podItem}).Item(contextFor(t), e); err != nil {
 		t.Fatal(err)
 	}
 	if s.cluster.blocks.Stats().Used == 0 {
@@ -347,13 +347,13 @@ func TestReload_DuringDecryption_ValueIsNotCached(t *testing.T) {
 	oneReader := map[string]bool{"shard": true}
 	reads := map[string]func(ctx context.Context) error{
 		"item": func(ctx context.Context) error {
-			_, err := s.Representation("pods", encoded.Format{Encode: podItem}).Item(ctx, e)
+			_, err := s.Representation("pods", representation.Format{Encode: podItem}).Item(ctx, e)
 			return err
 		},
 		"run": func(ctx context.Context) (err error) {
-			p := s.Representation("pods", encoded.Format{Encode: podItem})
+			p := s.Representation("pods", representation.Format{Encode: podItem})
 			for run := range mustLatest(t, s).Runs("", "") {
-				err = p.AppendRun(ctx, &encoded.Spans{}, run)
+				err = p.AppendRun(ctx, &representation.Spans{}, run)
 			}
 			return err
 		},

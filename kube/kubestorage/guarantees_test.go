@@ -17,7 +17,7 @@ import (
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
 
-	"github.com/stratakube/strata/internal/watchcheck"
+	"github.com/stratakube/strata/internal/test/watchcheck"
 )
 
 // resumingClient watches with one selection, and resumes.

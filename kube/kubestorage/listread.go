@@ -10,9 +10,9 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/kube/internal/etcdread"
+	"github.com/stratakube/strata/kube/internal/index"
 	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/objects"
-	"github.com/stratakube/strata/kube/internal/selected"
 	"github.com/stratakube/strata/kube/listadmission"
 	"github.com/stratakube/strata/mirror"
 )
@@ -60,15 +60,15 @@ type ListRead struct {
 	store        *Store
 	request      listRequest
 	selector     objects.Selector
-	shard        *selected.ShardVersion // nil: the request is not for a whole shard, or its shard has no tree
-	plan         *selected.Plan         // nil: all objects of the range are candidates
-	known        *selected.Known        // candidates of the plan that an estimate has found; nil before the first one
-	declared     *selected.Declared     // nil: upstream uses no index
-	etcdRange    *etcdread.Range        // nil: memory has the revision
-	inconsistent bool                   // memory has the revision too, and may be wrong
-	err          error                  // see Err
-	release      func()                 // nil: no place is held
-	span         *readSpan              // until Served or Close
+	shard        *index.ShardVersion // nil: the request is not for a whole shard, or its shard has no tree
+	plan         *index.Plan         // nil: all objects of the range are candidates
+	known        *index.Known        // candidates of the plan that an estimate has found; nil before the first one
+	declared     *index.Declared     // nil: upstream uses no index
+	etcdRange    *etcdread.Range     // nil: memory has the revision
+	inconsistent bool                // memory has the revision too, and may be wrong
+	err          error               // see Err
+	release      func()              // nil: no place is held
+	span         *readSpan           // until Served or Close
 }
 
 // FromEtcd reports whether the revision is read from etcd during the walk: it is older than memory,

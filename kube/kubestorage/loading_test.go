@@ -14,7 +14,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/etcd3"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 
-	"github.com/stratakube/strata/kube/internal/testetcd"
+	"github.com/stratakube/strata/internal/test/testetcd"
 )
 
 // An engine that has loaded reports the objects of etcd; the names of resources come from the keys, whose prefixes may differ from them.

@@ -7,7 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 
-	"github.com/stratakube/strata/kube/internal/podtest"
+	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/mirror"
 )
 

@@ -26,11 +26,11 @@ import (
 	"github.com/stratakube/strata/kube/internal/blockcache"
 	"github.com/stratakube/strata/kube/internal/etcdclient"
 	"github.com/stratakube/strata/kube/internal/etcdread"
+	"github.com/stratakube/strata/kube/internal/index"
 	"github.com/stratakube/strata/kube/internal/keyrotation"
 	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/pages"
-	"github.com/stratakube/strata/kube/internal/selected"
 	"github.com/stratakube/strata/kube/internal/watchset"
 	"github.com/stratakube/strata/mirror"
 )
@@ -207,7 +207,7 @@ func (c *cluster) open(cfg storeConfig) (storage.Interface, factory.DestroyFunc,
 		raw = etcd3.NewStoreWithUnsafeCorruptObjectDeletion(raw, cfg.GroupResource)
 	}
 	if c.opts.ReadOnly {
-		raw = readOnly{raw, cfg.GroupResource}
+		raw = readOnly(raw, cfg.GroupResource)
 	}
 	var once sync.Once
 	if c.mirror == nil {
@@ -284,7 +284,7 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg storeC
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	context.AfterFunc(s.ctx, func() { c.endStreams(s) })
 	s.view = objects.New(view, func() { dropReplaced(s) })
-	s.selections = selected.New(selected.Config{
+	s.selections = index.New(index.Config{
 		Resource:  r,
 		View:      s.view,
 		Blocks:    c.blocks,

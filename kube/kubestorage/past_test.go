@@ -16,8 +16,8 @@ import (
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
 
-	"github.com/stratakube/strata/kube/internal/encoded"
 	"github.com/stratakube/strata/kube/internal/metrics"
+	"github.com/stratakube/strata/kube/internal/representation"
 )
 
 // olderThanMemory returns the options of a list at the current revision, and then makes memory drop
@@ -159,7 +159,7 @@ func (p *pastList) testBytes(t *testing.T) {
 	}
 	var passes [2]string
 	for i := range passes {
-		var spans encoded.Spans
+		var spans representation.Spans
 		for run := range r.Runs() {
 			spans.Reset()
 			if err := rep.AppendOnce(contextFor(t), &spans, run); err != nil {

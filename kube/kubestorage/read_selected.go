@@ -4,7 +4,7 @@ import (
 	"context"
 	"slices"
 
-	"github.com/stratakube/strata/kube/internal/selected"
+	"github.com/stratakube/strata/kube/internal/index"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -16,7 +16,7 @@ func (r *ListRead) useIndex(ctx context.Context) {
 		r.useShard(ctx)
 	default:
 		if r.request.exact == 0 && r.request.opts.Predicate.Continue == "" {
-			r.declared = selected.DeclaredIndex(&r.selector.Predicate)
+			r.declared = index.DeclaredIndex(&r.selector.Predicate)
 		}
 		n, bytes := r.Snapshot.Count(r.Start, r.End)
 		r.plan = r.store.selections.Plan(ctx, &r.selector, n, bytes)

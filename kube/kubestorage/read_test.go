@@ -10,8 +10,8 @@ import (
 	"k8s.io/apiserver/pkg/apis/example"
 	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
 
-	"github.com/stratakube/strata/kube/internal/encoded"
 	"github.com/stratakube/strata/kube/internal/objects"
+	"github.com/stratakube/strata/kube/internal/representation"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -32,8 +32,8 @@ func fillPods(t testing.TB, f *fixture, n int) {
 }
 
 // newRepresentation returns a representation of the objects of a store, or of a type that embeds one.
-func newRepresentation(s interface{ generation() *objects.Generation }, encode encoded.ItemEncoder, splice encoded.Splicer) *encoded.Representation {
-	return encoded.Of(s.generation(), new(int), encoded.Format{Encode: encode, Splice: splice})
+func newRepresentation(s interface{ generation() *objects.Generation }, encode representation.ItemEncoder, splice representation.Splicer) *representation.Representation {
+	return representation.Of(s.generation(), new(int), representation.Format{Encode: encode, Splice: splice})
 }
 
 func (s *Store) generation() *objects.Generation { return s.view.CurrentGeneration() }

@@ -21,7 +21,7 @@ import (
 
 	"github.com/stratakube/strata/etcdfeed"
 	"github.com/stratakube/strata/etcdsource"
-	"github.com/stratakube/strata/kube/internal/testetcd"
+	"github.com/stratakube/strata/internal/test/testetcd"
 )
 
 // gates returns the engine's gates as a flag sets them.

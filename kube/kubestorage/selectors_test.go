@@ -16,8 +16,8 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/etcdsource/memory"
-	"github.com/stratakube/strata/internal/testrace"
-	"github.com/stratakube/strata/internal/testseed"
+	"github.com/stratakube/strata/internal/test/testrace"
+	"github.com/stratakube/strata/internal/test/testseed"
 	"github.com/stratakube/strata/mirror"
 )
 

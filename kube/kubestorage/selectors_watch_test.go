@@ -17,7 +17,7 @@ import (
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
 
-	"github.com/stratakube/strata/internal/testseed"
+	"github.com/stratakube/strata/internal/test/testseed"
 )
 
 // events returns the events of a watch with the selector after the revision revs[at].

@@ -37,7 +37,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 	"k8s.io/component-base/featuregate"
 
-	"github.com/stratakube/strata/kube/internal/testetcd"
+	"github.com/stratakube/strata/internal/test/testetcd"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )

@@ -10,12 +10,12 @@ import (
 	"k8s.io/apiserver/pkg/storage/etcd3"
 	"k8s.io/apiserver/pkg/storage/value"
 
-	"github.com/stratakube/strata/kube/internal/encoded"
+	"github.com/stratakube/strata/kube/internal/index"
 	"github.com/stratakube/strata/kube/internal/keyrotation"
 	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/pages"
-	"github.com/stratakube/strata/kube/internal/selected"
+	"github.com/stratakube/strata/kube/internal/representation"
 	"github.com/stratakube/strata/kube/internal/watchset"
 	"github.com/stratakube/strata/mirror"
 )
@@ -65,7 +65,7 @@ type Store struct {
 	listMetrics  metrics.Lists
 	watchMetrics metrics.Watches
 
-	selections *selected.Selections // indexes and shards
+	selections *index.Selections // indexes and shards
 
 	ctx        context.Context // ends when the store is destroyed
 	cancel     context.CancelFunc
@@ -89,8 +89,8 @@ func (s *Store) ResourcePrefix() string { return s.keys.ResourcePrefix }
 
 // Representation returns the representation with the key name, any comparable value. It is made in the format f on the
 // first call, and again when the keys that decrypt values change (Representation.Fresh).
-func (s *Store) Representation(name any, f encoded.Format) *encoded.Representation {
-	return encoded.Of(s.view.CurrentGeneration(), name, f)
+func (s *Store) Representation(name any, f representation.Format) *representation.Representation {
+	return representation.Of(s.view.CurrentGeneration(), name, f)
 }
 
 // NewFunc returns an empty object of the store's kind, in the registry's version: the internal

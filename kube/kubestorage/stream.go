@@ -7,8 +7,8 @@ import (
 	"time"
 	"weak"
 
+	"github.com/stratakube/strata/kube/internal/index"
 	"github.com/stratakube/strata/kube/internal/objects"
-	"github.com/stratakube/strata/kube/internal/selected"
 	"github.com/stratakube/strata/kube/internal/watchset"
 	"github.com/stratakube/strata/mirror"
 )
@@ -54,14 +54,14 @@ type Stream struct {
 	replayed int
 
 	// Initial events of a watch that starts at the latest state.
-	listing   bool                                // there are more initial events
-	announce  bool                                // their end has not been announced yet
-	found     []*mirror.Entry                     // the first ones: from an index, or all from etcd
-	initial   *initialRead                        // nil without a selector, and after the last one
-	shard     weak.Pointer[selected.ShardVersion] // the selected part, while it is cached
-	counted   bool                                // entries of other shards are counted
-	seat      *time.Timer                         // releases the seat of priority and fairness; nil if there is none
-	from      string                              // the key to continue at
+	listing   bool                             // there are more initial events
+	announce  bool                             // their end has not been announced yet
+	found     []*mirror.Entry                  // the first ones: from an index, or all from etcd
+	initial   *initialRead                     // nil without a selector, and after the last one
+	shard     weak.Pointer[index.ShardVersion] // the selected part, while it is cached
+	counted   bool                             // entries of other shards are counted
+	seat      *time.Timer                      // releases the seat of priority and fairness; nil if there is none
+	from      string                           // the key to continue at
 	at        mirror.Revision
 	version   weak.Pointer[mirror.Snapshot] // at that revision, until it is collected
 	runs      []mirror.Run

@@ -25,7 +25,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 
 	"github.com/stratakube/strata/etcdsource/memory"
-	"github.com/stratakube/strata/internal/testseed"
+	"github.com/stratakube/strata/internal/test/testseed"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
 )

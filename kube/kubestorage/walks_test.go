@@ -27,9 +27,9 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
 	"k8s.io/component-base/featuregate"
 
-	"github.com/stratakube/strata/internal/testseed"
+	"github.com/stratakube/strata/internal/test/testetcd"
+	"github.com/stratakube/strata/internal/test/testseed"
 	"github.com/stratakube/strata/kube/internal/metrics"
-	"github.com/stratakube/strata/kube/internal/testetcd"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )

@@ -21,7 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/component-base/metrics/legacyregistry"
 
-	"github.com/stratakube/strata/internal/testrace"
+	"github.com/stratakube/strata/internal/test/testrace"
 )
 
 const (

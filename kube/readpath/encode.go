@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	apihelpers "k8s.io/apiserver/pkg/util/apihelpers"
 
-	"github.com/stratakube/strata/kube/internal/encoded"
+	"github.com/stratakube/strata/kube/internal/representation"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -50,7 +50,7 @@ type representationName struct {
 type encoding struct {
 	resource *Resource
 	format
-	rep     *encoded.Representation
+	rep     *representation.Representation
 	encoder runtime.Encoder
 	// head is the prefix of the encoding of a single object that its list item does not have: kind
 	// and version, in JSON, of whole objects that are Go types. Empty for others.
@@ -95,10 +95,10 @@ func newEncoding(r *Resource, f format) (*encoding, error) {
 	if f.media == mediaJSON && f.target.Empty() && !r.Custom {
 		e.head = fmt.Appendf(nil, `{"kind":%s,"apiVersion":%s,`, strconv.Quote(gvk.Kind), strconv.Quote(gvk.GroupVersion().String()))
 	}
-	items := encoded.Format{Encode: e.appendItem}
+	items := representation.Format{Encode: e.appendItem}
 	if f.target.Empty() {
 		if f.media == mediaProtobuf {
-			items.Splice = encoded.SpliceItem
+			items.Splice = representation.SpliceItem
 		}
 		if r.Transcoder != nil && r.Decorate == nil {
 			items.Transcode = r.Transcoder.AppendItem
@@ -117,22 +117,22 @@ func newEncoding(r *Resource, f format) (*encoding, error) {
 }
 
 // cutManagedFields makes the format cut managed fields out of stored objects, and out of items that include them.
-func (e *encoding) cutManagedFields(items *encoded.Format) error {
+func (e *encoding) cutManagedFields(items *representation.Format) error {
 	f := e.format
 	f.noManagedFields = false
 	whole, err := e.resource.encodings.get(e.resource, f)
 	if err != nil {
 		return err
 	}
-	items.Whole, items.Cut = whole.rep, encoded.CutJSONItem
+	items.Whole, items.Cut = whole.rep, representation.CutJSONItem
 	if f.media == mediaProtobuf {
-		items.Cut = encoded.CutProtobufItem
+		items.Cut = representation.CutProtobufItem
 	}
 	if items.Splice != nil {
-		items.Splice = encoded.WithoutManagedFields(items.Splice)
+		items.Splice = representation.WithoutManagedFields(items.Splice)
 	}
 	if items.Transcode != nil {
-		items.Transcode = encoded.WithoutManagedFields(items.Transcode)
+		items.Transcode = representation.WithoutManagedFields(items.Transcode)
 	}
 	return nil
 }
@@ -169,7 +169,7 @@ func (e *encoding) appendItem(dst []byte, obj runtime.Object) ([]byte, error) {
 		return dst, err
 	}
 	if e.media == mediaProtobuf {
-		raw, _, _, err := encoded.OpenUnknown(buf.Bytes())
+		raw, _, _, err := representation.OpenUnknown(buf.Bytes())
 		if err != nil {
 			return dst, err
 		}
@@ -196,7 +196,7 @@ func (r *Resource) spliceCanonical(dst, stored []byte, rev mirror.Revision) ([]b
 	if !r.Transcoder.Canonical(stored) {
 		return dst, false
 	}
-	return encoded.SpliceItem(dst, stored, rev)
+	return representation.SpliceItem(dst, stored, rev)
 }
 
 // itemsFirst reports whether the items of a list are its first field, before its metadata. That is
@@ -210,15 +210,15 @@ func (e *encoding) itemsTag() byte {
 	if e.itemsFirst() {
 		return 1<<3 | 2
 	}
-	return encoded.ItemsTag
+	return representation.ItemsTag
 }
 
 // framer returns the encoder of a watch's frames.
-func (e *encoding) framer() encoded.FrameEncoder {
+func (e *encoding) framer() representation.FrameEncoder {
 	if e.media == mediaProtobuf {
-		return encoded.ProtobufFrames(e.unknown())
+		return representation.ProtobufFrames(e.unknown())
 	}
-	return encoded.JSONFrames(e.head)
+	return representation.JSONFrames(e.head)
 }
 
 // object returns the response body of a GET, built from the object's item, in pieces.
@@ -227,7 +227,7 @@ func (e *encoding) object(item []byte) [][]byte {
 		_, n := binary.Uvarint(item[1:])
 		raw := item[1+n:]
 		before, after := e.unknown()
-		return [][]byte{binary.AppendUvarint(append(bytes.Clone(before), encoded.UnknownRaw), uint64(len(raw))), raw, after}
+		return [][]byte{binary.AppendUvarint(append(bytes.Clone(before), representation.UnknownRaw), uint64(len(raw))), raw, after}
 	}
 	body := item[:len(item)-1] // without the comma
 	if len(e.head) == 0 {
@@ -244,7 +244,7 @@ func (e *encoding) unknown() (before, after []byte) {
 	if !e.target.Empty() {
 		gvk = e.target.WithKind("PartialObjectMetadata")
 	}
-	return encoded.Envelope(gvk)
+	return representation.Envelope(gvk)
 }
 
 // listMeta is the metadata of a list.
@@ -307,11 +307,11 @@ func (e *encoding) envelope(m listMeta, count int, itemsBytes int64) (head, tail
 		return data, nil, nil
 	}
 	if e.media == mediaProtobuf {
-		raw, before, after, err := encoded.OpenUnknown(data)
+		raw, before, after, err := representation.OpenUnknown(data)
 		if err != nil {
 			return nil, nil, err
 		}
-		head = binary.AppendUvarint(append(bytes.Clone(before), encoded.UnknownRaw), uint64(len(raw))+uint64(itemsBytes))
+		head = binary.AppendUvarint(append(bytes.Clone(before), representation.UnknownRaw), uint64(len(raw))+uint64(itemsBytes))
 		if e.itemsFirst() {
 			return head, append(bytes.Clone(raw), after...), nil
 		}

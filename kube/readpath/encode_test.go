@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stratakube/strata/kube/internal/encoded"
+	"github.com/stratakube/strata/kube/internal/representation"
 )
 
 // TestEncoding_InvalidData_IsNotQuotedInError: errors do not quote invalid data, which may be a Secret, because errors reach
@@ -12,7 +12,7 @@ import (
 func TestEncoding_InvalidData_IsNotQuotedInError(t *testing.T) {
 	const text = "correct horse battery staple"
 	for _, data := range []string{text, "k8s\x00" + text, "k8s\x00\x12\x7f" + text} {
-		if _, _, _, err := encoded.OpenUnknown([]byte(data)); err == nil || strings.Contains(err.Error(), "horse") {
+		if _, _, _, err := representation.OpenUnknown([]byte(data)); err == nil || strings.Contains(err.Error(), "horse") {
 			t.Errorf("%q: %v", data, err)
 		}
 	}

@@ -18,7 +18,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/etcd3"
 
-	"github.com/stratakube/strata/kube/internal/encoded"
+	"github.com/stratakube/strata/kube/internal/representation"
 )
 
 // itemTargets are the tested targets: whole objects, or their metadata.
@@ -129,13 +129,13 @@ func FuzzItems(f *testing.F) {
 		}
 		// For all input, splicing terminates, does not modify the prefix of its destination, and is deterministic.
 		before := []byte("before")
-		spliced, ok := encoded.SpliceItem(before, stored, rev)
-		again, okAgain := encoded.SpliceItem(slices.Clone(before), stored, rev)
+		spliced, ok := representation.SpliceItem(before, stored, rev)
+		again, okAgain := representation.SpliceItem(slices.Clone(before), stored, rev)
 		if ok != okAgain || !bytes.Equal(spliced, again) || !bytes.HasPrefix(spliced, before) || !ok && len(spliced) != len(before) {
 			t.Fatalf("spliced %v %q, then %v %q", ok, spliced, okAgain, again)
 		}
-		if ok && encoded.ItemLen(spliced[len(before):]) != len(spliced)-len(before) {
-			t.Fatalf("an item of %d bytes reports %d", len(spliced)-len(before), encoded.ItemLen(spliced[len(before):]))
+		if ok && representation.ItemLen(spliced[len(before):]) != len(spliced)-len(before) {
+			t.Fatalf("an item of %d bytes reports %d", len(spliced)-len(before), representation.ItemLen(spliced[len(before):]))
 		}
 		if w.decode(stored, rev) == nil {
 			return
@@ -168,7 +168,7 @@ func FuzzItems(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if spliced, ok := encoded.SpliceItem(nil, stored, rev); !ok || !bytes.Equal(spliced, item) {
+		if spliced, ok := representation.SpliceItem(nil, stored, rev); !ok || !bytes.Equal(spliced, item) {
 			t.Fatalf("spliced %v %q, encoded %q", ok, spliced, item)
 		}
 		enc, err = w.resource.encodings.get(w.resource, format{media: mediaProtobuf, noManagedFields: true})
@@ -178,7 +178,7 @@ func FuzzItems(f *testing.F) {
 		if item, err = enc.appendItem(nil, w.decode(stored, rev)); err != nil {
 			t.Fatal(err)
 		}
-		if spliced, ok := encoded.WithoutManagedFields(encoded.SpliceItem)(nil, stored, rev); !ok || !bytes.Equal(spliced, item) {
+		if spliced, ok := representation.WithoutManagedFields(representation.SpliceItem)(nil, stored, rev); !ok || !bytes.Equal(spliced, item) {
 			t.Fatalf("spliced without managed fields %v %q, encoded %q", ok, spliced, item)
 		}
 	})
@@ -198,9 +198,9 @@ func (w *fuzzedItems) compareCut(form format, want, stored []byte, rev int64) er
 	if err != nil {
 		return err
 	}
-	cutter := encoded.CutJSONItem
+	cutter := representation.CutJSONItem
 	if form.media == mediaProtobuf {
-		cutter = encoded.CutProtobufItem
+		cutter = representation.CutProtobufItem
 	}
 	if cut, ok := cutter([]byte("before"), whole); ok && string(cut) != "before"+string(want) || !ok && bytes.Contains(whole, []byte(`"managedFields":[{`)) {
 		return fmt.Errorf("cut %v %q\nfrom %q,\nwant %q", ok, cut, whole, want)

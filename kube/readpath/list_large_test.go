@@ -14,7 +14,7 @@ import (
 
 	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
 
-	"github.com/stratakube/strata/internal/testrace"
+	"github.com/stratakube/strata/internal/test/testrace"
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 

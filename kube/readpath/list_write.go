@@ -9,9 +9,9 @@ import (
 
 	"golang.org/x/sync/semaphore"
 
-	"github.com/stratakube/strata/kube/internal/encoded"
-	"github.com/stratakube/strata/kube/internal/guard"
+	"github.com/stratakube/strata/kube/internal/flight"
 	"github.com/stratakube/strata/kube/internal/gzipjoin"
+	"github.com/stratakube/strata/kube/internal/representation"
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/mirror"
 )
@@ -65,7 +65,7 @@ type itemWriter struct {
 	last      string // the key of the last item, if its trailing bytes are omitted
 	trailing  int
 	once      bool // encodings are not cached: the items are read from etcd
-	spans     encoded.Spans
+	spans     representation.Spans
 	buf       []byte // for single items
 }
 
@@ -145,8 +145,8 @@ func (w *itemWriter) runs(all iter.Seq[mirror.Run]) {
 			}
 			produce := func() {
 				p := chunk{run: run, bytes: bytes}
-				p.err = guard.RecoverPanic(func() error {
-					p = w.ready(run, spansPool.Get().(*encoded.Spans))
+				p.err = flight.RecoverPanic(func() error {
+					p = w.ready(run, spansPool.Get().(*representation.Spans))
 					p.bytes = bytes
 					return p.err
 				})
@@ -188,7 +188,7 @@ func (w *itemWriter) each(all iter.Seq[mirror.Run]) {
 var (
 	// readying bounds the number of leaves that are prepared concurrently, over all requests.
 	readying  = make(chan struct{}, 2*goruntime.GOMAXPROCS(0))
-	spansPool = sync.Pool{New: func() any { return new(encoded.Spans) }}
+	spansPool = sync.Pool{New: func() any { return new(representation.Spans) }}
 )
 
 // chunk is a run prepared for the body: compressed, as spans of items, or, if it is too large to be
@@ -197,8 +197,8 @@ type chunk struct {
 	run      mirror.Run
 	large    bool
 	deflated gzipjoin.Segment
-	spans    *encoded.Spans // nil if compressed or large
-	bytes    int64          // share of readyBytes that it occupies
+	spans    *representation.Spans // nil if compressed or large
+	bytes    int64                 // share of readyBytes that it occupies
 	err      error
 }
 
@@ -243,7 +243,7 @@ func (w *itemWriter) compresses(run mirror.Run) bool {
 }
 
 // ready prepares a run for writing, in spans if it is not compressed. It may be called concurrently.
-func (w *itemWriter) ready(run mirror.Run, spans *encoded.Spans) chunk {
+func (w *itemWriter) ready(run mirror.Run, spans *representation.Spans) chunk {
 	p := chunk{run: run}
 	ctx, rep := w.read.req.Context(), w.read.enc.rep
 	if w.compresses(run) {

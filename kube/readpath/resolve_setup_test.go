@@ -27,7 +27,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 
-	"github.com/stratakube/strata/kube/internal/testetcd"
+	"github.com/stratakube/strata/internal/test/testetcd"
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 

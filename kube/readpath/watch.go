@@ -24,7 +24,7 @@ import (
 	"k8s.io/component-base/tracing"
 	"k8s.io/klog/v2"
 
-	"github.com/stratakube/strata/kube/internal/encoded"
+	"github.com/stratakube/strata/kube/internal/representation"
 	"github.com/stratakube/strata/kube/internal/slowclient"
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/mirror"
@@ -135,10 +135,10 @@ type watchServer struct {
 	slow     atomic.Bool     // the client does not read its initial events
 	shutdown <-chan struct{} // nil if shutdown is not signaled
 	out      watchWriter
-	spans    encoded.Spans
-	buf      []byte           // for single items
-	runs     []mirror.Run     // runs of a batch that are sent as frames
-	frames   []encoded.Frames // frames of runs
+	spans    representation.Spans
+	buf      []byte                  // for single items
+	runs     []mirror.Run            // runs of a batch that are sent as frames
+	frames   []representation.Frames // frames of runs
 
 	// Spans until the initial events are sent; nil for watches without them.
 	initial *tracing.Span
@@ -274,7 +274,7 @@ func (s *watchServer) leaf(run mirror.Run, n int) (done bool, err error) {
 	case s.out.Protobuf():
 		for _, span := range s.spans.All {
 			for len(span) > 0 {
-				end := encoded.ItemLen(span)
+				end := representation.ItemLen(span)
 				if err := s.out.item(watch.Added, span[:end]); err != nil {
 					return false, err
 				}
@@ -309,7 +309,7 @@ func (s *watchServer) Listed() { s.out.unpace() }
 type watchEvent struct {
 	t     watch.EventType
 	item  []byte
-	frame *encoded.Frame // set instead of item if the watch is compressed
+	frame *representation.Frame // set instead of item if the watch is compressed
 }
 
 // Event implements kubestorage.Sink.

@@ -22,8 +22,8 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/component-base/metrics/testutil"
 
-	"github.com/stratakube/strata/kube/internal/encoded"
 	"github.com/stratakube/strata/kube/internal/gzipjoin"
+	"github.com/stratakube/strata/kube/internal/representation"
 )
 
 const watchListQuery = "sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan"
@@ -244,9 +244,9 @@ func TestCompressedWatch_Idle_HoldsNoBuffer(t *testing.T) {
 		case 0:
 			err = w.item(watch.Added, item)
 		case 1:
-			err = w.event(watchEvent{t: watch.Added, frame: &encoded.Frame{Segment: gzipjoin.Compress(nil, framed), Size: n}})
+			err = w.event(watchEvent{t: watch.Added, frame: &representation.Frame{Segment: gzipjoin.Compress(nil, framed), Size: n}})
 		default:
-			err = w.frames(encoded.Frames{Segment: gzipjoin.Compress(nil, framed, framed), Sizes: []uint32{uint32(n), uint32(n)}})
+			err = w.frames(representation.Frames{Segment: gzipjoin.Compress(nil, framed, framed), Sizes: []uint32{uint32(n), uint32(n)}})
 			want.Write(framed)
 		}
 		if want.Write(framed); err != nil {

@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/component-base/metrics"
 
-	"github.com/stratakube/strata/kube/internal/encoded"
 	"github.com/stratakube/strata/kube/internal/gzipjoin"
+	"github.com/stratakube/strata/kube/internal/representation"
 	"github.com/stratakube/strata/kube/internal/slowclient"
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/mirror/driver"
@@ -35,7 +35,7 @@ var smallBuffers = sync.Pool{New: func() any {
 //
 // A compressed body has one gzip member per flush; the buffers of a member are released at its end.
 type watchWriter struct {
-	encoded.FrameEncoder
+	representation.FrameEncoder
 	w       http.ResponseWriter
 	flusher http.Flusher
 	buf     *[]byte // of smallBuffers or writeBuffers; nil if no bytes are buffered
@@ -115,7 +115,7 @@ func (w *watchWriter) event(e watchEvent) error {
 }
 
 // frames adds compressed frames.
-func (w *watchWriter) frames(f encoded.Frames) error {
+func (w *watchWriter) frames(f representation.Frames) error {
 	if err := w.run(f.Segment); err != nil {
 		return err
 	}

@@ -20,7 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/client-go/kubernetes/scheme"
 
-	"github.com/stratakube/strata/kube/internal/encoded"
+	"github.com/stratakube/strata/kube/internal/representation"
 	"github.com/stratakube/strata/kube/transcode"
 )
 
@@ -183,8 +183,8 @@ func FuzzTranscoder_Bytes(f *testing.F) {
 			return
 		}
 		again := encodedAgain(t, data, gvk)
-		raw, _, _, err := encoded.OpenUnknown(data)
-		want, _, _, errAgain := encoded.OpenUnknown(again)
+		raw, _, _, err := representation.OpenUnknown(data)
+		want, _, _, errAgain := representation.OpenUnknown(again)
 		if err != nil || errAgain != nil || string(raw) != string(want) {
 			t.Errorf("canonical\n%q, want\n%q", data, again)
 		}

@@ -1,4 +1,4 @@
-// Module kine pins the kine that tests put behind an API server (server/test/answers/kine). It is in no workspace and
+// Module kine pins the kine that tests put behind an API server (test/e2e/api/kine). It is in no workspace and
 // is imported by nobody, so that kine's dependencies stay out of the modules that users import.
 module github.com/stratakube/strata/tools/kine
 

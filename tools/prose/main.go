@@ -1,9 +1,11 @@
 // Command prose counts indefinite pronouns in the comments and documents of a repository. A package or document with more of them
 // than the limit is listed, and the command then exits with 1: such words usually stand for a noun that a reader has to guess.
+// It also counts the sentences of pages (docs and the top of the repository) that have more than 30 words, and fails for a page in which
+// they are more than 8 % of all (sentences.go).
 //
 // Counted are the words of indefinite, in comments and in messages of Go files (string literals of several words; a package's tests are
 // counted apart from it) and in Markdown outside of code blocks, code spans and quotations. Packages and documents of few words are
-// counted together. Usage: prose [-limit N] [directory].
+// counted together. Usage: prose [-limit N] [-long PAGE] [directory].
 package main
 
 import (
@@ -44,13 +46,18 @@ func (c count) perThousand() float64 { return 1000 * float64(c.hits) / float64(c
 
 func main() {
 	limit := flag.Float64("limit", 3, "indefinite pronouns per 1,000 words that a package or document may have")
+	list := flag.String("long", "", "list the sentences of this page that have more than 30 words, and check nothing")
 	flag.Parse()
-	counts, err := countAll(cmp.Or(flag.Arg(0), "."))
+	counts, pages, err := countAll(cmp.Or(flag.Arg(0), "."))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "prose:", err)
 		os.Exit(2)
 	}
-	if report(counts, *limit) > 0 {
+	if *list != "" {
+		listLong(os.Stdout, pages[*list])
+		return
+	}
+	if report(counts, *limit)+reportLong(measureAll(pages), pending) > 0 {
 		os.Exit(1)
 	}
 }
@@ -80,15 +87,15 @@ func report(counts map[string]count, limit float64) (above int) {
 	return len(names)
 }
 
-// countAll counts the files that git tracks or would add, by package and document.
-func countAll(dir string) (map[string]count, error) {
+// countAll counts the files that git tracks or would add, by package and document, and returns the text of the pages among them.
+func countAll(dir string) (counts map[string]count, pages map[string]string, err error) {
 	list := exec.Command("git", "ls-files", "-co", "--exclude-standard", "*.go", "*.md")
 	list.Dir = dir
 	out, err := list.Output()
 	if err != nil {
-		return nil, fmt.Errorf("list files: %w", err)
+		return nil, nil, fmt.Errorf("list files: %w", err)
 	}
-	counts := map[string]count{}
+	counts, pages = map[string]count{}, map[string]string{}
 	for file := range strings.Lines(string(out)) {
 		file = strings.TrimSpace(file)
 		if strings.Contains(file, "testdata/") || strings.HasPrefix(file, "tools/prose/") { // which has the words themselves
@@ -99,18 +106,21 @@ func countAll(dir string) (map[string]count, error) {
 			continue
 		}
 		if err != nil {
-			return nil, err
+			return nil, nil, err
+		}
+		if isPage(file) {
+			pages[file] = string(src)
 		}
 		name, text, err := prose(file, src)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		c := counts[name]
 		c.hits += len(indefinite.FindAllString(text, -1))
 		c.words += len(word.FindAllString(text, -1))
 		counts[name] = c
 	}
-	return counts, nil
+	return counts, pages, nil
 }
 
 // prose returns the text of a file without code, and the name that it is counted under.

@@ -7,7 +7,7 @@
 // tests. bin/test.json has all output, as `go test -json` prints it. The run passes only if
 //
 //   - every package passed, and no invocation of go test failed in another way;
-//   - or each failure is of a test that .ci/flaky.txt lists, and the test then passed by itself.
+//   - or each failure is of a test that hack/flaky.txt lists, and the test then passed by itself.
 //
 // A listed test runs again once. It does not if its package had a data race or failed outside of its
 // tests (TestMain, exit status, panic, time limit, build), or if the test printed a random seed: the
@@ -67,7 +67,7 @@ type runner struct {
 // run runs the tests that the words select. An error means that the run did not pass.
 func (r *runner) run(ctx context.Context, words []string) error {
 	began := time.Now()
-	listed, err := readFlaky(filepath.Join(r.root, ".ci", "flaky.txt"))
+	listed, err := readFlaky(filepath.Join(r.root, "hack", "flaky.txt"))
 	if err != nil {
 		return err
 	}

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// module is a Go module of the repository, or a part of the workspace that runs with its flags.
+// module is a Go module of the repository, or a part of one that runs with the flags of another.
 type module struct {
 	name string
 	dir  string // from the top
@@ -20,22 +20,26 @@ type module struct {
 	longest []string
 }
 
-// modules are in the order in which their tests run.
+// modules are in the order in which their tests run. Tests of the engine on an etcd have the race
+// detector, as those of kube. Tests of the server, and those that start it, share an invocation.
 var modules = []module{
 	{name: "engine", dir: ".", from: ".", longest: []string{"./mirror"}},
-	{name: "kube", dir: "kube", from: "kube", longest: []string{"./kubestorage", "./enginetest", "./readpath"}},
-	{name: "server", dir: "server", from: "server", longest: []string{
-		"./test/answers/readpath", "./test/answers/samebytes", "./test/answers/clients", "./test/answers/tables",
-		"./test/resumption/dropin", "./internal/apiserver", "./test/faults/feed", "./test/replica",
-		"./test/answers/readclients", "./test/faults/chaos", "./test/resumption/restart", "./test/answers/history"}},
-	{name: "bench", dir: "server/bench", from: "server", longest: []string{"./bench"}},
+	{name: "kube", dir: "kube", from: "kube", longest: []string{"./kubestorage", "./readpath"}},
+	{name: "test", dir: "test/engine", from: "kube", longest: []string{"../test/engine"}},
+	{name: "test", dir: "test/e2e", from: "test", longest: []string{
+		"./e2e/api/readpath", "./e2e/api/samebytes", "./e2e/api/clients", "./e2e/api/tables",
+		"./e2e/resumption/dropin", "./e2e/faults/feed", "./e2e/replica", "./e2e/api/readclients",
+		"./e2e/faults/chaos", "./e2e/resumption/restart", "./e2e/api/history"}},
+	{name: "test", dir: "test/bench", from: "test", longest: []string{"./bench"}},
+	{name: "test", dir: "test/harness", from: "test"},
+	{name: "test", dir: "test/operator", from: "test"},
+	{name: "server", dir: "server", from: "test", longest: []string{"../server/internal/apiserver"}},
 	{name: "stratatest", dir: "stratatest", from: "stratatest"},
-	{name: "stratatest", dir: "stratatest/example", from: "stratatest"},
 	{name: "tools", dir: "tools", from: "tools"},
 }
 
 // withoutRace are the tests that run a second time without the race detector, by the directory of
-// their package: they skip themselves under it, or explore few states (internal/testrace).
+// their package: they skip themselves under it, or explore few states (internal/test/testrace).
 var withoutRace = []struct{ dir, tests string }{
 	{"mirror", "TestOrderings_|TestHistory_MemoryPerRevision_|TestWindow_MaxBytes_IncludesVersions|TestWindow_CachedVersions_"},
 	{"kube/kubestorage", "TestSuitesOfThisMinor|TestSelectors_AnyRevisionLimitAndToken_"},
@@ -61,20 +65,20 @@ var (
 	pinned  = []string{"GOWORK=off", "GOFLAGS=-mod=readonly"}
 )
 
-const clients = "server/test/answers/clients"
+const clients = "test/e2e/api/clients"
 
 // A test of a missing program fails, or skips itself with the reason: a failed build is a warning,
 // except that of the command.
 var programs = []program{
-	{"test/strata", ".", "./server/cmd/strata", nil, []string{"server", "stratatest"}},
-	{"test/etcd", "kube", "./internal/testetcd/etcd", nil, []string{"kube/kubestorage", "kube/enginetest", "kube/readpath", "kube/examples/apiserver"}},
-	{"test/kubectl-strata", "server", "./cmd/kubectl-strata", nil, []string{"server/test/answers/history"}},
-	{"test/kubectl-strata-release", "server", "./cmd/kubectl-strata", release, []string{"server/test/answers/history"}},
-	{"test/release", "tools", "./release", alone, []string{"server/test/answers/history"}},
-	{"test/kine", "tools/kine", "github.com/k3s-io/kine", alone, []string{"server/test/answers/contract", "server/test/answers/kine"}},
-	{"stock/etcd-3.5", "tools/stock/etcd-3.5", "go.etcd.io/etcd/server/v3", alone, []string{"server/test/answers/contract"}},
-	{"stock/etcd-3.6", "tools/stock/etcd-3.6", "go.etcd.io/etcd/server/v3", alone, []string{"server/test/answers/contract", "server/test/resumption/skew"}},
-	{"stock/etcd-3.7", "server", "go.etcd.io/etcd/server/v3", alone, []string{"server/test/resumption/skew"}},
+	{"test/strata", ".", "./server/cmd/strata", nil, []string{"server", "test/e2e", "test/bench", "test/operator", "stratatest"}},
+	{"test/etcd", "test", "./etcd", nil, []string{"kube/kubestorage", "test/engine", "kube/readpath", "kube/examples/apiserver"}},
+	{"test/kubectl-strata", "server", "./cmd/kubectl-strata", nil, []string{"test/e2e/api/history"}},
+	{"test/kubectl-strata-release", "server", "./cmd/kubectl-strata", release, []string{"test/e2e/api/history"}},
+	{"test/release", "tools", "./release", alone, []string{"test/e2e/api/history"}},
+	{"test/kine", "tools/kine", "github.com/k3s-io/kine", alone, []string{"test/e2e/api/contract", "test/e2e/api/kine"}},
+	{"stock/etcd-3.5", "tools/stock/etcd-3.5", "go.etcd.io/etcd/server/v3", alone, []string{"test/e2e/api/contract"}},
+	{"stock/etcd-3.6", "tools/stock/etcd-3.6", "go.etcd.io/etcd/server/v3", alone, []string{"test/e2e/api/contract", "test/e2e/resumption/skew"}},
+	{"stock/etcd-3.7", "server", "go.etcd.io/etcd/server/v3", alone, []string{"test/e2e/resumption/skew"}},
 	{"", clients + "/testdata/projects", "github.com/cert-manager/cert-manager", pinned, []string{clients}},
 	{"", clients + "/testdata/projects", "sigs.k8s.io/gateway-api", pinned, []string{clients}},
 }
@@ -119,59 +123,58 @@ func (r *runner) plan(words []string) (stages [][]invocation, err error) {
 		}
 		inv.covers = append(inv.covers, p)
 	}
-	whole := func(m module) {
-		for _, first := range m.longest {
-			if _, err := os.Stat(filepath.Join(r.root, m.from, first)); err == nil {
-				add(m, first, pattern{m.dir, true})
-			}
-		}
-		add(m, relative(m.dir, m.from)+"/...", pattern{m.dir, true})
-	}
+	var whole []module // after the packages that start first
 	for _, word := range words {
-		if !strings.ContainsAny(word, "./") {
-			if !slices.ContainsFunc(modules, func(m module) bool { return m.name == word }) {
-				return nil, fmt.Errorf("no module %q; a package is ./path, several are ./path/...", word)
-			}
+		p, named := pattern{dir: filepath.ToSlash(filepath.Clean(word))}, len(whole)
+		switch {
+		case !strings.ContainsAny(word, "./"):
 			for _, m := range modules {
 				if m.name == word {
-					whole(m)
+					whole = append(whole, m)
 				}
 			}
+			if named == len(whole) {
+				return nil, fmt.Errorf("no module %q; a package is ./path, several are ./path/...", word)
+			}
 			continue
-		}
-		p := pattern{dir: filepath.ToSlash(filepath.Clean(word))}
-		if filepath.Base(word) == "..." {
+		case filepath.Base(word) == "...":
 			p = pattern{filepath.ToSlash(filepath.Dir(filepath.Clean(word))), true}
+			for _, m := range modules {
+				if _, err := os.Stat(filepath.Join(r.root, m.dir)); err == nil && below(m.dir, p.dir) {
+					whole = append(whole, m)
+				}
+			}
 		}
 		owner, err := r.owner(p.dir)
-		if err != nil {
-			return nil, err
-		}
 		switch {
-		case p.recursive && p.dir == owner.dir:
-			whole(owner)
+		case err != nil && named == len(whole):
+			return nil, err
+		case err != nil || p.recursive && p.dir == owner.dir: // whole modules
 		case p.recursive:
 			add(owner, relative(p.dir, owner.from)+"/...", p)
 		default:
 			add(owner, relative(p.dir, owner.from), p)
 		}
-		for _, m := range modules {
-			if p.recursive && m.dir != owner.dir && below(m.dir, p.dir) {
-				if _, err := os.Stat(filepath.Join(r.root, m.dir, "go.mod")); err == nil {
-					whole(m)
-				}
+	}
+	for _, m := range whole {
+		for _, first := range m.longest {
+			if _, err := os.Stat(filepath.Join(r.root, m.from, first)); err == nil {
+				add(m, first, pattern{m.dir, true})
 			}
 		}
+	}
+	for _, m := range whole {
+		add(m, relative(m.dir, m.from)+"/...", pattern{m.dir, true})
 	}
 	if len(byDir) == 0 {
 		return nil, fmt.Errorf("no packages; the arguments name modules or packages")
 	}
-	for _, from := range []string{".", "kube", "server", "stratatest", "tools"} {
+	for _, from := range []string{".", "kube", "test", "stratatest", "tools"} {
 		inv := byDir[from]
 		if inv == nil {
 			continue
 		}
-		if from == "stratatest" && byDir["server"] != nil {
+		if from == "stratatest" && byDir["test"] != nil {
 			stages[len(stages)-1] = append(stages[len(stages)-1], *inv) // both wait for servers most of the time
 			continue
 		}
@@ -187,19 +190,23 @@ func (r *runner) plan(words []string) (stages [][]invocation, err error) {
 	return stages, nil
 }
 
-// owner returns the module of a directory.
+// owner returns the module of a directory: of the modules of the nearest go.mod, the innermost.
 func (r *runner) owner(dir string) (module, error) {
 	if info, err := os.Stat(filepath.Join(r.root, dir)); err != nil || !info.IsDir() {
 		return module{}, fmt.Errorf("no directory %s", dir)
 	}
 	for at := dir; ; at = filepath.ToSlash(filepath.Dir(at)) {
 		if _, err := os.Stat(filepath.Join(r.root, at, "go.mod")); err == nil {
+			var owner module
 			for _, m := range modules {
-				if m.dir == at {
-					return m, nil
+				if below(dir, m.dir) && below(m.dir, at) && len(m.dir) > len(owner.dir) {
+					owner = m
 				}
 			}
-			return module{}, fmt.Errorf("module %s has other tests than make test runs (see make help)", at)
+			if owner.dir == "" {
+				return module{}, fmt.Errorf("%s has other tests than make test runs (see make help)", dir)
+			}
+			return owner, nil
 		}
 		if at == "." || at == "/" {
 			return module{}, fmt.Errorf("%s is in no module", dir)
@@ -207,14 +214,14 @@ func (r *runner) owner(dir string) (module, error) {
 	}
 }
 
-// relative returns dir, from the top, as an argument of the go command in another directory above it.
+// relative returns dir, from the top, as an argument of the go command in another directory.
 func relative(dir, from string) string {
 	rel, err := filepath.Rel(from, dir)
 	if err != nil {
 		panic(err) // both are relative to the top
 	}
-	if rel == "." {
-		return "."
+	if rel == "." || strings.HasPrefix(rel, "..") {
+		return filepath.ToSlash(rel)
 	}
 	return "./" + filepath.ToSlash(rel)
 }
@@ -233,7 +240,7 @@ func (r *runner) invocation(m module) *invocation {
 		// The tag selects the suites of the minor version of k8s.io/apiserver in the workspace.
 		inv.args = []string{fmt.Sprintf("-p=%d", runtime.NumCPU()+1), waiting, "-tags=apiserver_v0_37"}
 		race = r.race
-	case "server":
+	case "test":
 		// The server's test programs link all of Kubernetes: without symbols for a debugger, that takes
 		// half the time. Go's cache of results does not know the processes that tests start.
 		inv.args = []string{waiting, "-ldflags=-s", "-count=1"}
@@ -280,7 +287,7 @@ func (inv invocation) covered(dir string) bool {
 
 // uses reports whether the invocation runs tests of packages in or below dir.
 func (inv invocation) uses(dir string) bool {
-	return inv.dir != "." && below(dir, inv.dir) && slices.ContainsFunc(inv.covers, func(p pattern) bool { return p.matches(dir) || below(p.dir, dir) })
+	return inv.dir != "." && slices.ContainsFunc(inv.covers, func(p pattern) bool { return p.matches(dir) || below(p.dir, dir) })
 }
 
 // needed reports whether tests of the invocations run the program.

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// maxFlaky is the number of tests that .ci/flaky.txt may list: with more, the tests decide nothing.
+// maxFlaky is the number of tests that hack/flaky.txt may list: with more, the tests decide nothing.
 const maxFlaky = 3
 
 // readFlaky returns the reasons of the listed tests, by failure.id. Each line has the package, the
@@ -65,7 +65,7 @@ func report(out io.Writer, rs *results, failures []failure, other []string, list
 	}
 	for _, f := range failures {
 		if f.passedAgain {
-			fmt.Fprintf(out, "\n=== FLAKY: %s passed by itself; .ci/flaky.txt: %s\n", f.title(), listed[f.id()])
+			fmt.Fprintf(out, "\n=== FLAKY: %s passed by itself; hack/flaky.txt: %s\n", f.title(), listed[f.id()])
 		}
 	}
 	for _, text := range other {

@@ -47,7 +47,7 @@ type test struct {
 }
 
 var (
-	// seed matches each form in which tests print a seed: internal/testseed, rapid and flags.
+	// seed matches each form in which tests print a seed: internal/test/testseed, rapid and flags.
 	seed = regexp.MustCompile(`(?i)seed[ =:]+\d`)
 	race = regexp.MustCompile(`WARNING: DATA RACE|race detected during execution of test`)
 	// exit matches how a test program ends other than by failed tests. The server's harness prints the
@@ -219,7 +219,7 @@ func (rs *results) failures() (all []failure) {
 	return all
 }
 
-// id names the test in .ci/flaky.txt.
+// id names the test in hack/flaky.txt.
 func (f failure) id() string {
 	if f.test == nil {
 		return f.pkg.path

@@ -77,14 +77,14 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// list lists tests in .ci/flaky.txt.
+// list lists tests in hack/flaky.txt.
 func list(t *testing.T, r *runner, tests ...string) {
 	t.Helper()
 	text := "# package, test, date, reason\n"
 	for _, test := range tests {
 		text += modulePath + "/" + test + " 2026-01-02 it is planted\n"
 	}
-	write(t, filepath.Join(r.root, ".ci", "flaky.txt"), text)
+	write(t, filepath.Join(r.root, "hack", "flaky.txt"), text)
 }
 
 // requireRun runs the tests and checks the verdict, and that the report has each text.
@@ -159,7 +159,7 @@ func TestRun_ListedTestThatPassesByItself_PassesTheRun(t *testing.T) {
 	t.Parallel()
 	r, out := plant(t, "once", "passing")
 	list(t, r, "once TestOnce")
-	requireRun(t, r, out, true, "=== FLAKY: once TestOnce passed by itself; .ci/flaky.txt: 2026-01-02 it is planted", "0 failures")
+	requireRun(t, r, out, true, "=== FLAKY: once TestOnce passed by itself; hack/flaky.txt: 2026-01-02 it is planted", "0 failures")
 }
 
 func TestRun_ListedTestThatFailsTwice_FailsTheRun(t *testing.T) {
@@ -202,7 +202,7 @@ func TestFlakyFile_Misuse_IsRefused(t *testing.T) {
 
 // TestFlakyFile_OfThisRepository_IsAccepted also requires that the listed tests exist.
 func TestFlakyFile_OfThisRepository_IsAccepted(t *testing.T) {
-	listed, err := readFlaky("../../.ci/flaky.txt")
+	listed, err := readFlaky("../../hack/flaky.txt")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -230,11 +230,13 @@ func TestPlan_Patterns_AreOfTheirModules(t *testing.T) {
 		"./kube/readpath ./kube/kubestorage": "kube[./readpath ./kubestorage]+kube, without the race detector[./kubestorage ./readpath]",
 		"./kube/loadshed ./kube/kubestorage": "kube[./loadshed ./kubestorage]+kube, without the race detector[./kubestorage ./loadshed]",
 		"engine":                             "engine[./mirror ./...]+engine, without the race detector[./mirror]",
-		"kube":                               "kube[./kubestorage ./enginetest ./readpath ./...]+kube, without the race detector[./kubestorage ./loadshed ./readpath ./internal/gzipjoin]",
-		"./server/test/replica":              "server[./test/replica]",
-		"./server/bench/...":                 "server[./bench ./bench/...]",
-		"./server/test/... ./stratatest":     "server[./test/...]+stratatest[.]",
-		"./stratatest/...":                   "stratatest[./... ./example/...]",
+		"kube":                               "kube[./kubestorage ./readpath ./...]+kube, without the race detector[./kubestorage ./loadshed ./readpath ./internal/gzipjoin]",
+		"./test/engine":                      "kube[../test/engine]",
+		"./test/e2e/replica":                 "test[./e2e/replica]",
+		"./test/bench/...":                   "test[./bench ./bench/...]",
+		"./server/internal/up":               "test[../server/internal/up]",
+		"./server/... ./stratatest":          "test[../server/internal/apiserver ../server/...]+stratatest[.]",
+		"./stratatest/...":                   "stratatest[./...]",
 		"./btree ./tools/prose":              "engine[./btree] tools[./prose]",
 	} {
 		stages, err := r.plan(strings.Fields(words))
@@ -254,7 +256,7 @@ func TestPlan_Patterns_AreOfTheirModules(t *testing.T) {
 			t.Errorf("%s: %q, want %q", words, got, want)
 		}
 	}
-	for _, words := range []string{"", "nothing", "./nothing", "./suites", "../other"} {
+	for _, words := range []string{"", "nothing", "./nothing", "./test/upstream/suites", "../other"} {
 		if stages, err := r.plan(strings.Fields(words)); err == nil {
 			t.Errorf("%q: %v, want an error", words, stages)
 		}
@@ -281,7 +283,7 @@ func TestPlan_LongestPackages_Exist(t *testing.T) {
 
 func TestPrograms_AreNeededByTheirUsersOnly(t *testing.T) {
 	for dir, want := range map[string]int{"./btree": 0, "./kube/...": 1, "./...": len(programs), "./server/internal/up": 1,
-		"./server/test/answers/kine": 2, "./server/test/answers/clients": 3, "./server/test/...": len(programs) - 1, "./stratatest": 1} {
+		"./test/e2e/api/kine": 2, "./test/e2e/api/clients": 3, "./test/e2e/...": len(programs) - 1, "./stratatest": 1} {
 		r := &runner{root: "../..", out: io.Discard}
 		stages, err := r.plan([]string{dir})
 		if err != nil {

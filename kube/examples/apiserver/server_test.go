@@ -18,7 +18,7 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
 
-	"github.com/stratakube/strata/kube/internal/testetcd"
+	"github.com/stratakube/strata/internal/test/testetcd"
 )
 
 // patience bounds every wait.

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/storage"
 
-	"github.com/stratakube/strata/kube/internal/guard"
+	"github.com/stratakube/strata/kube/internal/flight"
 )
 
 const (
@@ -60,7 +60,7 @@ func getWithin(ctx context.Context, etcd storage.Interface, patience time.Durati
 	for range requests {
 		obj := out.DeepCopyObject()
 		go func() {
-			answers <- answer{obj, guard.RecoverPanic(func() error { return etcd.Get(ctx, key, opts, obj) })}
+			answers <- answer{obj, flight.RecoverPanic(func() error { return etcd.Get(ctx, key, opts, obj) })}
 		}()
 	}
 	for range requests {

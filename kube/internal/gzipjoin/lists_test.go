@@ -22,7 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
-	"github.com/stratakube/strata/internal/testrace"
+	"github.com/stratakube/strata/internal/test/testrace"
 )
 
 // lists are the kinds of objects that sizes are measured on, each named by its characteristic.

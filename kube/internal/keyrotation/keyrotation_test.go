@@ -12,7 +12,7 @@ import (
 
 	"github.com/stratakube/strata/kube/internal/blockcache"
 	"github.com/stratakube/strata/kube/internal/objects"
-	"github.com/stratakube/strata/kube/internal/podtest"
+	"github.com/stratakube/strata/kube/internal/test/podtest"
 )
 
 var pods = schema.GroupResource{Resource: "pods"}

@@ -20,7 +20,7 @@ import (
 
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/etcdsource/memory"
-	"github.com/stratakube/strata/kube/internal/podtest"
+	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )

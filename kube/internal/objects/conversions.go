@@ -16,7 +16,6 @@ import (
 	etcdmetrics "k8s.io/apiserver/pkg/storage/etcd3/metrics"
 
 	"github.com/stratakube/strata/kube/internal/flight"
-	"github.com/stratakube/strata/kube/internal/guard"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -78,7 +77,7 @@ func (c *Conversions) do(ctx context.Context, key any, decode func() (runtime.Ob
 		defer cancel()
 	}
 	obj, err := c.running.Do(ctx, key, func() (obj runtime.Object, err error) {
-		err = guard.RecoverPanic(func() error {
+		err = flight.RecoverPanic(func() error {
 			obj, err = decode()
 			return err
 		})

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/kube/internal/objects"
-	"github.com/stratakube/strata/kube/internal/podtest"
+	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 	"github.com/stratakube/strata/mirror/memo"

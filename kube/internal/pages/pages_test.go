@@ -12,7 +12,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/storage"
 
-	"github.com/stratakube/strata/kube/internal/podtest"
+	"github.com/stratakube/strata/kube/internal/test/podtest"
 )
 
 var podKeys = Keys{PathPrefix: podtest.Prefix, ResourcePrefix: "/pods"}

@@ -18,7 +18,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/stratakube/strata/etcdsource/memory"
-	"github.com/stratakube/strata/kube/internal/podtest"
+	"github.com/stratakube/strata/kube/internal/test/podtest"
 )
 
 var podsGroup = schema.GroupResource{Resource: "pods"}

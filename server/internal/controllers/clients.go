@@ -19,7 +19,7 @@ import (
 	"k8s.io/controller-manager/pkg/clientbuilder"
 	"k8s.io/klog/v2"
 
-	"github.com/stratakube/strata/server/internal/useragent"
+	"github.com/stratakube/strata/server/internal/component"
 )
 
 // program is the name of the program in the user agents of its controllers, and thereby their field manager.
@@ -71,7 +71,7 @@ func (c clients) Config(name string) (config *rest.Config, err error) {
 	if err != nil {
 		return nil, err
 	}
-	config.UserAgent = useragent.As(program, config.UserAgent)
+	config.UserAgent = component.UserAgent(program, config.UserAgent)
 	return config, nil
 }
 

@@ -14,7 +14,7 @@ import (
 	"k8s.io/kubernetes/cmd/kube-controller-manager/app/options"
 	"k8s.io/kubernetes/cmd/kube-controller-manager/names"
 
-	"github.com/stratakube/strata/server/internal/errorlog"
+	"github.com/stratakube/strata/server/internal/component"
 )
 
 const (
@@ -132,7 +132,7 @@ func Enabled(list []string, name string) bool {
 // The API server must be ready. If it runs in this process, it must have been started before: feature gates are shared, and Run
 // does not set them. The controllers log errors only, unless klog's verbosity is 1 or more.
 func Run(ctx context.Context, o Options) error {
-	ctx = klog.NewContext(ctx, errorlog.Logger())
+	ctx = klog.NewContext(ctx, component.ErrorLogger())
 	s, err := options.NewKubeControllerManagerOptions()
 	if err != nil {
 		return err

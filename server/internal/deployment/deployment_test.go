@@ -30,8 +30,8 @@ import (
 	_ "k8s.io/kubernetes/pkg/apis/policy/install"
 	"sigs.k8s.io/yaml"
 
+	"github.com/stratakube/strata/internal/test/testbin"
 	"github.com/stratakube/strata/server/internal/apiserver"
-	"github.com/stratakube/strata/server/internal/testbin"
 	"github.com/stratakube/strata/server/internal/version"
 )
 

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/stratakube/strata/server/internal/testbin"
+	"github.com/stratakube/strata/internal/test/testbin"
 )
 
 func TestKubeconfig_OfUp_HasLowestPrecedence(t *testing.T) {

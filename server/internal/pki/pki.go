@@ -37,7 +37,7 @@ import (
 	"k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/keyutil"
 
-	"github.com/stratakube/strata/server/internal/atomicfile"
+	"github.com/stratakube/strata/server/internal/datadir"
 )
 
 const (
@@ -102,7 +102,7 @@ type Files struct {
 // A file that cannot be read or parsed is an error and is not replaced: a new authority would invalidate existing kubeconfigs,
 // and a new key would invalidate service account tokens. Only one process at a time may call Ensure on a directory.
 func Ensure(dir string, hosts []string, now time.Time) (*Files, error) {
-	return ensureFiles(dir, hosts, ensurer{now: now, write: atomicfile.Write})
+	return ensureFiles(dir, hosts, ensurer{now: now, write: datadir.WriteFile})
 }
 
 // EnsureTemporary is Ensure for files that do not outlive the process: it does not synchronize them to disk.
@@ -139,7 +139,7 @@ func EnsureCluster(dir string, hosts []string, now time.Time) (*ClusterFiles, er
 	if err != nil {
 		return nil, fmt.Errorf("aggregation authority: %w", err)
 	}
-	e := ensurer{now: now, write: atomicfile.Write}
+	e := ensurer{now: now, write: datadir.WriteFile}
 	etcdCA := e.authority(filepath.Join(dir, "etcd-ca.pem"), f.EtcdCA, "strata-etcd-ca", "etcd authority")
 	e.leaf(f.EtcdMember, "etcd certificate", etcdCA, memberTemplate(hosts))
 	e.leaf(f.EtcdClient, "etcd client certificate", etcdCA, clientTemplate("strata-etcd-client"))

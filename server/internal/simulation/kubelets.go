@@ -26,7 +26,7 @@ import (
 	"sigs.k8s.io/kwok/pkg/log"
 	"sigs.k8s.io/yaml"
 
-	"github.com/stratakube/strata/server/internal/useragent"
+	"github.com/stratakube/strata/server/internal/component"
 )
 
 const (
@@ -56,7 +56,7 @@ var keepAddress string
 // runKubelets runs kwok's controller, for all nodes with kwokAnnotation, until ctx is cancelled.
 func runKubelets(ctx context.Context, config *rest.Config) error {
 	config = rest.CopyConfig(config)
-	config.UserAgent = useragent.As("kwok", rest.DefaultKubernetesUserAgent())
+	config.UserAgent = component.UserAgent("kwok", rest.DefaultKubernetesUserAgent())
 	stages, err := parseStages(nodefast.DefaultNodeInit, nodeheartbeat.DefaultNodeHeartbeatWithLease,
 		podfast.DefaultPodReady, podfast.DefaultPodComplete, podfast.DefaultPodDelete, keepAddress)
 	if err != nil {

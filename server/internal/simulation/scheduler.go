@@ -9,20 +9,19 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/pkg/scheduler"
 
-	"github.com/stratakube/strata/server/internal/errorlog"
-	"github.com/stratakube/strata/server/internal/useragent"
+	"github.com/stratakube/strata/server/internal/component"
 )
 
 // runScheduler runs kube-scheduler with its default profile until ctx is cancelled. There is no other scheduler on this data, so it
 // elects no leader.
 func runScheduler(ctx context.Context, config *rest.Config) error {
 	config = rest.AddUserAgent(rest.CopyConfig(config), "scheduler")
-	config.UserAgent = useragent.As("kube-scheduler", config.UserAgent)
+	config.UserAgent = component.UserAgent("kube-scheduler", config.UserAgent)
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(klog.NewContext(ctx, errorlog.Logger()))
+	ctx, cancel := context.WithCancel(klog.NewContext(ctx, component.ErrorLogger()))
 	factory := scheduler.NewInformerFactory(client, 0, nil)
 	defer factory.Shutdown() // waits for the informers
 	defer cancel()

@@ -12,7 +12,6 @@ import (
 	"strings"
 
 	"github.com/stratakube/strata/internal/loopback"
-	"github.com/stratakube/strata/server/internal/atomicfile"
 	"github.com/stratakube/strata/server/internal/datadir"
 )
 
@@ -100,7 +99,7 @@ func (l *haLayout) choose(path string) error {
 	if err != nil {
 		return err
 	}
-	if err := atomicfile.Write(path, append(data, '\n')); err != nil {
+	if err := datadir.WriteFile(path, append(data, '\n')); err != nil {
 		return fmt.Errorf("%w; make the data directory writable, or free space on its file system", err)
 	}
 	return nil

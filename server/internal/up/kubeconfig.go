@@ -8,7 +8,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
-	"github.com/stratakube/strata/server/internal/atomicfile"
+	"github.com/stratakube/strata/server/internal/datadir"
 	"github.com/stratakube/strata/server/internal/pki"
 )
 
@@ -105,7 +105,7 @@ func writeKubeconfig(path string, config *clientcmdapi.Config) error {
 	if err != nil {
 		return fmt.Errorf("kubeconfig %s: %w", path, err)
 	}
-	if err := atomicfile.Write(path, data); err != nil {
+	if err := datadir.WriteFile(path, data); err != nil {
 		return fmt.Errorf("kubeconfig: %w", err)
 	}
 	return nil

@@ -10,8 +10,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/stratakube/strata/internal/test/testbin"
 	"github.com/stratakube/strata/server/internal/cli"
-	"github.com/stratakube/strata/server/internal/testbin"
 )
 
 // requireOneLine fails the test unless a call of strata failed, with one line on standard error that contains want. The exit code is that

@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/stratakube/strata/internal/process"
-	"github.com/stratakube/strata/server/internal/testbin"
+	"github.com/stratakube/strata/internal/test/testbin"
 )
 
 // timeout bounds every wait that has failed. A start takes 3 s and a stop 2 s on two cores.

@@ -1,4 +1,4 @@
-// Module etcd-3.5 pins the oldest supported stock etcd server, on which server/test/answers/contract runs. It is in no workspace and is
+// Module etcd-3.5 pins the oldest supported stock etcd server, on which test/e2e/api/contract runs. It is in no workspace and is
 // imported by nothing.
 module github.com/stratakube/strata/tools/stock/etcd-3.5
 

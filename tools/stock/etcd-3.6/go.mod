@@ -1,4 +1,4 @@
-// Module etcd-3.6 pins the older of the two etcd servers that server/test/resumption/skew runs. It is in no workspace and is imported
+// Module etcd-3.6 pins the older of the two etcd servers that test/e2e/resumption/skew runs. It is in no workspace and is imported
 // by nothing.
 module github.com/stratakube/strata/tools/stock/etcd-3.6
 

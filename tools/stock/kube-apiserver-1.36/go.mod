@@ -1,5 +1,5 @@
 // Module kube-apiserver-1.36 pins the stock kube-apiserver of the older supported minor version, which
-// server/test/resumption/skew runs beside strata apiserver. It is in no workspace and is imported by nothing.
+// test/e2e/resumption/skew runs beside strata apiserver. It is in no workspace and is imported by nothing.
 module github.com/stratakube/strata/tools/stock/kube-apiserver-1.36
 
 go 1.26.0

@@ -1,0 +1,14 @@
+release-ci: ## test the tool, make the files for linux/amd64 in two directories with one build cache, and compare them
+	cd tools && $(ALONE) $(GO) test -vet=off ./release ./launcher
+	for copy in first second; do ($(RELEASE) -version 0.0.0-ci -platforms linux/amd64 -plugin-platforms linux/amd64 -out '$(RELEASE_DIR)/'$$copy) || exit 1; done
+	cd '$(RELEASE_DIR)/first' && sha256sum -c SHA256SUMS && diff -r . ../second
+
+release-check: ## make the files for all platforms twice, each time with an empty build cache, and compare them: half an hour
+	@set -e; version='$(or $(VERSION),0.0.0-check)'; for copy in first second; do \
+		cache=$$(mktemp -d); \
+		(export GOCACHE=$$cache; $(RELEASE) -version "$$version" -platforms '$(PLATFORMS)' -out '$(RELEASE_DIR)/'$$copy) || { rm -rf $$cache; exit 1; }; \
+		rm -rf $$cache; \
+	done; cd '$(RELEASE_DIR)/first' && sha256sum -c SHA256SUMS && diff -r . ../second
+
+newcomer: ## do what a newcomer does in a new clone of the commit, and print a table of times: make newcomer NEWCOMER_CACHE=empty
+	@GO='$(GO)' NEWCOMER_CACHE='$(NEWCOMER_CACHE)' hack/newcomer

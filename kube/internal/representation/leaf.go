@@ -1,0 +1,201 @@
+package representation
+
+import (
+	"sync/atomic"
+
+	"github.com/stratakube/strata/btree"
+	"github.com/stratakube/strata/kube/internal/blockcache"
+	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/memo"
+)
+
+// leafItems is the memo of a leaf: the positions of the items of all its entries.
+type leafItems struct {
+	memoKey *memo.Key
+	bytes   int64 // of all items
+	// parts are the positions of the items; empty if there was no room for all of them.
+	parts []part
+	// deflated is the compressed run, by form, once a reader has requested it.
+	deflated [forms]atomic.Pointer[blockcache.Block]
+}
+
+// part is a span of neighbouring items.
+type part struct {
+	block    *blockcache.Block
+	from, to uint32
+}
+
+// leafMemo are the runs of a leaf in several representations; immutable.
+type leafMemo []*leafItems
+
+func (r leafMemo) find(s *memo.Key) *leafItems {
+	for _, run := range r {
+		if run.memoKey == s {
+			return run
+		}
+	}
+	return nil
+}
+
+// Superseded implements memo.Superseder: the leaf is no longer part of the newest version.
+func (r leafMemo) Superseded() {
+	for _, run := range r {
+		for i := range run.deflated {
+			if k := run.deflated[i].Swap(nil); k != nil {
+				k.Unref()
+			}
+		}
+	}
+}
+
+// leaf is the leaf of a mirror.Run.
+type leaf = btree.Leaf[*mirror.Entry]
+
+func leafMemos(l *leaf) leafMemo {
+	if m := l.Memo.Load(); m != nil {
+		return (*m).(leafMemo)
+	}
+	return nil
+}
+
+// setLeafItems sets r on the leaf in place of an older run of the representation.
+func (p *Representation) setLeafItems(l *leaf, r *leafItems) {
+	for {
+		cur := l.Memo.Load()
+		var old leafMemo
+		if cur != nil {
+			old = (*cur).(leafMemo)
+		}
+		next := make(leafMemo, 0, len(old)+1)
+		var replaced *leafItems
+		for _, o := range old {
+			if o.memoKey == r.memoKey {
+				replaced = o
+			} else if !o.memoKey.Closed() {
+				next = append(next, o)
+			}
+		}
+		var m any = append(next, r)
+		if l.Memo.CompareAndSwap(cur, &m) {
+			if replaced != nil {
+				if replaced.bytes != r.bytes {
+					p.varies.Store(true)
+				}
+				// The leaf has the same entries, so the compressed forms stay valid.
+				for i := range replaced.deflated {
+					if k := replaced.deflated[i].Swap(nil); k != nil && !r.deflated[i].CompareAndSwap(nil, k) {
+						k.Unref()
+					}
+				}
+			}
+			return
+		}
+	}
+}
+
+// load appends the bytes of the run to spans, and reports whether all of them are cached.
+func (r *leafItems) load(spans [][]byte, now uint32) ([][]byte, bool) {
+	if len(r.parts) == 0 {
+		return spans, false // only its size is known
+	}
+	n := len(spans)
+	for i := range r.parts {
+		p := &r.parts[i]
+		k := p.block.Load(now)
+		if k == nil {
+			return spans[:n], false
+		}
+		spans = append(spans, k.Data[p.from:p.to])
+	}
+	return spans, true
+}
+
+const (
+	// blockBytes is the size of a block of items; larger single items have a block each.
+	blockBytes = 64 << 10
+	// partBytes is the minimum average size of a run's parts; below it the leaf is copied into new
+	// blocks.
+	partBytes = 8 << 10
+)
+
+// Size returns the bytes of the items of a run, which are known once the run has been read. Cost is
+// a few loads for a whole leaf.
+func (p *Representation) Size(r mirror.Run) (int64, bool) {
+	if r.Whole() {
+		if kept := leafMemos(r.Leaf).find(p.memoKey); kept != nil {
+			return kept.bytes, true
+		}
+		return 0, false
+	}
+	var n int64
+	for _, e := range r.Items() {
+		it, ok := e.Memo(p.memoKey).(*item)
+		if !ok {
+			return 0, false
+		}
+		n += int64(it.to - it.from)
+	}
+	return n, true
+}
+
+// Measure returns the bytes of the items with start <= key < end, an empty end meaning no upper
+// bound, if all of them have been read before. Cost is O(log n) once it is known.
+func (p *Representation) Measure(entries Measurer, start, end string) (int64, bool) {
+	if p.varies.Load() {
+		return 0, false
+	}
+	return entries.Measure(start, end, p.memoKey, p.Size)
+}
+
+// largeRun is about half of the item bytes that one reader may hold while it waits for a client: a
+// leaf of objects of 1 MB has 64 MB of them.
+const largeRun = 1 << 20
+
+// Large reports whether the items of a run are too many bytes to be held together. They must be
+// made, and written, one by one.
+func (p *Representation) Large(r mirror.Run) bool { return p.estimate(r) > largeRun }
+
+// estimate is Size, or the stored bytes of a run that has not been read.
+func (p *Representation) estimate(r mirror.Run) int64 {
+	n, known := p.Size(r)
+	if !known {
+		n = 0
+		for _, e := range r.Items() {
+			n += e.Size()
+		}
+	}
+	return n
+}
+
+// Measurer are entries in key order with memoized sums, see mirror.Snapshot.Measure.
+type Measurer interface {
+	Measure(start, end string, of any, measure func(mirror.Run) (int64, bool)) (int64, bool)
+}
+
+// DropClosed drops the items of closed representations from a leaf.
+func DropClosed(l *leaf) {
+	for {
+		cur := l.Memo.Load()
+		if cur == nil {
+			return
+		}
+		all := (*cur).(leafMemo)
+		var open leafMemo
+		for _, r := range all {
+			if !r.memoKey.Closed() {
+				open = append(open, r)
+			}
+		}
+		if len(open) == len(all) {
+			return
+		}
+		var next *any
+		if len(open) > 0 {
+			m := any(open)
+			next = &m
+		}
+		if l.Memo.CompareAndSwap(cur, next) {
+			return
+		}
+	}
+}

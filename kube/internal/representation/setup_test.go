@@ -1,0 +1,99 @@
+package representation
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"io"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/stratakube/strata/kube/internal/gzipjoin"
+	"github.com/stratakube/strata/kube/internal/test/podtest"
+	"github.com/stratakube/strata/mirror"
+)
+
+// podItem is an ItemEncoder.
+func podItem(dst []byte, obj runtime.Object) ([]byte, error) {
+	buf := bytes.NewBuffer(dst)
+	err := podtest.Codec().Encode(obj, buf)
+	return buf.Bytes(), err
+}
+
+// newRep returns a representation of the pods that ends with the test.
+func newRep(t testing.TB, c *podtest.Cluster, f Format) *Representation {
+	t.Helper()
+	if f.Encode == nil {
+		f.Encode = podItem
+	}
+	rep := newRepresentation(c.View.CurrentGeneration(), f)
+	t.Cleanup(rep.Close)
+	return rep
+}
+
+// runs returns the leaves of all pods.
+func runs(t testing.TB, c *podtest.Cluster) (all []mirror.Run) {
+	t.Helper()
+	for run := range c.Latest(t).Runs("", "") {
+		all = append(all, run)
+	}
+	return all
+}
+
+// list returns the bytes of all pods, as a list writes them.
+func list(t testing.TB, c *podtest.Cluster, rep *Representation) (all []byte) {
+	t.Helper()
+	var spans Spans
+	for _, run := range runs(t, c) {
+		spans.Reset()
+		if err := rep.AppendRun(podtest.Context(t), &spans, run); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, bytes.Join(spans.All, nil)...)
+	}
+	return all
+}
+
+// encodedOneByOne returns the bytes of all pods, each decoded and encoded for this call.
+func encodedOneByOne(t testing.TB, c *podtest.Cluster) (all []byte) {
+	t.Helper()
+	for e := range c.Latest(t).All("", "") {
+		obj, err := c.View.CurrentGeneration().Decode(context.Background(), e, e.ModRevision())
+		if err == nil {
+			all, err = podItem(all, obj)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return all
+}
+
+// podFrame frames each item as a line that begins with the type.
+func podFrame(dst []byte, t watch.EventType, item []byte) (framed []byte, size int) {
+	n := len(dst)
+	dst = append(append(append(append(dst, t...), ' '), item...), '\n')
+	return dst, len(dst) - n
+}
+
+// inflate returns the uncompressed bytes of a run.
+func inflate(t testing.TB, run gzipjoin.Segment) []byte {
+	t.Helper()
+	var body bytes.Buffer
+	z := gzipjoin.NewWriter(&body)
+	if err := errors.Join(z.WriteRun(run), z.Close()); err != nil {
+		t.Fatal(err)
+	}
+	r, err := gzip.NewReader(&body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	content, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return content
+}

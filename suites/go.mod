@@ -1,9 +1,0 @@
-module github.com/stratakube/strata/suites
-
-go 1.26.0
-
-require github.com/stratakube/strata v0.0.0-00010101000000-000000000000
-
-require golang.org/x/sys v0.49.0 // indirect
-
-replace github.com/stratakube/strata => ../

@@ -1,0 +1,265 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stratakube/strata/internal/test/testbin"
+	"github.com/stratakube/strata/test/bench/internal/dataset"
+	"github.com/stratakube/strata/test/bench/internal/limit"
+)
+
+// TestMain lets the test program be the limit, as the benchmark itself is.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == limit.Command {
+		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+		defer stop()
+		if err := limit.Run(ctx, os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// testSizes are the smallest sizes at which each workload works.
+var testSizes = Sizes{
+	Objects: 200, // as JSON above the threshold of compression
+	Pods:    100, Nodes: 10, Namespaces: 5, OtherPods: 100, LargeObjects: 3, LargeBytes: 100_000,
+	Changed: 5, Page: 30, Crowd: 3, Streams: 2, Quiet: 10, Lists: 3, Pairs: 1, Few: 200,
+	IdleObjects: 20, IdleWatchers: 20, Resumed: 5, History: 500, HistoryBytes: 2_000, Stalled: 4, StalledDear: 2,
+	Fleet: 4, FleetPods: 100, FleetBytes: 2_000, FleetWait: 20 * time.Second, Burst: 500 * time.Millisecond, MixedWrites: 80,
+	Past: 10, Churned: 200, ChurnRate: 1_000,
+	Quieten: 20 * time.Millisecond, Rest: time.Millisecond, Writes: 20, Loop: 200 * time.Millisecond,
+	WatchDuration: 300 * time.Millisecond, NodeDuration: time.Second, LoneRate: 200, LoneStep: 300 * time.Millisecond, LoneMost: 6_000, Watchers: 20, SharedRate: 20,
+	NodeWatchers: 10, NodeRate: 400, LabelWatchers: 2, Events: 500, EventRate: 100, EventTTL: 2 * time.Second, Definitions: 5, IndexCount: time.Millisecond, Idle: 200 * time.Millisecond,
+	Beside: 300 * time.Millisecond, ListInterval: 50 * time.Millisecond,
+	Churn: time.Second, PastInterval: 50 * time.Millisecond,
+}
+
+// TestSizes_OfTests_HaveNoZero fails for a number of clients or objects that testSizes lacks: a workload without any works on nothing.
+func TestSizes_OfTests_HaveNoZero(t *testing.T) {
+	t.Parallel()
+	for field, value := range reflect.ValueOf(testSizes).Fields() {
+		if value.Kind() == reflect.Int && value.Int() == 0 {
+			t.Errorf("%s is 0", field.Name)
+		}
+	}
+}
+
+// smoke are the workloads of the short form: a list and a watch of each engine, and an engine of its own.
+var smoke = []string{"list-json", "watch-shared", "list-cold-json"}
+
+// TestBenchmark_EndToEnd_ReportsEveryWorkload runs the workloads of smoke, or all with STRATA_TEST_LONG=1, with few objects: every kind of workload finds its engines, gets correct answers
+// and reports figures, and no process or file remains. The figures themselves do not matter, so two benchmarks run at once, and
+// workloads that are measured in fresh processes share them where they can: otherwise nearly all of the time would be for starting
+// these.
+func TestBenchmark_EndToEnd_ReportsEveryWorkload(t *testing.T) {
+	testbin.Strata(t) // the first time it takes minutes, which are not the benchmark's
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+	var fresh, others []Workload
+	for _, w := range workloads {
+		if os.Getenv("STRATA_TEST_LONG") != "1" && !slices.Contains(smoke, w.Name) {
+			continue
+		}
+		if w.Alone && !w.Starts && !w.EtcdOnly {
+			w.Session = "shared"
+		}
+		if w.Alone && w.Dataset(testSizes) == configMaps(testSizes) {
+			fresh = append(fresh, w)
+		} else {
+			others = append(others, w)
+		}
+	}
+	if len(fresh)+len(others) < len(smoke) {
+		t.Fatalf("%d workloads, want those of smoke: %v", len(fresh)+len(others), smoke)
+	}
+	var all sync.WaitGroup
+	var reports [2]*Report
+	for i, some := range [][]Workload{fresh, others} {
+		all.Go(func() { reports[i] = benchmarkOf(ctx, t, some) })
+	}
+	all.Wait()
+	var results []Result
+	for _, report := range reports {
+		if report == nil {
+			return // it has failed
+		}
+		results = append(results, report.Results...)
+	}
+	together := map[dataset.Spec]bool{} // each dataset on which workloads run together has a result of memory
+	for _, w := range slices.Concat(fresh, others) {
+		if !w.Alone {
+			together[w.Dataset(testSizes)] = true
+		}
+	}
+	if want := len(fresh) + len(others) + len(together); len(results) != want {
+		t.Errorf("%d workloads reported, want %d", len(results), want)
+	}
+	for _, result := range results {
+		measured := map[string]bool{}
+		if len(result.Notes) > 0 {
+			t.Errorf("%s: %v", result.Name, result.Notes)
+		}
+		for _, row := range result.Rows {
+			optional := strings.HasPrefix(row.Name, "  of these")
+			if _, strata := row.Values["strata"]; !strata && !optional {
+				t.Errorf("%s, %s: values of %v, want one of Strata", result.Name, row.Name, row.Values)
+			}
+			if _, upstream := row.Values["upstream"]; !upstream && !optional && !ofStrata(row.Name) && !etcdOnly(result.Name) && result.Name != checkName {
+				t.Errorf("%s, %s: values of %v, want one of upstream", result.Name, row.Name, row.Values)
+			}
+			if _, limit := row.Values["limit"]; !limit && row.Name == latency && !alone(result.Name) {
+				t.Errorf("%s, %s: values of %v, want one of the limit", result.Name, row.Name, row.Values)
+			}
+			measured[row.Name] = true
+		}
+		for _, bound := range result.Wanted {
+			if !measured[bound.Measure] {
+				t.Errorf("%s: %q is wanted and not measured", result.Name, bound.Measure)
+			}
+		}
+	}
+}
+
+// benchmarkOf runs a benchmark of some workloads in a directory of its own and returns its report, nil if it has failed. It may be called
+// concurrently.
+func benchmarkOf(ctx context.Context, t *testing.T, some []Workload) *Report {
+	binary, err := testbin.Path()
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
+	dir, err := os.MkdirTemp(t.TempDir(), "")
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
+	stderr, err := os.Create(filepath.Join(dir, "stderr"))
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
+	defer stderr.Close()
+	data, reportFile := filepath.Join(dir, "data"), filepath.Join(dir, "report.json")
+	config, err := parse("-runs=1", "-binary="+binary, "-data="+data, "-out="+reportFile, "-memory-limit=8Gi")
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
+	for i := range config.Engines {
+		config.Engines[i].Grace = 2 * time.Second // upstream does not end by itself while a watch is open
+	}
+	config.Sizes, config.Workloads = testSizes, some
+	var stdout strings.Builder
+	if err := benchmark(ctx, config, &stdout, stderr); err != nil {
+		progress, _ := os.ReadFile(stderr.Name()) // only shown
+		t.Errorf("%v\n%s", err, progress)
+		return nil
+	}
+	encoded, err := os.ReadFile(reportFile)
+	report := new(Report)
+	if err == nil {
+		err = json.Unmarshal(encoded, report)
+	}
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
+	for _, result := range report.Results {
+		if !strings.Contains(stdout.String(), result.Title) {
+			t.Errorf("the table does not name %q:\n%s", result.Title, stdout.String())
+		}
+	}
+	left, err := filepath.Glob(filepath.Join(data, "run-*"))
+	if err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+	return report
+}
+
+// ofStrata reports whether only Strata has a measure.
+func ofStrata(measure string) bool {
+	return measure == passedOn || measure == bytesPerLabel || strings.Contains(measure, "restored") || strings.HasPrefix(measure, "strata_")
+}
+
+// alone reports whether the limit is not measured by a workload.
+func alone(name string) bool {
+	return slices.ContainsFunc(workloads, func(w Workload) bool { return w.Name == name && w.Alone })
+}
+
+// etcdOnly reports whether a workload measures no engine.
+func etcdOnly(name string) bool {
+	return slices.ContainsFunc(workloads, func(w Workload) bool { return w.Name == name && w.EtcdOnly })
+}
+
+func TestBenchmark_Interrupted_LeavesNoProcess(t *testing.T) {
+	stderr, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stderr.Close()
+	data := t.TempDir()
+	config, err := parse("-quick", "-objects=2500", "-binary="+testbin.Strata(t), "-data="+data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- benchmark(ctx, config, new(strings.Builder), stderr)
+	}()
+	// Interrupt it when both an etcd and an engine run.
+	requireWithin(t, func() bool { return len(runningOn(t, data)) >= 2 })
+	cancel()
+	select {
+	case err := <-done:
+		if err == nil {
+			t.Fatal("an interrupted benchmark succeeded")
+		}
+	case <-time.After(2 * time.Minute):
+		t.Fatal("the benchmark does not end")
+	}
+	if left := runningOn(t, data); len(left) > 0 {
+		t.Errorf("still running: %q", left)
+	}
+}
+
+func requireWithin(t *testing.T, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(2 * time.Minute); !condition(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the condition is not met")
+		}
+	}
+}
+
+// runningOn returns the command lines of all processes that name a directory.
+func runningOn(t *testing.T, dir string) []string {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for _, file := range files {
+		line, err := os.ReadFile(file)
+		if err == nil && strings.Contains(string(line), dir) { // others may have ended meanwhile
+			found = append(found, strings.ReplaceAll(string(line), "\x00", " "))
+		}
+	}
+	return found
+}

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"go.etcd.io/etcd/client/pkg/v3/fileutil"
+
+	"github.com/stratakube/strata/test/bench/internal/dataset"
+	"github.com/stratakube/strata/test/bench/internal/target"
+)
+
+// provideData puts a copy of an etcd directory with the objects of spec into dataDir. The original is filled at the first request, and
+// kept in Config.DataDir for later ones. Several benchmarks may do this at once.
+func provideData(ctx context.Context, config Config, spec dataset.Spec, dataDir, logDir string, progress *steps) error {
+	filled := filepath.Join(config.DataDir, "filled", spec.ID())
+	if _, err := os.Stat(filled); os.IsNotExist(err) {
+		if err := fill(ctx, config, spec, filled, logDir, progress); err != nil {
+			return err
+		}
+	}
+	progress.step("copy the filled etcd")
+	if err := os.CopyFS(dataDir, os.DirFS(filled)); err != nil {
+		return fmt.Errorf("copy the filled etcd: %w", err)
+	}
+	if err := os.Chmod(dataDir, 0o700); err != nil {
+		return fmt.Errorf("copy the filled etcd: %w", err)
+	}
+	progress.done("%s", filled)
+	return nil
+}
+
+// fill makes the original: under another name until it is complete, so that an interrupted fill is never taken for one.
+func fill(ctx context.Context, config Config, spec dataset.Spec, filled, logDir string, progress *steps) error {
+	parent := filepath.Dir(filled)
+	if err := os.MkdirAll(parent, 0o755); err != nil {
+		return fmt.Errorf("fill etcd: %w", err)
+	}
+	unfinished, err := os.MkdirTemp(parent, "unfinished-")
+	if err != nil {
+		return fmt.Errorf("fill etcd: %w", err)
+	}
+	defer os.RemoveAll(unfinished)
+
+	progress.step("fill etcd with %s objects", grouped(spec.Len()))
+	etcd, err := target.StartEtcd(ctx, config.Binary, unfinished, logDir)
+	if err != nil {
+		return err
+	}
+	err = dataset.Fill(ctx, etcd.Client, spec, func(done, total int) {
+		progress.update("%3d %%", 100*done/total)
+	})
+	etcd.Stop()
+	if err != nil {
+		return err
+	}
+	if err := os.Rename(unfinished, filled); err != nil {
+		if _, statErr := os.Stat(filled); statErr == nil {
+			return nil // another benchmark was faster, with the same content
+		}
+		return fmt.Errorf("fill etcd: %w", err)
+	}
+	progress.done("done")
+	return nil
+}
+
+// newRunDir makes a directory for the files of one run, and locks it until release is called. It removes those of earlier runs that
+// are over: the logs of a run that failed last until the next run, and a run that was killed leaves a copy of etcd's data.
+func newRunDir(parent string) (dir string, release func(), err error) {
+	// Without this lock a directory that was just made, and is not locked yet, would look like one that is over.
+	all, err := fileutil.LockFile(filepath.Join(parent, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return "", nil, err
+	}
+	defer all.Close()
+	earlier, err := filepath.Glob(filepath.Join(parent, "run-*"))
+	if err != nil {
+		return "", nil, err
+	}
+	for _, run := range earlier {
+		lock, err := lockRun(run)
+		if errors.Is(err, fileutil.ErrLocked) {
+			continue
+		}
+		if err != nil {
+			return "", nil, err
+		}
+		if err := errors.Join(os.RemoveAll(run), lock.Close()); err != nil {
+			return "", nil, err
+		}
+	}
+	if dir, err = os.MkdirTemp(parent, "run-"); err != nil {
+		return "", nil, err
+	}
+	lock, err := lockRun(dir)
+	if err != nil {
+		return "", nil, err
+	}
+	return dir, func() { lock.Close() }, nil
+}
+
+func lockRun(dir string) (*fileutil.LockedFile, error) {
+	return fileutil.TryLockFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+}

@@ -1,0 +1,383 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/stratakube/strata/test/bench/internal/stats"
+)
+
+// Report is the result of a run of the benchmark.
+type Report struct {
+	Date     time.Time `json:"date"`
+	Go       string    `json:"go"`
+	CPU      string    `json:"cpu"`
+	CPUs     int       `json:"cpus"`
+	Memory   uint64    `json:"memoryBytes"`
+	Versions []string  `json:"versions"` // of the engines, in their order
+	Quick    bool      `json:"quick"`
+	Runs     int       `json:"runs"`
+	Sizes    Sizes     `json:"sizes"`
+	Engines  []string  `json:"engines"`
+	Results  []Result  `json:"workloads"`
+}
+
+// Result contains the rows of a workload for all engines.
+type Result struct {
+	Name   string            `json:"name"`
+	Title  string            `json:"title"`
+	Detail string            `json:"detail,omitempty"`
+	Runs   int               `json:"runs,omitempty"` // of the engine with most
+	Rows   []Row             `json:"rows"`
+	Notes  map[string]string `json:"notes,omitempty"` // by engine: the reason for missing figures, or an omitted step
+	Flags  map[string]string `json:"flags,omitempty"` // by engine: its flags for this workload alone
+	Wanted []Bound           `json:"wanted,omitempty"`
+}
+
+// Row is one measure.
+type Row struct {
+	Name   string             `json:"measure"`
+	Unit   Unit               `json:"unit"`
+	Values map[string]float64 `json:"values"` // by engine
+}
+
+// perRunTail is how many latencies a run needs for percentiles of its own: its p99 is then not simply its maximum.
+const perRunTail = 200
+
+// fewOperations is the number of operations below which p99 is omitted: the slowest operation describes their tail.
+const fewOperations = 100
+
+// summarize makes the rows of a workload: medians over the runs, and percentiles as stats.Percentiles describes them. Engines that failed or
+// broke have no values in rows that the failure makes incomparable.
+func summarize(w Workload, engines []string, observed map[string][]Observation, failed map[string]error) Result {
+	result := Result{Name: w.Name, Title: w.Title, Notes: map[string]string{}, Wanted: w.Wanted}
+	// set stores a value. A new row is inserted after the previous row of the same engine.
+	set := func(engine string, behind int, name string, unit Unit, value float64) (at int) {
+		at = slices.IndexFunc(result.Rows, func(r Row) bool { return r.Name == name })
+		if at < 0 {
+			at = behind + 1
+			result.Rows = slices.Insert(result.Rows, at, Row{Name: name, Unit: unit, Values: map[string]float64{}})
+		}
+		result.Rows[at].Values[engine] = value
+		return at
+	}
+	tail := true // of enough operations; all engines have the same rows
+	for _, engine := range engines {
+		total := 0
+		for _, run := range observed[engine] {
+			total += run.ops()
+		}
+		tail = tail && (total >= fewOperations || failed[engine] != nil)
+	}
+	for _, engine := range engines {
+		runs := observed[engine]
+		if err := failed[engine]; err != nil {
+			result.Notes[engine] = "failed: " + firstLine(err)
+			continue
+		}
+		if len(runs) == 0 {
+			continue
+		}
+		result.Runs = max(result.Runs, len(runs))
+		if result.Detail == "" {
+			result.Detail = runs[0].Detail
+		}
+		broken := 0
+		for _, run := range runs {
+			if run.Broken != "" {
+				broken++
+				result.Notes[engine] = run.Broken
+			}
+		}
+		if broken > 0 {
+			result.Notes[engine] = fmt.Sprintf("%d of %d runs: %s", broken, len(runs), result.Notes[engine])
+		}
+		if reasons := passedOnReasons(runs); reasons != "" && !w.PassesOn {
+			result.Notes[engine] = strings.TrimPrefix(result.Notes[engine]+"; reads were passed on: "+reasons, "; ")
+		}
+		at := -1
+		summarizeEngine(w, runs, broken > 0, tail || w.Tail, func(name string, unit Unit, value float64) { at = set(engine, at, name, unit, value) })
+	}
+	return result
+}
+
+// summarizeEngine calls set for every row of one engine. An engine that broke has only the figures that the workload itself reports: the
+// times of its other operations would be too favourable. tail reports whether there are enough operations for p90 and p99.
+func summarizeEngine(w Workload, runs []Observation, broken, tail bool, set func(name string, unit Unit, value float64)) {
+	median := func(of func(Observation) float64) float64 {
+		values := make([]float64, len(runs))
+		for i, run := range runs {
+			values[i] = of(run)
+		}
+		return stats.Median(values)
+	}
+	for _, figure := range figuresOf(runs) {
+		set(figure.Name, figure.Unit, figure.Value)
+	}
+	if broken || runs[0].ops() == 0 {
+		return
+	}
+	latencies := make([][]time.Duration, len(runs))
+	for i, run := range runs {
+		latencies[i] = run.Latencies
+	}
+	percentiles := stats.Percentiles(latencies, perRunTail, 0.5, 0.9, 0.99, 1)
+	set("latency p50", Seconds, percentiles[0].Seconds())
+	if tail {
+		set("latency p90", Seconds, percentiles[1].Seconds())
+		set("latency p99", Seconds, percentiles[2].Seconds())
+	} else {
+		set("latency max", Seconds, percentiles[3].Seconds())
+	}
+	set("server CPU per "+w.Op, Seconds, median(func(o Observation) float64 { return o.ServerCPU.Seconds() / float64(o.ops()) }))
+	if runs[0].Limit {
+		return // it has only recorded answers, and sends no request to etcd
+	}
+	summarizeEtcd(w, runs, median, set)
+	set("resident afterwards", Bytes, median(func(o Observation) float64 { return float64(o.Memory.Resident) }))
+	set("peak memory", Bytes, median(func(o Observation) float64 { return float64(o.Memory.Peak) }))
+	set(peakAbove, Bytes, median(func(o Observation) float64 { return float64(o.Memory.Peak - min(o.Before.Resident, o.Memory.Peak)) }))
+	if runs[0].PassedOn != nil {
+		sum := 0.0
+		for _, run := range runs {
+			for _, n := range run.PassedOn {
+				sum += n
+			}
+		}
+		set(passedOn, Count, sum)
+	}
+}
+
+// figuresOf returns the medians of the figures that a workload reports itself, in its order. A run that broke may have fewer of them.
+func figuresOf(runs []Observation) []Figure {
+	var figures []Figure
+	values := map[string][]float64{}
+	for _, run := range runs {
+		for _, figure := range run.Figures {
+			if len(values[figure.Name]) == 0 {
+				figures = append(figures, figure)
+			}
+			values[figure.Name] = append(values[figure.Name], figure.Value)
+		}
+	}
+	for i := range figures {
+		figures[i].Value = stats.Median(values[figures[i].Name])
+	}
+	return figures
+}
+
+// summarizeEtcd calls set for the requests of an engine to etcd.
+func summarizeEtcd(w Workload, runs []Observation, median func(func(Observation) float64) float64, set func(name string, unit Unit, value float64)) {
+	set("etcd CPU per "+w.Op, Seconds, median(func(o Observation) float64 { return o.EtcdCPU.Seconds() / float64(o.ops()) }))
+	set("etcd requests per "+w.Op, Count, median(func(o Observation) float64 { return o.EtcdRequests.Total() / float64(o.ops()) }))
+	methods := map[string]bool{}
+	for _, run := range runs {
+		for method := range run.EtcdRequests {
+			methods[method] = true
+		}
+	}
+	for _, method := range slices.Sorted(maps.Keys(methods)) {
+		each := median(func(o Observation) float64 { return o.EtcdRequests[method] / float64(o.ops()) })
+		if each >= 0.01 { // below that it is background work of the server, not the cost of an operation
+			set("  of these "+method, Count, each)
+		}
+	}
+	set("etcd sent per "+w.Op, Bytes, median(func(o Observation) float64 { return o.EtcdSent / float64(o.ops()) }))
+}
+
+func firstLine(err error) string {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return line
+}
+
+// table returns the rows as cells: workload, measure, one column per engine, one per ratio of the first engine to another, and the bound.
+// A workload's name is in its first row only. It returns the rows that keep selects, and notes.
+func (r *Report) table(keep func(Result, Row) bool) (header []string, body [][]string) {
+	header = append([]string{"workload", "measure"}, r.Engines...)
+	for _, other := range r.Engines[1:] {
+		header = append(header, r.Engines[0]+" / "+other)
+	}
+	header = append(header, "wanted")
+	for _, result := range r.Results {
+		title := result.Title
+		var details []string
+		if result.Detail != "" {
+			details = append(details, result.Detail)
+		}
+		if result.Runs > 0 && result.Runs < r.Runs {
+			details = append(details, fmt.Sprintf("%d runs", result.Runs))
+		}
+		if len(details) > 0 {
+			title += " (" + strings.Join(details, "; ") + ")"
+		}
+		for _, row := range result.Rows {
+			if !keep(result, row) {
+				continue
+			}
+			cells := []string{title, row.Name}
+			title = ""
+			for _, engine := range r.Engines {
+				cells = append(cells, formatValue(row, engine))
+			}
+			for _, other := range r.Engines[1:] {
+				cells = append(cells, formatRatio(row, r.Engines[0], other))
+			}
+			cells = append(cells, wanted(result.Wanted, row, r.Engines[0], r.Quick))
+			body = append(body, cells)
+		}
+		for _, engine := range r.Engines {
+			if note := result.Notes[engine]; note != "" {
+				cells := make([]string, len(header))
+				cells[0], cells[1] = title, engine+": "+note
+				title = ""
+				body = append(body, cells)
+			}
+		}
+	}
+	return header, body
+}
+
+// every keeps all rows.
+func every(Result, Row) bool { return true }
+
+// figure keeps the rows with a bound.
+func (r *Report) figure(result Result, row Row) bool {
+	return wanted(result.Wanted, row, r.Engines[0], r.Quick) != ""
+}
+
+// figures returns the table of rows with a bound, which may be empty.
+func (r *Report) figures() (header []string, body [][]string) {
+	of := *r
+	of.Results = slices.DeleteFunc(slices.Clone(r.Results), func(result Result) bool {
+		return !slices.ContainsFunc(result.Rows, func(row Row) bool { return r.figure(result, row) })
+	})
+	return of.table(of.figure)
+}
+
+func formatValue(row Row, engine string) string {
+	value, ok := row.Values[engine]
+	if !ok {
+		return "-"
+	}
+	return row.Unit.Format(value)
+}
+
+func formatRatio(row Row, engine, other string) string {
+	a, okA := row.Values[engine]
+	b, okB := row.Values[other]
+	if !okA || !okB || b == 0 {
+		return "-"
+	}
+	return digits(a / b)
+}
+
+// conditions describes date, machine, data and versions of the run.
+func (r *Report) conditions() string {
+	sizes := "sizes as documented"
+	if r.Quick {
+		sizes = "quick run, a tenth of the documented sizes"
+	}
+	return fmt.Sprintf("%s; %s on %d x %s, %s memory; %s ConfigMaps; %s; medians of %d runs; %s",
+		r.Date.Format(time.DateOnly), r.Go, r.CPUs, r.CPU, Bytes.Format(float64(r.Memory)), grouped(r.Sizes.Objects), sizes, r.Runs,
+		strings.Join(r.Versions, "; "))
+}
+
+// WriteText writes aligned tables, of rows with a bound, of KEP-2340's load and of all rows: a line per workload, its measures below.
+func (r *Report) WriteText(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s\n\n", r.conditions())
+	for _, table := range []func() (header []string, body [][]string){r.figures, r.kepTable} {
+		if header, body := table(); len(body) > 0 {
+			writeAligned(&b, header, body)
+			b.WriteString("\n\n")
+		}
+	}
+	header, body := r.table(every)
+	writeAligned(&b, header, body)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func writeAligned(b *strings.Builder, header []string, body [][]string) {
+	widths := make([]int, len(header))
+	for _, cells := range append([][]string{header}, body...) {
+		for i, cell := range cells[1:] {
+			if cells[2] != "" || len(cells) == 2 { // the length of a note is not bounded
+				widths[i+1] = max(widths[i+1], utf8.RuneCountInString(cell))
+			}
+		}
+	}
+	line := func(cells []string) {
+		var l strings.Builder
+		fmt.Fprintf(&l, "  %s%s", cells[1], padding(widths[1], cells[1]))
+		last := len(cells) - 1 // the bound
+		for i, cell := range cells[2:last] {
+			fmt.Fprintf(&l, "  %s%s", padding(widths[i+2], cell), cell)
+		}
+		fmt.Fprintf(&l, "  %s", cells[last])
+		b.WriteString(strings.TrimRight(l.String(), " ") + "\n")
+	}
+	line(header)
+	for _, cells := range body {
+		if cells[0] != "" {
+			fmt.Fprintf(b, "\n%s\n", cells[0])
+		}
+		line(cells)
+	}
+}
+
+func padding(width int, cell string) string {
+	return strings.Repeat(" ", max(0, width-utf8.RuneCountInString(cell)))
+}
+
+// WriteMarkdown writes the tables for a document.
+func (r *Report) WriteMarkdown(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s.\n\n", r.conditions())
+	before := b.Len()
+	for _, table := range []func() (header []string, body [][]string){r.figures, r.kepTable} {
+		if header, body := table(); len(body) > 0 {
+			writeMarkdown(&b, header, body)
+			b.WriteString("\n")
+		}
+	}
+	if b.Len() > before {
+		b.WriteString("All measures:\n\n")
+	}
+	header, body := r.table(every)
+	writeMarkdown(&b, header, body)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func writeMarkdown(b *strings.Builder, header []string, body [][]string) {
+	line := func(cells []string) {
+		b.WriteString("|")
+		for _, cell := range cells {
+			b.WriteString(" " + strings.ReplaceAll(strings.TrimSpace(cell), "|", `\|`) + " |")
+		}
+		b.WriteString("\n")
+	}
+	line(header)
+	rule := []string{"---", "---"}
+	for range header[2 : len(header)-1] {
+		rule = append(rule, "---:")
+	}
+	line(append(rule, "---")) // the bound
+	for _, cells := range body {
+		line(cells)
+	}
+}
+
+// WriteJSON writes the whole report.
+func (r *Report) WriteJSON(w io.Writer) error {
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(r)
+}

@@ -1,0 +1,502 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/stratakube/strata/internal/process"
+	"github.com/stratakube/strata/test/bench/internal/dataset"
+	"github.com/stratakube/strata/test/bench/internal/stats"
+	"github.com/stratakube/strata/test/bench/internal/target"
+)
+
+// runner takes all measurements. It is used by one goroutine.
+type runner struct {
+	config      Config
+	credentials *target.Credentials
+	runDir      string // logs, credentials and the copy of etcd's data; removed at the end unless something failed
+	progress    *steps
+
+	observed map[string]map[string][]Observation // by workload and engine
+	failed   map[string]map[string]error         // the same; the first failure
+	memory   []Result                            // of the processes that answered many workloads
+	profiles []Profile
+	body     bytes.Buffer // Sample.Body
+}
+
+// sampleTimeout bounds one run of a workload on one engine: the slowest observes idle watchers for five minutes.
+const sampleTimeout = 10 * time.Minute
+
+// run measures all selected workloads on all engines.
+func (r *runner) run(ctx context.Context) error {
+	r.observed, r.failed = map[string]map[string][]Observation{}, map[string]map[string]error{}
+	for _, w := range r.config.Workloads {
+		r.observed[w.Name], r.failed[w.Name] = map[string][]Observation{}, map[string]error{}
+	}
+	// Workloads on the same data share an etcd.
+	var specs []dataset.Spec
+	bySpec := map[dataset.Spec][]Workload{}
+	for _, w := range r.config.Workloads {
+		spec := w.Dataset(r.config.Sizes)
+		if bySpec[spec] == nil {
+			specs = append(specs, spec)
+		}
+		bySpec[spec] = append(bySpec[spec], w)
+	}
+	for _, spec := range specs {
+		if err := r.runOn(ctx, spec, bySpec[spec]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// runOn measures workloads on an etcd with the objects of spec.
+func (r *runner) runOn(ctx context.Context, spec dataset.Spec, workloads []Workload) error {
+	dataDir := filepath.Join(r.runDir, "etcd")
+	defer os.RemoveAll(dataDir)
+	if err := provideData(ctx, r.config, spec, dataDir, r.runDir, r.progress); err != nil {
+		return err
+	}
+	etcd, err := target.StartEtcd(ctx, r.config.Binary, dataDir, r.runDir)
+	if err != nil {
+		return err
+	}
+	defer etcd.Stop()
+	b := &bench{runner: r, etcd: etcd, data: spec, changeCPU: map[string]time.Duration{}, peaks: map[string]uint64{}}
+	defer b.stopAll()
+
+	var together []Workload
+	var sessions []string
+	bySession := map[string][]Workload{}
+	for _, w := range workloads {
+		if !w.Alone {
+			together = append(together, w)
+			continue
+		}
+		if bySession[w.Session] == nil {
+			sessions = append(sessions, w.Session)
+		}
+		bySession[w.Session] = append(bySession[w.Session], w)
+	}
+	for _, session := range sessions {
+		if err := b.runAlone(ctx, bySession[session]); err != nil {
+			return err
+		}
+	}
+	return b.runTogether(ctx, together)
+}
+
+// bench is an etcd with data and the engines that run on it.
+type bench struct {
+	*runner
+	etcd      *target.Etcd
+	data      dataset.Spec
+	engines   []*target.Engine         // running engines
+	samples   int                      // taken so far
+	changeCPU map[string]time.Duration // of each engine for the last change
+	started   atomic.Int64             // engines that workloads started themselves
+	peaks     map[string]uint64        // the highest resident memory of each engine that runs together with others
+}
+
+// runAlone measures workloads that need an engine of their own: for each run and engine, a fresh process does all of them in order.
+// Writes of the previous session are still in etcd's history when an engine starts, as the last minutes are in the history of a
+// cluster in use; earlier writes are compacted.
+func (b *bench) runAlone(ctx context.Context, workloads []Workload) error {
+	before := int64(1) // the revision at which the last session began
+	for run := range b.config.Runs {
+		for _, spec := range b.config.Engines {
+			if spec.IsLimit() {
+				continue
+			}
+			if err := dataset.Compact(ctx, b.etcd.Client, before); err != nil {
+				return err
+			}
+			var err error
+			if before, err = dataset.Revision(ctx, b.etcd.Client); err != nil {
+				return err
+			}
+			for _, w := range workloads {
+				if run >= w.runs(b.config.Runs) || w.EtcdOnly && spec.Label != b.config.Engines[0].Label {
+					continue
+				}
+				if err := b.measure(ctx, w, spec, run, true); err != nil {
+					return err
+				}
+			}
+			b.stopAll()
+		}
+	}
+	for _, spec := range b.config.Engines {
+		for _, w := range workloads {
+			if err := b.profile(ctx, w, spec); err != nil {
+				return err
+			}
+		}
+		b.stopAll()
+	}
+	return nil
+}
+
+// runTogether measures workloads while all engines run: for each workload and run, one engine after the other.
+func (b *bench) runTogether(ctx context.Context, workloads []Workload) error {
+	if len(workloads) == 0 {
+		return nil
+	}
+	if err := b.startAll(ctx, Workload{}); err != nil {
+		return err
+	}
+	memory, err := b.memoryAtRest(ctx)
+	if err != nil {
+		return err
+	}
+	for _, w := range workloads {
+		if w.Prepare != nil {
+			if err := memory.note(b, "resident before "+w.Name); err != nil {
+				return err
+			}
+		}
+		if err := b.runInTurns(ctx, w); err != nil {
+			return err
+		}
+	}
+	if err := b.rest(ctx, b.config.Sizes.Settle); err != nil {
+		return err
+	}
+	if err := memory.note(b, residentAfter); err != nil {
+		return err
+	}
+	b.memory = append(b.memory, memory.result(b))
+	b.stopAll()
+	return nil
+}
+
+// runInTurns measures one workload while all engines run.
+func (b *bench) runInTurns(ctx context.Context, w Workload) error {
+	b.stopVariants(w.Variant)
+	if w.Prepare != nil {
+		b.progress.step("%-14s prepare", w.Name)
+		if err := w.Prepare(ctx, b.surroundings()); err != nil {
+			return err
+		}
+		b.progress.done("done")
+	}
+	for run := -1; run < w.runs(b.config.Runs); run++ { // run -1 is the warm-up, which is not counted
+		// All must run before the first is measured: a start keeps the machine busy.
+		if err := b.startAll(ctx, w); err != nil {
+			return err
+		}
+		if run == -1 {
+			if err := b.showLimit(ctx, w); err != nil {
+				return err
+			}
+		}
+		if w.Change != nil {
+			if err := b.change(ctx, w); err != nil {
+				return err
+			}
+		}
+		for i, spec := range b.config.Engines {
+			if run == -1 && w.Dear && i > 0 && !spec.IsLimit() {
+				continue
+			}
+			if err := b.measure(ctx, w, spec, run, run >= 0); err != nil {
+				return err
+			}
+		}
+	}
+	for _, spec := range b.config.Engines {
+		if err := b.profile(ctx, w, spec); err != nil {
+			return err
+		}
+	}
+	if w.CleanUp != nil {
+		return w.CleanUp(ctx, b.surroundings())
+	}
+	return nil
+}
+
+// startAll starts the engines that do not run. A failed start is recorded as a failure of the engine.
+func (b *bench) startAll(ctx context.Context, w Workload) error {
+	for _, spec := range b.config.Engines {
+		if b.failed[w.Name][spec.Label] != nil {
+			continue
+		}
+		_, err := b.engine(ctx, w.variant(spec))
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil && w.Name == "" {
+			return err
+		}
+		if err != nil {
+			b.progress.step("%-14s %-10s start", w.Name, spec.Label)
+			b.progress.done("FAILED: %v", err)
+			b.fail(w, spec, err)
+		}
+	}
+	return nil
+}
+
+// variant returns the spec with the variant, flags and environment of a workload.
+func (w Workload) variant(spec target.EngineSpec) target.EngineSpec {
+	spec.Env = slices.Concat(spec.Env, w.Env)
+	if flags := w.flagsOf(spec); len(flags) > 0 {
+		spec.Variant = w.Variant
+		spec.Args = slices.Concat(spec.Args, flags)
+	}
+	return spec
+}
+
+// Kinds of engines, which are also their labels unless -engines sets others. The byte read path and its counters belong to strataEngine.
+// upstreamEngine is kube-apiserver's cacher in the binary of Strata, stockEngine a kube-apiserver that Kubernetes' own source was built to.
+const (
+	strataEngine   = "strata"
+	upstreamEngine = "upstream"
+	stockEngine    = target.StockEngine
+)
+
+// showLimit makes the limit copy its answers to a workload from the first engine.
+func (b *bench) showLimit(ctx context.Context, w Workload) error {
+	for _, spec := range b.config.Engines {
+		if !spec.IsLimit() || b.failed[w.Name][b.config.Engines[0].Label] != nil {
+			continue
+		}
+		limit, err := b.engine(ctx, spec)
+		if err != nil {
+			return err
+		}
+		origin, err := b.engine(ctx, w.variant(b.config.Engines[0]))
+		if err != nil {
+			return err
+		}
+		if err := limit.Imitate(ctx, origin); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// change changes the content of etcd, and records the cost of following for each engine.
+func (b *bench) change(ctx context.Context, w Workload) error {
+	for _, e := range b.engines {
+		cpu, err := e.CPU()
+		if err != nil {
+			return errors.Join(err, e.Ended())
+		}
+		b.changeCPU[e.Label] = cpu
+	}
+	if err := w.Change(ctx, b.surroundings()); err != nil {
+		return err
+	}
+	if err := process.WaitQuiet(ctx, b.config.Sizes.Quieten, b.children()...); err != nil {
+		return err
+	}
+	for _, e := range b.engines {
+		cpu, err := e.CPU()
+		if err != nil {
+			return errors.Join(err, e.Ended())
+		}
+		b.changeCPU[e.Label] = cpu - b.changeCPU[e.Label]
+	}
+	return nil
+}
+
+// surroundings returns the Surroundings of the next use of a workload.
+func (b *bench) surroundings() *Surroundings {
+	b.samples++
+	return &Surroundings{
+		Etcd:   b.etcd,
+		Data:   b.data,
+		Sizes:  b.config.Sizes,
+		Number: b.samples,
+		Rand:   rand.New(rand.NewPCG(uint64(b.samples), 0)),
+	}
+}
+
+// children are the running processes.
+func (b *bench) children() []*process.Child {
+	children := []*process.Child{b.etcd.Child}
+	for _, e := range b.engines {
+		children = append(children, e.Child)
+	}
+	return children
+}
+
+// measure takes one sample. A failure of the engine is recorded, and the engine is not measured by this workload again; an error means that
+// the benchmark cannot continue.
+func (b *bench) measure(ctx context.Context, w Workload, spec target.EngineSpec, run int, counts bool) error {
+	if b.failed[w.Name][spec.Label] != nil {
+		return nil
+	}
+	step := fmt.Sprintf("%-14s %-10s", w.Name, spec.Label)
+	if counts {
+		step += fmt.Sprintf(" %d/%d", run+1, b.config.Runs)
+	} else {
+		step += " warm"
+	}
+	b.progress.step("%s", step)
+	observed, err := b.sample(ctx, w, spec, !counts || w.Alone, nil)
+	if err == nil {
+		b.progress.done("%s", outcome(observed))
+		if counts {
+			b.observed[w.Name][spec.Label] = append(b.observed[w.Name][spec.Label], observed)
+		}
+		return nil
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if ended := b.etcd.Ended(); ended != nil {
+		return ended
+	}
+	b.progress.done("FAILED: %v", err)
+	b.fail(w, spec, err)
+	return nil
+}
+
+func (b *bench) fail(w Workload, spec target.EngineSpec, err error) {
+	if b.failed[w.Name][spec.Label] == nil {
+		b.failed[w.Name][spec.Label] = err
+	}
+}
+
+// sample runs a workload once on an engine, which it starts if necessary. profile may be nil.
+func (b *bench) sample(ctx context.Context, w Workload, spec target.EngineSpec, thorough bool, profile *cpuProfile) (Observation, error) {
+	limit := cmp.Or(w.Timeout, sampleTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s took longer than %v", w.Name, limit))
+	defer cancel()
+	s := &Sample{Surroundings: *b.surroundings(), Thorough: thorough, Body: &b.body, spec: spec, profile: profile}
+	s.start = func(ctx context.Context, args ...string) (*target.Engine, error) {
+		return b.startOwn(ctx, w, spec, args)
+	}
+	if w.EtcdOnly || w.Starts {
+		err := w.Run(ctx, s)
+		return s.observed, err
+	}
+	engine, err := b.engine(ctx, w.variant(spec))
+	if err != nil {
+		return Observation{}, err
+	}
+	s.Engine, s.children = engine, b.children()
+	passedOn, err := b.passedOn(ctx, engine)
+	if err != nil {
+		return Observation{}, err
+	}
+	if err := w.Run(ctx, s); err != nil {
+		return Observation{}, errors.Join(err, engine.Ended())
+	}
+	passedOnAfter, err := b.passedOn(ctx, engine)
+	if err != nil {
+		return Observation{}, err
+	}
+	if passedOnAfter != nil {
+		s.observed.PassedOn = map[string]float64{}
+	}
+	for reason, n := range passedOnAfter {
+		if n > passedOn[reason] {
+			s.observed.PassedOn[reason] = n - passedOn[reason]
+		}
+	}
+	if w.Change != nil && !engine.IsLimit() {
+		s.Report("server CPU of the changes before", Seconds, b.changeCPU[engine.Label].Seconds())
+	}
+	if engine.Variant == "" {
+		b.peaks[engine.Label] = max(b.peaks[engine.Label], s.observed.Before.Peak, s.observed.Memory.Peak)
+	}
+	return s.observed, nil
+}
+
+// passedOn reads how many requests the byte read path of an engine passed on, if it has one.
+func (b *bench) passedOn(ctx context.Context, engine *target.Engine) (map[string]float64, error) {
+	if engine.Engine != strataEngine {
+		return nil, nil
+	}
+	return engine.PassedOn(ctx)
+}
+
+// engine returns the running engine of spec, and starts it if it does not run or has ended.
+func (b *bench) engine(ctx context.Context, spec target.EngineSpec) (*target.Engine, error) {
+	for i, e := range b.engines {
+		if e.Label != spec.Label || e.Variant != spec.Variant {
+			continue
+		}
+		if e.Ended() == nil {
+			return e, nil
+		}
+		b.engines = append(b.engines[:i], b.engines[i+1:]...)
+		break
+	}
+	e, err := target.StartEngine(ctx, spec, b.etcd, b.credentials, b.firstGet(), b.runDir)
+	if err != nil {
+		return nil, err
+	}
+	b.engines = append(b.engines, e)
+	return e, nil
+}
+
+// firstGet is the path of an object in etcd.
+func (b *bench) firstGet() string {
+	switch {
+	case b.data.ConfigMaps > 0:
+		return configMapsPath + "/" + dataset.ConfigMapName(0)
+	case b.data.Pods > 0:
+		return podPath(0, b.data)
+	case b.data.Things > 0:
+		return dataset.Things.ObjectPath(0)
+	default:
+		return "/api/v1/namespaces/" + dataset.Namespace
+	}
+}
+
+// startOwn starts an engine for a workload that starts its engines itself, with a log of its own. It may be called concurrently.
+func (b *bench) startOwn(ctx context.Context, w Workload, spec target.EngineSpec, args []string) (*target.Engine, error) {
+	spec = w.variant(spec)
+	spec.Variant += fmt.Sprintf("-%s-%d", w.Name, b.started.Add(1))
+	spec.Args = slices.Concat(spec.Args, args)
+	return target.StartEngine(ctx, spec, b.etcd, b.credentials, b.firstGet(), b.runDir)
+}
+
+// stopVariants stops the engines that run for another variant than this one.
+func (b *bench) stopVariants(but string) {
+	b.engines = slices.DeleteFunc(b.engines, func(e *target.Engine) bool {
+		if e.Variant == "" || e.Variant == but {
+			return false
+		}
+		e.Stop()
+		return true
+	})
+}
+
+func (b *bench) stopAll() {
+	for _, e := range b.engines {
+		e.Stop()
+	}
+	b.engines = nil
+	b.peaks = map[string]uint64{}
+}
+
+// outcome is the text of progress for a sample.
+func outcome(o Observation) string {
+	switch {
+	case o.Broken != "":
+		return "BROKEN: " + o.Broken
+	case len(o.Latencies) > 0:
+		p := stats.Percentiles([][]time.Duration{o.Latencies}, 1, 0.5, 0.99)
+		return fmt.Sprintf("p50 %s, p99 %s, server CPU %s each", Seconds.Format(p[0].Seconds()), Seconds.Format(p[1].Seconds()),
+			Seconds.Format(o.ServerCPU.Seconds()/float64(o.ops())))
+	case len(o.Figures) > 0:
+		f := o.Figures[0]
+		return f.Name + " " + f.Unit.Format(f.Value)
+	}
+	return "done"
+}

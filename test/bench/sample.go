@@ -1,0 +1,194 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/stratakube/strata/internal/process"
+	"github.com/stratakube/strata/test/bench/internal/target"
+)
+
+// Sample is one run of a workload on one engine: the inputs of the workload and its observations. Observe may be called
+// concurrently; everything else is owned by the goroutine of Workload.Run.
+type Sample struct {
+	Surroundings
+	Engine *target.Engine // nil where etcd alone is measured, or the workload starts engines itself
+
+	// Thorough enables verifications that take longer than the operation itself. The first sample of an engine is thorough.
+	Thorough bool
+
+	// Body is a buffer for an answer. All samples share it, so that no sample includes its allocation.
+	Body *bytes.Buffer
+
+	spec     target.EngineSpec // of the engine that is measured
+	start    func(ctx context.Context, args ...string) (*target.Engine, error)
+	children []*process.Child // all that run
+	profile  *cpuProfile      // nil unless the measured time is profiled
+	mu       sync.Mutex       // guards observed.Latencies
+	observed Observation
+}
+
+// Observation contains the measurements of one run of a workload.
+type Observation struct {
+	Latencies []time.Duration // one per operation
+
+	Elapsed      time.Duration
+	ServerCPU    time.Duration
+	EtcdCPU      time.Duration
+	EtcdRequests target.Requests
+	EtcdSent     float64        // bytes
+	ObjectReads  float64        // of ConfigMaps from etcd, as the server counts them
+	Before       process.Memory // of the server; the peak is that since the measured time of the sample before
+	Memory       process.Memory // of the server; the peak is that of the measured time
+
+	// PassedOn is the number of reads that Strata's byte read path passed on, by reason; nil if the engine does not count them.
+	PassedOn map[string]float64
+
+	Limit   bool // this is of the limit, which sends no request to etcd
+	Figures []Figure
+	Detail  string // one phrase about the measurement, such as the bytes of a list
+	Broken  string // failure of the server's operation, where that is a result; "" if it succeeded
+}
+
+// Figure is a named quantity that a workload reports in addition to the common measures.
+type Figure struct {
+	Name  string
+	Unit  Unit
+	Value float64
+}
+
+// measuredResource is the resource of most workloads.
+const measuredResource = "configmaps"
+
+// Measure runs the operations and measures time, the CPU time of server and etcd, the requests to etcd, and the peak of the
+// server's memory. It first waits until the processes are quiet. It is called once, and each operation calls Observe.
+func (s *Sample) Measure(ctx context.Context, operations func(ctx context.Context) error) error {
+	if err := process.WaitQuiet(ctx, s.Sizes.Quieten, s.children...); err != nil {
+		return err
+	}
+	o := &s.observed
+	o.Limit = s.Engine.IsLimit()
+	var err error
+	if o.Before, err = s.Engine.Memory(); err != nil {
+		return err
+	}
+	if err := s.Engine.ResetPeak(); err != nil {
+		return err
+	}
+	misses := 0
+	if s.Engine.IsLimit() {
+		if misses, err = s.Engine.Misses(ctx); err != nil {
+			return err
+		}
+	}
+	if s.profile != nil {
+		s.profile.begin(ctx)
+	}
+	reads := 0.0
+	if !s.Engine.IsLimit() {
+		if reads, err = s.Engine.ObjectReads(ctx, measuredResource); err != nil {
+			return err
+		}
+	}
+	usage, err := s.Etcd.Usage(ctx)
+	if err != nil {
+		return err
+	}
+	etcdCPU, err := s.Etcd.CPU()
+	if err != nil {
+		return err
+	}
+	serverCPU, err := s.Engine.CPU()
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+
+	if err := operations(ctx); err != nil {
+		return err
+	}
+
+	o.Elapsed = time.Since(began)
+	serverCPUAfter, err := s.Engine.CPU()
+	if err != nil {
+		return err
+	}
+	etcdCPUAfter, err := s.Etcd.CPU()
+	if err != nil {
+		return err
+	}
+	usageAfter, err := s.Etcd.Usage(ctx)
+	if err != nil {
+		return err
+	}
+	if o.Memory, err = s.Engine.Memory(); err != nil {
+		return err
+	}
+	o.ServerCPU = serverCPUAfter - serverCPU
+	o.EtcdCPU = etcdCPUAfter - etcdCPU
+	o.EtcdRequests = usageAfter.Requests.Since(usage.Requests)
+	o.EtcdSent = usageAfter.Sent - usage.Sent
+	if !s.Engine.IsLimit() {
+		readsAfter, err := s.Engine.ObjectReads(ctx, measuredResource)
+		if err != nil {
+			return err
+		}
+		o.ObjectReads = readsAfter - reads
+	}
+	delete(o.EtcdRequests, "Put") // the benchmark's own: API servers write in transactions
+	if s.profile != nil {
+		if err := s.profile.end(); err != nil {
+			return err
+		}
+	}
+	if s.Engine.IsLimit() && !s.Thorough { // during the first sample it records the answers
+		missesAfter, err := s.Engine.Misses(ctx)
+		if err != nil {
+			return err
+		}
+		if missesAfter > misses {
+			return fmt.Errorf("the limit had to pass on %d requests", missesAfter-misses)
+		}
+	}
+	return nil
+}
+
+// Start starts another process of the engine that is measured, on the same etcd, with further flags, and returns when it is ready.
+// The caller must Stop it. It may be called concurrently.
+func (s *Sample) Start(ctx context.Context, args ...string) (*target.Engine, error) {
+	return s.start(ctx, args...)
+}
+
+// KeepHeap stores the current heap profile, if profiles are enabled, instead of the one after the sample. It collects garbage first.
+func (s *Sample) KeepHeap(ctx context.Context) error {
+	if s.profile == nil {
+		return nil
+	}
+	var err error
+	s.profile.heap, err = s.Engine.Profile(ctx, "heap?gc=1")
+	return err
+}
+
+// Observe records one operation with its latency.
+func (s *Sample) Observe(latency time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.observed.Latencies = append(s.observed.Latencies, latency)
+}
+
+// ops is the number of operations.
+func (o *Observation) ops() int { return len(o.Latencies) }
+
+// Report records a quantity.
+func (s *Sample) Report(name string, unit Unit, value float64) {
+	s.observed.Figures = append(s.observed.Figures, Figure{Name: name, Unit: unit, Value: value})
+}
+
+// Detail records a phrase that describes the measurement.
+func (s *Sample) Detail(format string, args ...any) { s.observed.Detail = fmt.Sprintf(format, args...) }
+
+// Broken records that the server aborted the operation.
+func (s *Sample) Broken(format string, args ...any) { s.observed.Broken = fmt.Sprintf(format, args...) }

@@ -1,0 +1,397 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/stratakube/strata/test/bench/internal/dataset"
+	"github.com/stratakube/strata/test/bench/internal/stats"
+	"github.com/stratakube/strata/test/bench/internal/target"
+)
+
+// Names of measures that have bounds.
+const (
+	clientsServed = "clients served"
+	brokenAnswers = "answers broken off"
+	failedAnswers = "answers with another status than 200 and 429"
+	renewalP99    = "renewal of a lease, p99"
+	readyzP99     = "/readyz, p99"
+	backAfter     = "latency within 10 % of before after"
+)
+
+// stormWorkloads are many clients that list at the same moment, as after the restart of their API server, with a small GOMEMLIMIT.
+var stormWorkloads = []Workload{
+	{
+		Name: "storm", Title: "a fleet lists all pods at once, GOMEMLIMIT 1.5 GB", Op: "LIST", Dataset: fleetPods,
+		Alone: true, Session: "storm", Runs: 1, Env: stormEnv, Timeout: 20 * time.Minute,
+		Run: measureStorm,
+		Wanted: []Bound{
+			{Measure: clientsServed, AtLeast: 100}, none(brokenAnswers), none(failedAnswers), absolute(renewalP99, 0.1), absolute(readyzP99, 0.2),
+		},
+	},
+	{
+		Name: "storm-burst", Title: "a burst of twice the LISTs that the server can answer, GOMEMLIMIT 1.5 GB", Op: "GET", Dataset: fleetPods,
+		Alone: true, Session: "storm burst", Runs: 3, Env: stormEnv,
+		Run:    measureBurst,
+		Wanted: []Bound{absolute(backAfter, 5)},
+	},
+}
+
+var stormEnv = []string{"GOMEMLIMIT=1500000000"}
+
+// stormMemory is the resident memory at which an engine is killed, before the machine has no memory left.
+const stormMemory = 8 << 30
+
+// measureStorm starts Sizes.Fleet clients of one service account, each with a connection of its own. They list all pods at the same
+// moment, and again after each refusal or broken answer. It reports how many are served, and the latency of the renewals of a lease
+// and of /readyz meanwhile.
+func measureStorm(ctx context.Context, s *Sample) error {
+	limited, unlimit := context.WithCancel(ctx)
+	defer unlimit()
+	go s.Engine.LimitMemory(limited, stormMemory)
+
+	storm := &storm{path: "/api/v1/pods"}
+	var err error
+	if storm.bytes, err = storm.size(ctx, s); err != nil {
+		return err
+	}
+	lease, err := newLease(ctx, s)
+	if err != nil {
+		return err
+	}
+	defer lease.close(ctx)
+	conns := make([]*target.Conn, s.Sizes.Fleet)
+	for i := range conns {
+		conns[i] = s.Engine.DialAs(target.Agent)
+		if err := conns[i].Open(ctx); err != nil {
+			return err
+		}
+	}
+	defer target.CloseAll(conns)
+	if err := s.Engine.ResetPeak(); err != nil {
+		return err
+	}
+	cpu, err := s.Engine.CPU()
+	if err != nil {
+		return err
+	}
+
+	beside, stopBeside := context.WithCancel(ctx)
+	defer stopBeside()
+	var renewals, readyz latencies
+	var probes sync.WaitGroup
+	probes.Go(func() { renewals.probe(beside, 100*time.Millisecond, lease.renew) })
+	probes.Go(func() { readyz.probe(beside, 200*time.Millisecond, lease.readyz) })
+	began := time.Now()
+	waiting, stopWaiting := context.WithDeadline(ctx, began.Add(s.Sizes.FleetWait))
+	defer stopWaiting()
+	var clients sync.WaitGroup
+	for _, conn := range conns {
+		clients.Go(func() { storm.list(waiting, s.Engine, conn) })
+	}
+	clients.Wait()
+	elapsed := time.Since(began)
+	stopBeside()
+	probes.Wait()
+
+	s.Detail("%s clients, %s pods, %s each", grouped(len(conns)), grouped(s.Data.Pods), Bytes.Format(float64(storm.bytes)))
+	s.Report(clientsServed, Percent, 100*float64(storm.served.Load())/float64(len(conns)))
+	s.Report("until all are served, or are given up", Seconds, elapsed.Seconds())
+	s.Report(brokenAnswers, Count, float64(storm.broken.Load()))
+	s.Report(failedAnswers, Count, float64(storm.failed.Load()))
+	s.Report("refusals", Count, float64(storm.refused.Load()))
+	renewals.report(s, "renewal of a lease")
+	readyz.report(s, "/readyz")
+	if s.Engine.Ended() != nil {
+		s.Broken("killed at %s of resident memory after %s of %s clients", Bytes.Format(stormMemory), grouped(int(storm.served.Load())), grouped(len(conns)))
+		return nil
+	}
+	after, err := s.Engine.CPU()
+	if err != nil {
+		return err
+	}
+	memory, err := s.Engine.Memory()
+	if err != nil {
+		return err
+	}
+	s.Report("server CPU for each served client", Seconds, (after-cpu).Seconds()/max(1, float64(storm.served.Load())))
+	s.Report("peak memory", Bytes, float64(memory.Peak))
+	return nil
+}
+
+// storm is the LIST of a fleet and how often it was answered.
+type storm struct {
+	path                            string
+	bytes                           int64 // of a whole answer
+	served, refused, failed, broken atomic.Int64
+}
+
+// size returns the bytes of the answer, which vary by the digits of its revision.
+func (st *storm) size(ctx context.Context, s *Sample) (int64, error) {
+	conn := s.Engine.Dial()
+	defer conn.Close()
+	list, err := doList(ctx, conn, st.path, jsonFormat)
+	if err == nil && list.Objects != s.Data.Pods {
+		err = fmt.Errorf("LIST %s has %d objects, want %d", st.path, list.Objects, s.Data.Pods)
+	}
+	return list.Bytes, err
+}
+
+// list requests the list until it is answered whole, ctx is done, or the engine has ended.
+func (st *storm) list(ctx context.Context, e *target.Engine, conn *target.Conn) {
+	const revisionDigits = 3 // that the revision may have gained
+	for ctx.Err() == nil && e.Ended() == nil {
+		n, wait, err := answer(ctx, conn, target.Request{Path: st.path})
+		switch {
+		case wait > 0:
+			st.refused.Add(1)
+		case err == nil && n >= st.bytes && n <= st.bytes+revisionDigits:
+			st.served.Add(1)
+			return
+		case errors.Is(err, target.ErrStatus):
+			st.failed.Add(1)
+			wait = time.Second
+		case ctx.Err() == nil:
+			st.broken.Add(1)
+			wait = time.Second
+		}
+		waitUntil(ctx, time.Now().Add(wait))
+	}
+}
+
+// answer sends a request and returns the bytes of a whole answer with status 200, the time after which a client that is refused
+// tries again, or an error.
+func answer(ctx context.Context, conn *target.Conn, r target.Request) (n int64, wait time.Duration, err error) {
+	response, err := conn.Send(ctx, r)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer response.Body.Close()
+	n, err = io.Copy(io.Discard, response.Body)
+	if response.StatusCode == http.StatusTooManyRequests {
+		seconds, _ := strconv.Atoi(response.Header.Get("Retry-After")) // without it, a client waits for a second
+		return n, time.Duration(max(1, seconds)) * time.Second, nil
+	}
+	if err == nil && response.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%w: %s", target.ErrStatus, response.Status)
+	}
+	return n, 0, err
+}
+
+// lease is a lease of a node, and the node's connection.
+type lease struct {
+	conn *target.Conn
+	path string
+}
+
+func newLease(ctx context.Context, s *Sample) (*lease, error) {
+	const leases = "/apis/coordination.k8s.io/v1/namespaces/" + dataset.Namespace + "/leases"
+	l := &lease{conn: s.Engine.DialAs(target.Node), path: leases + "/" + temporaryName(s, 0)}
+	body := fmt.Appendf(nil, `{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","metadata":{"name":%q},"spec":{"holderIdentity":"bench"}}`, temporaryName(s, 0))
+	err := l.conn.Read(ctx, target.Request{Method: http.MethodPost, Path: leases, Body: body, Status: http.StatusCreated}, new(bytes.Buffer))
+	return l, err
+}
+
+func (l *lease) close(ctx context.Context) {
+	// The engine may have been killed; the data are copied for each run.
+	_ = l.conn.Read(ctx, target.Request{Method: http.MethodDelete, Path: l.path}, new(bytes.Buffer))
+	l.conn.Close()
+}
+
+func (l *lease) renew(ctx context.Context) error {
+	body := fmt.Appendf(nil, `{"spec":{"renewTime":%q}}`, time.Now().UTC().Format(metav1.RFC3339Micro))
+	return l.conn.Read(ctx, target.Request{Method: http.MethodPatch, Path: l.path, Body: body, ContentType: "application/merge-patch+json"}, new(bytes.Buffer))
+}
+
+func (l *lease) readyz(ctx context.Context) error {
+	return l.conn.Read(ctx, target.Request{Path: "/readyz"}, new(bytes.Buffer))
+}
+
+// latencies are those of repeated operations. Its methods may be called concurrently.
+type latencies struct {
+	mu     sync.Mutex
+	all    []timed
+	failed int
+}
+
+// timed is an operation with the time of its end.
+type timed struct {
+	at   time.Time
+	took time.Duration
+}
+
+// probeLimit bounds an operation of probe: one that takes longer has failed.
+const probeLimit = 10 * time.Second
+
+// probe does the operation at an interval, whether or not earlier ones have ended, until ctx is done, and returns when all have ended.
+// A failed operation counts as one that has taken probeLimit.
+func (l *latencies) probe(ctx context.Context, interval time.Duration, operation func(context.Context) error) {
+	steady := pace{interval: interval, duration: 1 << 62, atOnce: int(probeLimit / interval)}
+	_ = steady.run(ctx, func(_ context.Context, _ int) error { // no operation returns an error
+		within, cancel := context.WithTimeout(context.WithoutCancel(ctx), probeLimit)
+		defer cancel()
+		began := time.Now()
+		err := operation(within)
+		now := time.Now()
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		took := now.Sub(began)
+		if err != nil {
+			l.failed++
+			took = probeLimit
+		}
+		l.all = append(l.all, timed{now, took})
+		return nil
+	})
+}
+
+// between returns the latencies of operations that ended in [from, to), sorted.
+func (l *latencies) between(from, to time.Time) (sorted []time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, o := range l.all {
+		if !o.at.Before(from) && o.at.Before(to) {
+			sorted = append(sorted, o.took)
+		}
+	}
+	slices.Sort(sorted)
+	return sorted
+}
+
+// report reports the latencies.
+func (l *latencies) report(s *Sample, name string) {
+	all := l.between(time.Time{}, time.Now().Add(time.Hour))
+	if len(all) == 0 {
+		return
+	}
+	s.Report(name+", p50", Seconds, stats.Percentile(all, 0.5).Seconds())
+	s.Report(name+", p99", Seconds, stats.Percentile(all, 0.99).Seconds())
+	s.Report(name+", slowest", Seconds, all[len(all)-1].Seconds())
+	s.Report(name+", failed", Count, float64(l.failed))
+}
+
+// Sizes of measureBurst.
+const (
+	burstLimit    = 50 // pods on a page that the burst requests
+	burstClients  = 32 // that find the highest rate
+	probesEvery   = 10 * time.Millisecond
+	burstWindow   = time.Second // of latencies that are compared with those before
+	burstPatience = time.Minute // for such a window
+)
+
+// measureBurst measures the latency of GETs by a node before, beside and after a burst of LISTs by a service account, at twice the
+// rate at which the server can answer them.
+func measureBurst(ctx context.Context, s *Sample) error {
+	node := s.Engine.DialAs(target.Node)
+	defer node.Close()
+	conns := make([]*target.Conn, burstClients)
+	for i := range conns {
+		conns[i] = s.Engine.DialAs(target.Agent)
+		if err := conns[i].Open(ctx); err != nil {
+			return err
+		}
+	}
+	defer target.CloseAll(conns)
+	page := target.Request{Path: fmt.Sprintf("/api/v1/pods?limit=%d", min(burstLimit, s.Data.Pods))}
+	highest, err := highestRateOf(ctx, s.Sizes.Burst/2, conns, page)
+	if err != nil {
+		return err
+	}
+	get := target.Request{Path: podPath(0, s.Data)}
+	probing, stopProbing := context.WithCancel(ctx)
+	defer stopProbing()
+	var probes latencies
+	var running sync.WaitGroup
+	running.Go(func() {
+		probes.probe(probing, probesEvery, func(ctx context.Context) error { return node.Read(ctx, get, new(bytes.Buffer)) })
+	})
+	defer running.Wait()
+	defer stopProbing()
+	quiet := time.Now()
+	if !waitUntil(ctx, quiet.Add(s.Sizes.Burst)) {
+		return context.Cause(ctx)
+	}
+	before := stats.Percentile(probes.between(quiet.Add(s.Sizes.Burst/2), time.Now()), 0.5)
+
+	began := time.Now()
+	var answered, refused, broken atomic.Int64
+	burst := pace{interval: time.Duration(float64(time.Second) / (2 * highest)), duration: s.Sizes.Burst, atOnce: 1 + int(2*highest*s.Sizes.Burst.Seconds())}
+	err = burst.run(ctx, func(ctx context.Context, i int) error {
+		switch _, wait, err := answer(ctx, conns[i%len(conns)], page); {
+		case wait > 0:
+			refused.Add(1)
+		case err != nil:
+			broken.Add(1)
+		default:
+			answered.Add(1)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	ended := began.Add(s.Sizes.Burst) // the last requests begin; waiting for their answers counts
+	beside := probes.between(began, ended)
+
+	var back time.Duration
+	for at := ended; ; at = at.Add(burstWindow / 5) {
+		if !waitUntil(ctx, at.Add(burstWindow)) {
+			return context.Cause(ctx)
+		}
+		now := probes.between(at, at.Add(burstWindow))
+		back = at.Sub(ended)
+		if len(now) > 0 && float64(stats.Percentile(now, 0.5)) <= 1.1*float64(before) || back > burstPatience {
+			break
+		}
+	}
+	s.Detail("%s LISTs of %d pods a second", grouped(int(2*highest)), min(burstLimit, s.Data.Pods))
+	s.Report(backAfter, Seconds, back.Seconds())
+	s.Report("highest rate of the LISTs", PerSecond, highest)
+	s.Report("GET before, p50", Seconds, before.Seconds())
+	if len(beside) > 0 {
+		s.Report("GET beside, p50", Seconds, stats.Percentile(beside, 0.5).Seconds())
+		s.Report("GET beside, p99", Seconds, stats.Percentile(beside, 0.99).Seconds())
+	}
+	s.Report("LISTs sent per second", PerSecond, float64(answered.Load()+refused.Load()+broken.Load())/s.Sizes.Burst.Seconds())
+	s.Report("LISTs answered", Count, float64(answered.Load()))
+	s.Report("LISTs refused", Count, float64(refused.Load()))
+	s.Report(brokenAnswers, Count, float64(broken.Load()))
+	return nil
+}
+
+// highestRateOf returns how often a second a request is answered to clients that each send it again after each answer.
+func highestRateOf(ctx context.Context, duration time.Duration, conns []*target.Conn, r target.Request) (perSecond float64, err error) {
+	var answered atomic.Int64
+	clients, ctx := errgroup.WithContext(ctx)
+	began := time.Now()
+	for _, conn := range conns {
+		clients.Go(func() error {
+			for time.Since(began) < duration {
+				_, wait, err := answer(ctx, conn, r)
+				if err != nil {
+					return err
+				}
+				if wait == 0 {
+					answered.Add(1)
+				}
+			}
+			return nil
+		})
+	}
+	if err := clients.Wait(); err != nil {
+		return 0, err
+	}
+	return max(1, float64(answered.Load())) / time.Since(began).Seconds(), nil
+}

@@ -1,0 +1,107 @@
+// Package readclients makes third-party clients read from the binary with the byte path on: kubectl, client-go, controller-runtime,
+// the JavaScript client, curl, Node and Chromium. It also tests features that a handler in front of upstream's must preserve: audit
+// events, request metrics, traces, seats of priority and fairness, and answers to paths and methods that it does not handle. In
+// these tests both engines read one etcd, and upstream's answer is the reference.
+//
+// Node, npm, curl and Chromium are used where they are installed; otherwise their tests are skipped, or fail if STRATA_TEST_REQUIRE
+// (a comma-separated list) names them.
+package readclients
+
+import (
+	"context"
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"golang.org/x/sync/errgroup"
+	ctrl "sigs.k8s.io/controller-runtime"
+
+	"github.com/stratakube/strata/test/harness"
+)
+
+// testTimeout bounds a failing test.
+const testTimeout = 2 * time.Minute
+
+// The servers of this package. Controllers run beside cluster only: on the other servers only tests write.
+var (
+	cluster *harness.Server // `strata up`
+	both    *engines
+)
+
+func TestMain(m *testing.M) {
+	ctrl.SetLogger(logr.Discard())
+	harness.Main(m, func(e *harness.Env) {
+		var starting sync.WaitGroup
+		starting.Go(func() { cluster = e.Up() })
+		starting.Go(func() { both = startEngines(e) })
+		starting.Wait()
+	})
+}
+
+// object is an object to write; its shape is that of the API.
+type object = map[string]any
+
+// inParallel calls do for 0 to n-1, with a few concurrent calls.
+func inParallel(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
+	const workers = 8
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(workers)
+	for i := range n {
+		group.Go(func() error { return do(ctx, i) })
+	}
+	return group.Wait()
+}
+
+// maps is the path of a namespace's ConfigMaps.
+func maps(namespace string) string { return "/api/v1/namespaces/" + namespace + "/configmaps" }
+
+func configMap(name, data string) object {
+	return object{"metadata": object{"name": name, "labels": object{"name": name}}, "data": object{"data": data}}
+}
+
+const (
+	gizmoGroup  = "test.example.com"
+	gizmoPrefix = "/apis/" + gizmoGroup + "/v1"
+)
+
+// gizmos is the path of a namespace's custom resources.
+func gizmos(namespace string) string { return gizmoPrefix + "/namespaces/" + namespace + "/gizmos" }
+
+func gizmo(name, want string) object {
+	return object{"apiVersion": gizmoGroup + "/v1", "kind": "Gizmo", "metadata": object{"name": name}, "spec": object{"want": want}}
+}
+
+// createGizmos creates the definition of the custom resource of these tests, if it does not exist, and returns when all the servers
+// serve it.
+func createGizmos(t *testing.T, ctx context.Context, servers ...*harness.API) {
+	t.Helper()
+	open := object{"type": "object", "x-kubernetes-preserve-unknown-fields": true}
+	r := harness.Must[*harness.Response](t)(servers[0].Do(ctx, http.MethodPost, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "", object{
+		"metadata": object{"name": "gizmos." + gizmoGroup},
+		"spec": object{
+			"group": gizmoGroup, "scope": "Namespaced",
+			"names": object{"plural": "gizmos", "singular": "gizmo", "kind": "Gizmo", "listKind": "GizmoList"},
+			"versions": []any{object{
+				"name": "v1", "served": true, "storage": true, "subresources": object{"status": object{}},
+				"schema": object{"openAPIV3Schema": object{"type": "object", "properties": object{"spec": open, "status": open}}},
+			}},
+		},
+	}))
+	if r.Code != http.StatusCreated && r.Code != http.StatusConflict {
+		t.Fatal(r.Err())
+	}
+	for _, api := range servers {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+			// Discovery lists the resource later than its path is served; clients use discovery.
+			for _, path := range []string{gizmoPrefix, gizmoPrefix + "/gizmos"} {
+				r, err := api.Do(ctx, http.MethodGet, path, "", nil)
+				if err != nil || r.Code != http.StatusOK {
+					return false, err
+				}
+			}
+			return true, nil
+		}))
+	}
+}

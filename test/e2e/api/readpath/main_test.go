@@ -1,0 +1,228 @@
+// Package readpath tests changes that could make bytes from memory differ from the answers of upstream's handlers: definitions that
+// change, API groups that move to other servers, objects that are changed on read, deprecated versions. Each answer is compared
+// with that of a second server on the same etcd, which runs with --engine=upstream; and each test verifies that the answer was
+// bytes from memory.
+package readpath
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stratakube/strata/test/harness"
+)
+
+// testTimeout bounds a failing test.
+const testTimeout = 2 * time.Minute
+
+// Two servers on one etcd. Neither runs controllers.
+var (
+	etcd     *clientv3.Client
+	api      *harness.API // of the engine under test
+	upstream *harness.API
+)
+
+func TestMain(m *testing.M) {
+	harness.Main(m, func(e *harness.Env) {
+		server := e.Etcd()
+		etcd = server.Client()
+		flags := []string{"--disable-admission-plugins=ServiceAccount"}
+		api = e.APIServer(server, flags...).API()
+		upstream = e.APIServer(server, append(flags, "--engine="+harness.Upstream)...).API()
+	})
+}
+
+// object is an object to write; its shape is that of the API.
+type object = map[string]any
+
+// newNamespace creates a namespace and returns when both servers have observed it.
+func newNamespace(t *testing.T, ctx context.Context, name string) {
+	t.Helper()
+	harness.Namespace(t, ctx, api, name)
+	same(t, ctx, "/api/v1/namespaces/"+name, "")
+}
+
+// get reads from one server.
+func get(t *testing.T, ctx context.Context, from *harness.API, path, query string) *harness.Response {
+	t.Helper()
+	r, err := from.Do(ctx, http.MethodGet, path, query, nil)
+	harness.Check(t, err)
+	return r
+}
+
+// listVersion is the resource version of a list, which advances with the servers' own writes.
+var listVersion = regexp.MustCompile(`"metadata":\{("continue":"",)?"resourceVersion":"[0-9]+"`)
+
+// same reads from both servers and fails unless the answers have equal code, warnings and body. It returns the answer.
+func same(t *testing.T, ctx context.Context, path, query string) *harness.Response {
+	t.Helper()
+	var got, want *harness.Response
+	var errs [2]error
+	var asking sync.WaitGroup // concurrently: the request may be a watch of a second
+	asking.Go(func() { got, errs[0] = api.Do(ctx, http.MethodGet, path, query, nil) })
+	asking.Go(func() { want, errs[1] = upstream.Do(ctx, http.MethodGet, path, query, nil) })
+	asking.Wait()
+	harness.Check(t, errors.Join(errs[:]...))
+	if got.Code != want.Code || !bytes.Equal(listVersion.ReplaceAll(got.Body, nil), listVersion.ReplaceAll(want.Body, nil)) {
+		t.Errorf("%s?%s: %d %s\nupstream: %d %s", path, query, got.Code, got.Body, want.Code, want.Body)
+	}
+	if g, w := strings.Join(got.Header["Warning"], "\n"), strings.Join(want.Header["Warning"], "\n"); g != w {
+		t.Errorf("%s?%s: warnings %q\nupstream: %q", path, query, g, w)
+	}
+	return got
+}
+
+// until waits until both servers answer a read as wanted. On the server under test it polls upstream's own handlers, by a request
+// for indented JSON, which is passed to them: once they answer as wanted, every other read has to, at once and from then on.
+func until(t *testing.T, ctx context.Context, path, query string, wanted func(*harness.Response) bool) *harness.Response {
+	t.Helper()
+	poll := func(server *harness.API, query string) {
+		t.Helper()
+		ctx, cancel := context.WithTimeoutCause(ctx, 30*time.Second, fmt.Errorf("%s?%s is not answered as wanted", path, query))
+		defer cancel()
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+			r, err := server.Do(ctx, http.MethodGet, path, query, nil)
+			if err != nil {
+				return false, err
+			}
+			var compact bytes.Buffer
+			if json.Compact(&compact, r.Body) == nil {
+				r.Body = compact.Bytes()
+			}
+			return wanted(r), r.Err()
+		}))
+	}
+	poll(api, strings.TrimPrefix(query+"&pretty=true", "&"))
+	reads := 20
+	if strings.Contains(query, "watch=true") {
+		reads = 1 // a slow read
+	}
+	for i := range reads {
+		if r := get(t, ctx, api, path, query); !wanted(r) {
+			t.Fatalf("%s?%s: upstream's handlers answer as wanted, read number %d does not: %v", path, query, i, r.Err())
+		}
+	}
+	poll(upstream, query)
+	return same(t, ctx, path, query)
+}
+
+func untilCode(t *testing.T, ctx context.Context, path, query string, code int) {
+	t.Helper()
+	until(t, ctx, path, query, func(r *harness.Response) bool { return r.Code == code })
+}
+
+func untilBody(t *testing.T, ctx context.Context, path, query, contains string) *harness.Response {
+	t.Helper()
+	return until(t, ctx, path, query, func(r *harness.Response) bool {
+		return r.Code == http.StatusOK && bytes.Contains(r.Body, []byte(contains))
+	})
+}
+
+// byBytes fails unless a read is answered with bytes from memory. The metrics count other readers too, mainly those of a server
+// that has just started, so byBytes retries when a read was passed on.
+func byBytes(t *testing.T, ctx context.Context, path, query string) {
+	t.Helper()
+	if harness.Engine() == harness.Upstream {
+		return
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, 15*time.Second, fmt.Errorf("%s?%s: reads are passed on", path, query))
+	defer cancel()
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		var why []string
+		before := passedReads(t, ctx)
+		if _, err := api.Do(ctx, http.MethodGet, path, query, nil); err != nil {
+			return false, err
+		}
+		for reason, n := range passedReads(t, ctx) {
+			if n != before[reason] {
+				why = append(why, reason)
+			}
+		}
+		return len(why) == 0, fmt.Errorf("at the same time as this one were counted: %q", why)
+	}))
+}
+
+// passedReads returns the number of reads that were passed on, by series.
+func passedReads(t *testing.T, ctx context.Context) map[string]float64 {
+	t.Helper()
+	return series(t, ctx, api, "strata_readpath_passed_total")
+}
+
+// passedOn fails unless reads of path are passed on to upstream's handlers.
+func passedOn(t *testing.T, ctx context.Context, path, reason string) {
+	t.Helper()
+	if harness.Engine() == harness.Upstream {
+		return
+	}
+	const reads = 10
+	name := fmt.Sprintf("strata_readpath_passed_total{reason=%q}", reason)
+	passed := metric(t, ctx, api, name)
+	for range reads {
+		get(t, ctx, api, path, "")
+	}
+	if n := metric(t, ctx, api, name) - passed; n < reads {
+		t.Errorf("%s: %v of %v reads were passed on", path, n, reads)
+	}
+}
+
+// metric returns the sum of all series whose text begins with prefix.
+func metric(t *testing.T, ctx context.Context, of *harness.API, prefix string) (sum float64) {
+	t.Helper()
+	for _, n := range series(t, ctx, of, prefix) {
+		sum += n
+	}
+	return sum
+}
+
+// series returns the values of all series whose text begins with prefix.
+func series(t *testing.T, ctx context.Context, of *harness.API, prefix string) map[string]float64 {
+	t.Helper()
+	r, err := of.DoAs(ctx, http.MethodGet, "/metrics", "", "", "text/plain", nil)
+	harness.Check(t, err)
+	values := map[string]float64{}
+	lines := bufio.NewScanner(bytes.NewReader(r.Body))
+	lines.Buffer(nil, len(r.Body)+1)
+	for lines.Scan() {
+		line := lines.Text()
+		if i := strings.LastIndexByte(line, ' '); strings.HasPrefix(line, prefix) {
+			value, err := strconv.ParseFloat(line[i+1:], 64)
+			harness.Check(t, err)
+			values[line[:i]] = value
+		}
+	}
+	return values
+}
+
+// startWatch starts a watch on a server that lasts as long as the test. It retries while a new storage is not ready.
+func startWatch(t *testing.T, ctx context.Context, on *harness.API, path, query string) *harness.Watch {
+	t.Helper()
+	var w *harness.Watch
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		started, refused, err := on.Watch(t.Context(), path, query)
+		if err != nil {
+			return false, err
+		}
+		if refused == nil {
+			w = started
+			return true, nil
+		}
+		if refused.Code != http.StatusTooManyRequests {
+			t.Fatalf("watch %s?%s: %v", path, query, refused.Err())
+		}
+		return false, refused.Err()
+	}))
+	t.Cleanup(w.Close)
+	return w
+}

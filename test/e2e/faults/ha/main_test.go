@@ -1,0 +1,168 @@
+// Package ha tests `strata up --ha`: every process of the control plane is ended in turn, by SIGKILL and by SIGTERM, while informers,
+// elected controllers, readers and writers use the two balancers.
+//
+// Clients record their events, a client of etcd records the history, and watchcheck compares the two.
+//
+// Environment variables, in addition to those of the harness:
+//
+//	STRATA_TEST_LONG  1 for the long form: each process, by both signals
+package ha
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+
+	"github.com/stratakube/strata/test/harness"
+)
+
+func TestMain(m *testing.M) {
+	// Reflectors and leader election log every lost connection.
+	klog.SetOutput(io.Discard)
+	flags := flag.NewFlagSet("", flag.PanicOnError)
+	klog.InitFlags(flags)
+	if err := flags.Parse([]string{"-logtostderr=false", "-alsologtostderr=false", "-stderrthreshold=FATAL"}); err != nil {
+		panic(err)
+	}
+	harness.Main(m, func(e *harness.Env) { env = e })
+}
+
+const (
+	configMaps = "configmaps"
+	secrets    = "secrets"
+	namespace  = "default"
+)
+
+// object is an object to write; its shape is that of the API.
+type object = map[string]any
+
+// The control plane of the tests, and its environment. The first test starts it.
+var (
+	env   *harness.Env
+	plane *scene
+)
+
+// scene is a control plane of `strata up --ha`.
+type scene struct {
+	up       *harness.Server
+	dir      string // the data directory
+	servers  *rest.Config
+	replicas *rest.Config
+	etcd     *clientv3.Client
+	members  []string // client URLs of etcd-1 and so on
+}
+
+// startScene returns the control plane, which runs.
+func startScene(t *testing.T) *scene {
+	t.Helper()
+	harness.OnlyStrata(t)
+	if plane != nil {
+		return plane
+	}
+	s := &scene{dir: filepath.Join(env.Dir("ha"), "data")}
+	s.start()
+	s.servers = s.context(t, "strata")
+	s.replicas = s.context(t, "strata-replicas")
+
+	var layout struct{ Etcd []struct{ Port int } }
+	data, err := os.ReadFile(filepath.Join(s.dir, "ha", "layout.json"))
+	harness.Check(t, err)
+	harness.Check(t, json.Unmarshal(data, &layout))
+	for _, m := range layout.Etcd {
+		s.members = append(s.members, fmt.Sprintf("https://127.0.0.1:%d", m.Port))
+	}
+	pki := filepath.Join(s.dir, "pki")
+	info := transport.TLSInfo{CertFile: filepath.Join(pki, "etcd-client.pem"), KeyFile: filepath.Join(pki, "etcd-client.pem"), TrustedCAFile: filepath.Join(pki, "etcd-ca.crt")}
+	tlsConfig, err := info.ClientConfig()
+	harness.Check(t, err)
+	s.etcd, err = clientv3.New(clientv3.Config{Endpoints: s.members, DialTimeout: 10 * time.Second, Logger: zap.NewNop(), TLS: tlsConfig})
+	harness.Check(t, err)
+	env.AtEnd(func() { s.etcd.Close() })
+	plane = s
+	return s
+}
+
+// start starts `strata up --ha` in the data directory.
+func (s *scene) start() { s.up = env.UpIn(s.dir, "--ha", "--controllers=none") }
+
+// context returns the administrator's connection of a context in the kubeconfig, without a rate limit.
+func (s *scene) context(t *testing.T, name string) *rest.Config {
+	t.Helper()
+	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
+		&clientcmd.ClientConfigLoadingRules{ExplicitPath: filepath.Join(s.dir, "kubeconfig")},
+		&clientcmd.ConfigOverrides{CurrentContext: name}).ClientConfig()
+	harness.Check(t, err)
+	config.QPS = -1
+	config.WarningHandler = rest.NoWarnings{}
+	return config
+}
+
+// leader returns the name of the process that leads etcd.
+func (s *scene) leader(t *testing.T, ctx context.Context) (name string) {
+	t.Helper()
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		for i, url := range s.members {
+			ctx, cancel := context.WithTimeout(ctx, time.Second)
+			status, err := s.etcd.Status(ctx, url)
+			cancel()
+			if err == nil && status.Leader == status.Header.MemberId {
+				name = fmt.Sprintf("etcd-%d", i+1)
+				return true, nil
+			}
+		}
+		return false, fmt.Errorf("no member leads")
+	}))
+	return name
+}
+
+// pids returns the ids of the processes of the control plane by name.
+func (s *scene) pids(t *testing.T) map[string]int {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(s.dir, "ha", "*.pid"))
+	harness.Check(t, err)
+	pids := map[string]int{}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		harness.Check(t, err)
+		pids[strings.TrimSuffix(filepath.Base(file), ".pid")], err = strconv.Atoi(strings.TrimSpace(string(data)))
+		harness.Check(t, err)
+	}
+	return pids
+}
+
+// end sends a signal to a process of the control plane, and returns when another one is ready in its place.
+func (s *scene) end(t *testing.T, ctx context.Context, name string, sig syscall.Signal) (began, ended time.Time) {
+	t.Helper()
+	pid := s.pids(t)[name]
+	if pid == 0 {
+		t.Fatalf("no process is %s", name)
+	}
+	printed := len(s.up.Lines())
+	began = time.Now()
+	harness.Check(t, syscall.Kill(pid, sig))
+	want := []string{fmt.Sprintf("%s: process %d ended", name, pid), name + ": ready, process"}
+	if !strings.HasPrefix(name, "etcd-") {
+		want = append(want, "balancer: "+name+" gets connections")
+	}
+	for _, text := range want {
+		_, _, err := s.up.WaitLine(ctx, printed, text)
+		harness.Check(t, err)
+	}
+	return began, time.Now()
+}

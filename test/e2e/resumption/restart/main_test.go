@@ -1,0 +1,97 @@
+// Package restart tests watches across restarts of API servers: a client resumes its watch on any server, and a restart never makes
+// it relist.
+//
+// Clients record their events, a client of etcd records the history, and watchcheck compares the two.
+//
+// Environment variables, in addition to those of the harness:
+//
+//	STRATA_TEST_LONG  1 for the long forms of the tests
+package restart
+
+import (
+	"context"
+	"flag"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+
+	"github.com/stratakube/strata/test/harness"
+)
+
+func TestMain(m *testing.M) {
+	// Reflectors log every lost connection.
+	klog.SetOutput(io.Discard)
+	flags := flag.NewFlagSet("", flag.PanicOnError)
+	klog.InitFlags(flags)
+	if err := flags.Parse([]string{"-logtostderr=false", "-alsologtostderr=false", "-stderrthreshold=FATAL"}); err != nil {
+		panic(err)
+	}
+	harness.Main(m, func(e *harness.Env) {
+		shared.etcd, shared.xy = e.Etcd(), e.Etcd()
+		shared.proxy = e.Proxy(shared.etcd)
+		flags := append([]string{
+			"--etcd-servers-overrides=/limitranges#" + shared.xy.URL + ",/podtemplates#" + shared.xy.URL,
+			"--etcd-compaction-interval=0", // a compaction would write to the second etcd
+		}, serverFlags...)
+		shared.servers = make([]*harness.Server, 2)
+		var starting sync.WaitGroup
+		for i, etcd := range []*harness.Etcd{shared.etcd, shared.proxy.Etcd()} {
+			starting.Go(func() { shared.servers[i] = e.APIServer(etcd, flags...) })
+		}
+		starting.Wait()
+	})
+}
+
+// shared is a control plane of two servers, for tests that use resources or namespaces of their
+// own.
+var shared struct {
+	servers []*harness.Server
+	etcd    *harness.Etcd
+	proxy   *harness.Proxy // of the second server, in front of etcd
+	xy      *harness.Etcd  // has the limit ranges and pod templates, and no other keys
+	use     harness.Turns
+}
+
+// noGates turns off bookmarks, efficient watch resumption and the restore of history after a restart.
+const noGates = "--strata-feature-gates=WatchBookmark=false,EfficientWatchResumption=false,WatchHistoryRestore=false"
+
+// serverFlags are the flags of all API servers here.
+var serverFlags = []string{
+	"--disable-admission-plugins=ServiceAccount", // pods need no service account
+}
+
+// object is an object to write; its shape is that of the API.
+type object = map[string]any
+
+// ownConnections returns a copy of config whose clients share no connection with other copies.
+func ownConnections(config *rest.Config) *rest.Config {
+	own := rest.CopyConfig(config)
+	own.Dial = (&net.Dialer{}).DialContext // client-go shares no connections of clients with their own dialer
+	return own
+}
+
+// oneConnection returns a copy of config whose clients share one connection. Otherwise each request without an idle connection
+// dials, and thousands of concurrent requests open thousands of connections.
+func oneConnection(t testing.TB, config *rest.Config) *rest.Config {
+	t.Helper()
+	tlsConfig, err := rest.TLSConfigFor(config)
+	harness.Check(t, err)
+	one := rest.CopyConfig(config)
+	one.TLSClientConfig, one.Dial = rest.TLSClientConfig{}, nil
+	one.Transport = &http.Transport{TLSClientConfig: tlsConfig, ForceAttemptHTTP2: true, MaxConnsPerHost: 1, TLSHandshakeTimeout: 10 * time.Second}
+	return one
+}
+
+// pause waits for d, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}

@@ -1,0 +1,124 @@
+package restart
+
+import (
+	"context"
+	"math/rand/v2"
+	"net/url"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stratakube/strata/test/harness"
+	"github.com/stratakube/strata/test/harness/recorded"
+)
+
+// 200 watchers reconnect at random revisions, on random servers, under writes. All of them receive the same order of events: that
+// of etcd.
+func TestWatch_RandomReconnects_KeepEtcdOrder(t *testing.T) {
+	shared.use.Share(t)
+	const (
+		watchers   = 200
+		reconnects = 10
+		perClient  = 20 // watches on one connection
+	)
+	ctx := harness.Context(t, 3*time.Minute)
+	client, servers := shared.etcd.Client(), shared.servers
+	createGizmos(t, ctx, servers)
+	history := recorded.Follow(t, ctx, client, "/registry/")
+	type one struct {
+		watcher
+		follow
+	}
+	all := make([]*one, watchers)
+	var first int64
+	for i := range all {
+		w := &one{follow: []follow{
+			{resource: "configmaps"},
+			{resource: "configmaps", labels: "shard=" + shard(i%5)},
+			{resource: "configmaps", namespace: namespace(i % 2)},
+			{resource: "gizmos"},
+			{resource: "gizmos", labels: "shard notin (" + shard(i%5) + ")"},
+		}[i%5]}
+		w.path = collection(w.follow)
+		w.query = "allowWatchBookmarks=true&labelSelector=" + url.QueryEscape(w.labels)
+		all[i] = w
+		if first == 0 {
+			for _, server := range servers { // both servers have reached the start revision
+				list, err := server.API().List(ctx, w.path, "")
+				harness.Check(t, err)
+				first = harness.Revision(t, list.Metadata.ResourceVersion)
+			}
+		}
+	}
+	writing, stop := context.WithCancel(ctx)
+	var writers sync.WaitGroup
+	defer writers.Wait()
+	defer stop()
+	writers.Go(func() {
+		for i := 0; writing.Err() == nil; i++ {
+			// Several keys change in one revision.
+			storeMany(t, writing, client, i)
+			pause(writing, 5*time.Millisecond)
+		}
+	})
+	var apis []*harness.API
+	for i := range watchers / perClient * len(servers) {
+		server := servers[i%len(servers)]
+		apis = append(apis, server.APIFor(ownConnections(server.Config)))
+	}
+	var reading sync.WaitGroup
+	for i, w := range all {
+		reading.Go(func() {
+			defer w.end()
+			rest := w.query
+			after := first
+			for k := range reconnects {
+				// Every other time the server ends the watch, and the watcher resumes at its position: no revision may be split.
+				byServer := k%2 == 1
+				if w.query = rest; byServer {
+					w.query += "&timeoutSeconds=1"
+				}
+				api := apis[(i/perClient*len(servers)+rand.IntN(len(servers)))%len(apis)]
+				if err := retried(ctx, func(context.Context) error { return w.begin(ctx, api, after) }); err != nil {
+					t.Errorf("watch of %s after %d: %v", w.path, after, err)
+					return
+				}
+				if byServer {
+					if err := w.drain(ctx); err != nil {
+						t.Errorf("watch of %s after %d, at %d: %v", w.path, after, w.position, err)
+						return
+					}
+					after = w.position
+					continue
+				}
+				for range 1 + rand.IntN(50) {
+					if _, err := w.next(ctx); err != nil {
+						t.Errorf("watch of %s after %d, at %d: %v", w.path, after, w.position, err)
+						return
+					}
+				}
+				// This time the client ends it, and goes back to a revision that it has received completely.
+				after = max(first, w.complete)
+				if rand.IntN(2) == 0 {
+					after = first + rand.Int64N(after-first+1)
+				}
+			}
+		})
+	}
+	reading.Wait()
+	stop()
+	writers.Wait()
+	reference, err := history.Now(ctx)
+	harness.Check(t, err)
+	wrong := 0
+	for _, w := range all {
+		sessions, err := w.sessions.Recorded(0)
+		harness.Check(t, err)
+		if err := reference.Under(under(w.resource)).View(w.selects(t)).Check(sessions); err != nil {
+			if wrong++; wrong <= 5 {
+				t.Errorf("watch of %s?%s: %v", w.path, w.query, err)
+			}
+		}
+	}
+	t.Logf("%d changes, %d watchers with %d reconnects each; %d of them saw something else", len(reference.Changes), watchers, reconnects, wrong)
+}
