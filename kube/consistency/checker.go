@@ -49,7 +49,7 @@ const reportedKeys = 20
 var (
 	checkSeconds = metrics.NewHistogram(&metrics.HistogramOpts{
 		Name: "strata_consistency_check_seconds", StabilityLevel: metrics.ALPHA,
-		Help:    "Duration of a comparison of a resource with etcd (apiserver_storage_consistency_checks_total), of every status.",
+		Help:    "Duration of a comparison of a resource with etcd.",
 		Buckets: []float64{.001, .005, .01, .05, .1, .5, 1, 5, 10, 60},
 	})
 	registerMetrics = sync.OnceFunc(func() {

@@ -335,12 +335,12 @@ func (a *Admission) nextLocked(l *levelLists) *list.Element {
 // Metrics of the lists of this process.
 var (
 	descListBytes = metrics.NewDesc("strata_lists_in_flight_bytes",
-		"Estimated bytes of the admitted lists in flight, by priority level: encoded bytes of lists that are sent from memory, and memory of lists made from decoded objects.",
+		"Estimated bytes of the admitted lists in flight.",
 		[]string{"priority_level"}, nil, metrics.ALPHA, "")
-	descListLimit   = metrics.NewDesc("strata_lists_in_flight_limit_bytes", "Bound of strata_lists_in_flight_bytes, of all priority levels except exempt ones.", nil, nil, metrics.ALPHA, "")
-	descListWaiting = metrics.NewDesc("strata_lists_waiting", "Lists that wait for room, by priority level.", []string{"priority_level"}, nil, metrics.ALPHA, "")
+	descListLimit   = metrics.NewDesc("strata_lists_in_flight_limit_bytes", "Bound of strata_lists_in_flight_bytes.", nil, nil, metrics.ALPHA, "")
+	descListWaiting = metrics.NewDesc("strata_lists_waiting", "Lists that wait for room.", []string{"priority_level"}, nil, metrics.ALPHA, "")
 	descListRefused = metrics.NewDesc("strata_lists_refused_total",
-		"Lists that were refused or ended, by priority level and reason: busy (429: no room in time), too_large (413: the requested form would not fit alone), slow_client (aborted: its client read too slowly).",
+		"Lists refused or ended, by reason: busy (429: no room in time), too_large (413), slow_client (aborted).",
 		[]string{"priority_level", "reason"}, nil, metrics.ALPHA, "")
 
 	admissions        = &admissionCollector{}

@@ -191,10 +191,10 @@ func (s *Shedder) dequeued(levelName string, of flow, place *list.Element) {
 // Metrics of the flows of this process.
 var (
 	descRefused = metrics.NewDesc("strata_requests_refused_total",
-		"Requests refused with 429 because the oldest queued request of their flow had waited for more than a second, by priority level and flow schema.",
+		"Requests refused with 429 because their flow has been overloaded for a second.",
 		[]string{"priority_level", "flow_schema"}, nil, metrics.ALPHA, "")
 	descOverloaded = metrics.NewDesc("strata_flows_overloaded",
-		"Flows (such as users) whose requests are refused now, because their oldest queued request has waited for more than a second, by priority level with queued requests.",
+		"Flows, such as users, whose further requests are refused now.",
 		[]string{"priority_level"}, nil, metrics.ALPHA, "")
 
 	shedders        = &collector{}

@@ -22,8 +22,7 @@ var (
 	}, []string{"reason"})
 	probes = metrics.NewCounter(&metrics.CounterOpts{
 		Namespace: namespace, Subsystem: subsystem, Name: "probes_total", StabilityLevel: metrics.ALPHA,
-		Help: "Probes of the API server's handlers for the storage of a read: a few for each resource, " +
-			"and one before each read of a custom resource for 10 s after its definition changed.",
+		Help: "Requests to the API server's handlers that find the storage of a resource.",
 	})
 )
 

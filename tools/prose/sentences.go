@@ -26,17 +26,7 @@ const (
 // pending are the pages above longShare, with the share that each may have, in percent, rounded up. A share never grows. A page leaves
 // the list when it is below longShare.
 var pending = map[string]float64{
-	"docs/comparison.md":        9.6,
-	"docs/conformance.md":       8.2,
-	"docs/console.md":           17.5,
-	"docs/etcd-contract.md":     11.6,
-	"docs/high-availability.md": 14.1,
-	"docs/keps.md":              37.5,
-	"docs/operations.md":        16.8,
-	"docs/reference.md":         13.8,
-	"docs/releases.md":          9.9,
-	"docs/reliability.md":       25,
-	"docs/scaling.md":           11.8,
+	"docs/scaling.md": 11.8,
 }
 
 var (

@@ -90,10 +90,10 @@ type clusterStats struct {
 var clusterMetrics = families[clusterStats]{
 	gauge(ofCluster, "ready", "1 when the first list of etcd is in place, otherwise 0.", func(s clusterStats) int { return oneIf(s.Ready) }),
 	gauge(ofCluster, "revision", "Published revision, which readers see.", func(s clusterStats) int64 { return s.PublishedRevision }),
-	gauge(ofCluster, "history_bytes", "Stored bytes that only history references, compressed ones as they are in memory.", func(s clusterStats) int64 { return s.HistoryBytes }),
-	gauge(ofCluster, "version_bytes", "Bytes of old versions that the newest version does not share; their objects are in strata_mirror_history_bytes.",
+	gauge(ofCluster, "history_bytes", "Stored bytes that only history references.", func(s clusterStats) int64 { return s.HistoryBytes }),
+	gauge(ofCluster, "version_bytes", "Bytes of old versions that the newest version does not share.",
 		func(s clusterStats) int64 { return s.VersionBytes }),
-	gauge(ofCluster, "history_limit_bytes", "Limit of the sum of strata_mirror_history_bytes and strata_mirror_version_bytes.",
+	gauge(ofCluster, "history_limit_bytes", "Bound of strata_mirror_history_bytes and strata_mirror_version_bytes together.",
 		func(s clusterStats) int64 { return s.HistoryLimit }),
 	gauge(ofCluster, "history_floor_revision", "Revision that history reaches back to, for every resource.", func(s clusterStats) int64 { return s.HistoryFloor }),
 	gauge(ofCluster, "compacted_revision", "Revision below which versions were dropped because etcd was compacted.",
@@ -102,76 +102,76 @@ var clusterMetrics = families[clusterStats]{
 	gauge(ofCluster, "etcd_lists_limit", "Bound of strata_mirror_etcd_lists; further pages wait.", func(s clusterStats) int { return s.etcdPagesLimit }),
 	gauge(ofCluster, "unclaimed_bytes", "Bytes of cached values of resources that no client has requested.", func(s clusterStats) int64 { return s.UnclaimedBytes }),
 	gauge(ofCluster, "unclaimed_limit_bytes", "Bound of strata_mirror_unclaimed_bytes.", func(s clusterStats) int64 { return s.UnclaimedLimit }),
-	counter(ofCluster, "compressed_values_total", "Times a value that was superseded, or not read for some minutes, was compressed in memory.",
+	counter(ofCluster, "compressed_values_total", "Values compressed in memory, superseded or not read for minutes.",
 		func(s clusterStats) int64 { return s.CompressedValues }),
 	counter(ofCluster, "events_total", "Events applied.", func(s clusterStats) int64 { return s.Events }),
 	counter(ofCluster, "dropped_events_total", "Events of resources that are not cached.", func(s clusterStats) int64 { return s.Dropped }),
 	counter(ofCluster, "listed_keys_total", "Keys listed from etcd.", func(s clusterStats) int64 { return s.ListedKeys }),
 	counter(ofCluster, "relists_total", "Relists of the whole prefix, including failed ones.", func(s clusterStats) int64 { return s.Relists }),
 	counter(ofCluster, "reconnects_total", "Times the watch on etcd was resumed after a loss.", func(s clusterStats) int64 { return s.Reconnects }),
-	counter(ofCluster, "silent_feeds_total", "Times, of strata_mirror_reconnects_total, that the watch on etcd was restarted on another member because nothing arrived while etcd's revision advanced.",
+	counter(ofCluster, "silent_feeds_total", "Restarts of the watch on another member, because nothing arrived while etcd advanced.",
 		func(s clusterStats) int64 { return s.SilentFeeds }),
 	counter(ofCluster, "divergences_total", "Resources relisted because an event was lost or duplicated.", func(s clusterStats) int64 { return s.Divergences }),
-	counter(ofCluster, "repairs_total", "Times keys were read again because a consistency check had found a difference between memory and etcd.",
+	counter(ofCluster, "repairs_total", "Reads of keys that a consistency check found to differ.",
 		func(s clusterStats) int64 { return s.Repairs }),
-	gauge(ofCluster, "etcd_revision", "Last known revision of etcd, from a revision read or the feed.", func(s clusterStats) int64 { return s.EtcdRevision }),
-	gauge(ofCluster, "revision_lag", "Distance of strata_mirror_revision behind strata_mirror_etcd_revision. A small lag without reads is harmless: a client read etcd's revision and did not wait for it, or etcd's progress is not used.",
+	gauge(ofCluster, "etcd_revision", "Last known revision of etcd.", func(s clusterStats) int64 { return s.EtcdRevision }),
+	gauge(ofCluster, "revision_lag", "Distance of strata_mirror_revision behind strata_mirror_etcd_revision.",
 		func(s clusterStats) int64 { return max(0, s.EtcdRevision-s.PublishedRevision) }),
-	counter(ofCluster, "revision_read_waiters_total", "Requests that waited for the reads of strata_mirror_revision_reads_total. Divided by the reads: requests per read.",
+	counter(ofCluster, "revision_read_waiters_total", "Requests that waited for reads of etcd's revision.",
 		func(s clusterStats) int64 { return s.RevisionReadWaiters }),
-	counter(ofCluster, "etcd_restores_total", "Times etcd was found to be another cluster, or an older state of itself: a backup was restored.",
+	counter(ofCluster, "etcd_restores_total", "Times etcd was found to be another cluster, or an older state of itself.",
 		func(s clusterStats) int64 { return s.EtcdRestores }),
-	gauge(ofCluster, "restoring", "Restores of history that are running or queued. Watches from before the last list wait for theirs.",
+	gauge(ofCluster, "restoring", "Restores of history that are running or queued.",
 		func(s clusterStats) int64 { return s.Restoring }),
-	counter(ofCluster, "replays_total", "Times history was read from etcd: after the start, after a gap, or for a resource whose values were not cached.",
+	counter(ofCluster, "replays_total", "Reads of history from etcd.",
 		func(s clusterStats) int64 { return s.Replays }),
 	counter(ofCluster, "replayed_events_total", "Events of history that were read from etcd.", func(s clusterStats) int64 { return s.ReplayedEvents }),
 	gauge(ofCluster, "replay_floor_revision", "Revision after which the history of the last replay begins.", func(s clusterStats) int64 { return s.ReplayFloor }),
 	gauge(ofCluster, "replay_seconds", "Duration of the last read of history from etcd.",
 		func(s clusterStats) float64 { return s.ReplayTime.Seconds() }),
-	counter(ofCluster, "revision_reads_total", "Linearizable reads of etcd's revision, each shared by all requests that waited for it.",
+	counter(ofCluster, "revision_reads_total", "Linearizable reads of etcd's revision, shared by concurrent requests.",
 		func(s clusterStats) int64 { return s.RevisionReads }),
-	counter(ofCluster, "progress_requests_total", "Progress requests to etcd, including requests that could not be sent within a second.", func(s clusterStats) int64 { return s.ProgressRequests }),
+	counter(ofCluster, "progress_requests_total", "Progress requests to etcd.", func(s clusterStats) int64 { return s.ProgressRequests }),
 }
 
 // Metrics of a resource in memory.
 var resourceMetrics = families[mirror.ResourceStats]{
 	gauge(ofResource, "resource_objects", "Objects in memory.", func(s mirror.ResourceStats) int { return s.Entries }),
 	gauge(ofResource, "resource_stored_bytes", "Stored size of the objects in memory.", func(s mirror.ResourceStats) int64 { return s.Bytes }),
-	gauge(ofResource, "resource_compressed_objects", "Objects, of strata_mirror_resource_objects, that are compressed in memory, as counted every two minutes.",
+	gauge(ofResource, "resource_compressed_objects", "Objects that are compressed in memory.",
 		func(s mirror.ResourceStats) int { return s.Compressed }),
-	gauge(ofResource, "resource_compression_saved_bytes", "Difference of memory to strata_mirror_resource_stored_bytes by compression, as counted every two minutes.",
+	gauge(ofResource, "resource_compression_saved_bytes", "Memory saved by compression.",
 		func(s mirror.ResourceStats) int64 { return s.CompressionSaves }),
 	gauge(ofResource, "resource_ready", "1 when the resource is readable from memory, otherwise 0.", func(s mirror.ResourceStats) int { return oneIf(s.Ready) }),
 	gauge(ofResource, "resource_log_events", "Events in memory over which a watch can resume.", func(s mirror.ResourceStats) int { return s.Events }),
-	gauge(ofResource, "resource_versions", "Retained old versions, including versions made for readers. Revisions between two of them are reconstructed from events.",
+	gauge(ofResource, "resource_versions", "Retained old versions; events lead to the revisions between them.",
 		func(s mirror.ResourceStats) int { return s.Versions }),
-	gauge(ofResource, "resource_version_bytes", "Bytes of strata_mirror_resource_versions that the newest version does not share.",
+	gauge(ofResource, "resource_version_bytes", "Bytes of retained old versions that the newest one does not share.",
 		func(s mirror.ResourceStats) int64 { return s.VersionBytes }),
-	gauge(ofResource, "resource_suspect", "1 from a difference found by a consistency check until a check finds none, otherwise 0. While it is 1, lists at old revisions are read from etcd.",
+	gauge(ofResource, "resource_suspect", "1 from a difference found by a consistency check until a check finds none, otherwise 0.",
 		func(s mirror.ResourceStats) int { return oneIf(s.Inconsistent) }),
 	gauge(ofResource, "resource_oldest_revision", "Oldest revision at which memory can answer a list.",
 		func(s mirror.ResourceStats) int64 { return s.OldestRevision }),
-	gauge(ofResource, "resource_past_readers", "Lists at old revisions that are being read from memory. Each keeps its version in memory.",
+	gauge(ofResource, "resource_past_readers", "Lists at old revisions that are being read from memory.",
 		func(s mirror.ResourceStats) int { return s.Readers }),
-	gauge(ofResource, "resource_past_readers_oldest_revision", "Oldest revision of strata_mirror_resource_past_readers, 0 without readers.",
+	gauge(ofResource, "resource_past_readers_oldest_revision", "Oldest revision that a list at an old revision reads, 0 without one.",
 		func(s mirror.ResourceStats) int64 { return s.OldestRead }),
 }
 
 // Metrics of the compactions of a cluster.
 var compactionMetrics = families[etcdsource.CompactionStats]{
-	gauge(ofCompaction, "revision", "Revision to which etcd is compacted, or is about to be compacted.", func(s etcdsource.CompactionStats) int64 { return s.Revision }),
-	gauge(ofCompaction, "kept_revisions", "Distance of etcd's revision from strata_compaction_revision: the revisions of history in etcd.",
+	gauge(ofCompaction, "revision", "Revision to which etcd is compacted.", func(s etcdsource.CompactionStats) int64 { return s.Revision }),
+	gauge(ofCompaction, "kept_revisions", "Revisions of history in etcd.",
 		func(s etcdsource.CompactionStats) float64 {
 			if s.Revision == 0 {
 				return math.NaN()
 			}
 			return float64(max(0, s.EtcdRevision-s.Revision))
 		}),
-	gauge(ofCompaction, "following", "1 while compactions are followed, by a watch of compact_rev_key or, by a replica, by a read of it every 10 s, otherwise 0.", func(s etcdsource.CompactionStats) int { return oneIf(s.Following) }),
+	gauge(ofCompaction, "following", "1 while compactions of others are followed, otherwise 0.", func(s etcdsource.CompactionStats) int { return oneIf(s.Following) }),
 	counter(ofCompaction, "compactions_total", "Compactions by this server.", func(s etcdsource.CompactionStats) int64 { return s.Compactions }),
 	counter(ofCompaction, "failures_total", "Failed turns of this server to compact etcd.", func(s etcdsource.CompactionStats) int64 { return s.Failures }),
-	counter(ofCompaction, "watch_losses_total", "Times the watch of compact_rev_key was lost, or a replica could not read it.", func(s etcdsource.CompactionStats) int64 { return s.Losses }),
+	counter(ofCompaction, "watch_losses_total", "Losses of the watch of compact_rev_key.", func(s etcdsource.CompactionStats) int64 { return s.Losses }),
 	counter(ofCompaction, "doubted_writes_total", "Rejected writes to compact_rev_key.", func(s etcdsource.CompactionStats) int64 { return s.InvalidAnnouncements }),
 	counter(ofCompaction, "unannounced_total", "Compactions found without a write to compact_rev_key.", func(s etcdsource.CompactionStats) int64 { return s.Unannounced }),
 }
@@ -180,7 +180,7 @@ var compactionMetrics = families[etcdsource.CompactionStats]{
 var blockMetrics = families[blockcache.Stats]{
 	gauge(ofBlocks, "bytes", "Bytes of cached encodings of objects.", func(s blockcache.Stats) int64 { return s.Used }),
 	gauge(ofBlocks, "limit_bytes", "Bound of strata_representation_bytes.", func(s blockcache.Stats) int64 { return s.Limit }),
-	counter(ofBlocks, "evictions_total", "Idle blocks (of about 64 KiB, or a compressed or decoded object) that were evicted.",
+	counter(ofBlocks, "evictions_total", "Idle blocks that were evicted.",
 		func(s blockcache.Stats) int64 { return s.Evictions }),
 	counter(ofBlocks, "refusals_total", "Blocks that were not cached for lack of room.",
 		func(s blockcache.Stats) int64 { return s.Refusals }),
@@ -188,14 +188,12 @@ var blockMetrics = families[blockcache.Stats]{
 
 // Metrics of the running watches of a resource.
 var lagMetrics = families[int]{
-	gauge(ofWatches, "lag_events", "Events that the watch furthest behind has not examined yet. A watch that waits for an event counts as 0.",
+	gauge(ofWatches, "lag_events", "Events that the watch furthest behind has not examined yet.",
 		func(events int) int { return events }),
 }
 
 // feedInfo describes the feed of a cluster.
-var feedInfo = metrics.NewDesc("strata_mirror_feed_info", "1. The label freshness is how the mirror learns the position of the feed: progress (etcd answers progress requests), "+
-	"events (the feed watches all keys: kine, etcd's gRPC proxy) or unproven (reads of the latest state go to etcd). "+
-	"The label arrival_check is off if the store does not count the writes to a key, so that only consistency checks find a lost event.",
+var feedInfo = metrics.NewDesc("strata_mirror_feed_info", "1, with the mode of the feed: freshness (progress, events or unproven) and arrival_check (on or off).",
 	[]string{"endpoints", "prefix", "freshness", "arrival_check"}, nil, metrics.ALPHA, "")
 
 // Cluster is a mirrored cluster whose metrics are collected.

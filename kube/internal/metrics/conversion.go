@@ -11,8 +11,7 @@ import (
 var (
 	conversions = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Name: "strata_conversions", StabilityLevel: metrics.ALPHA,
-		Help: "Conversions of custom resources in progress that may call a webhook, by state: awaited (by a reader), abandoned (all readers that waited for them have ended). " +
-			"For each served version of a resource, none begins while 32 are abandoned.",
+		Help: "Conversions in progress that may call a webhook, by state: awaited, abandoned by all readers.",
 	}, []string{"group", "resource", "state"})
 
 	registerConversions = sync.OnceFunc(func() { legacyregistry.MustRegister(conversions) })

@@ -41,34 +41,31 @@ const (
 var (
 	listsTotal = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_lists_total", StabilityLevel: metrics.ALPHA,
-		Help: "Lists and pages of lists, by source (memory_present, memory_past, etcd) and reason. Reasons of memory: consistent (no resource version), any (resource version 0), " +
-			"not_older_than, exact, limit (a resource version and a limit), continue, inconsistent (a token that continues at the latest revision). Reasons of etcd: " +
-			"older_than_memory, gate (one is off), not_loaded (a small page, before memory is ready), no_progress (etcd's progress is unreliable), " +
-			"suspect (a consistency check has found a difference), uncached.",
+		Help: "Lists and pages of lists, by source (memory_present, memory_past, etcd) and reason.",
 	}, []string{"group", "resource", "source", "reason"})
 	listPages = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_list_pages_total", StabilityLevel: metrics.ALPHA,
-		Help: "Lists, of strata_lists_total, with a limit or a continue token; continued is true for those with a token.",
+		Help: "Lists with a limit or a continue token; continued: with a token.",
 	}, []string{"group", "resource", "continued"})
 	listsExpired = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_lists_expired_total", StabilityLevel: metrics.ALPHA,
-		Help: "Lists answered with 410, because etcd has compacted their revision or the key of their token was deleted.",
+		Help: "Lists answered with 410: their revision was compacted, or the key of their token deleted.",
 	}, []string{"group", "resource"})
 	listPlans = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_list_plans_total", StabilityLevel: metrics.ALPHA,
-		Help: "Lists from memory and initial events of watches with a selector, by plan: index (candidates of indexes on labels or fields), stored (candidates found in stored values, without an index), shard (objects of the shard), scan (all objects of the range).",
+		Help: "Lists and initial events with a selector, by plan: index, stored, shard, scan.",
 	}, []string{"group", "resource", "plan"})
 	listExamined = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_list_examined_objects_total", StabilityLevel: metrics.ALPHA,
-		Help: "Objects that the lists and initial events of strata_list_plans_total compared with their selectors, by plan.",
+		Help: "Objects that lists with a selector compared with it, by plan.",
 	}, []string{"group", "resource", "plan"})
 	listSelected = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_list_selected_objects_total", StabilityLevel: metrics.ALPHA,
-		Help: "Objects that the lists and initial events of strata_list_plans_total returned, by plan.",
+		Help: "Objects that lists with a selector returned, by plan.",
 	}, []string{"group", "resource", "plan"})
 	listValues = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_list_read_values_total", StabilityLevel: metrics.ALPHA,
-		Help: "Objects of which plans index and stored of strata_list_plans_total read the value of a label or field, to make an index or to find candidates, by source: stored (found in the stored value), decoded (the object was decoded). Values that an index or the cached attributes of an object have are not counted.",
+		Help: "Values of labels and fields that plans read, by source: stored, decoded.",
 	}, []string{"group", "resource", "source"})
 	indexes = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Name: "strata_indexes", StabilityLevel: metrics.ALPHA,
@@ -76,11 +73,11 @@ var (
 	}, []string{"group", "resource"})
 	indexBytes = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Name: "strata_index_bytes", StabilityLevel: metrics.ALPHA,
-		Help: "Memory of the indexes of strata_indexes for the newest version, as last counted, at most a minute ago. It is a part of strata_representation_bytes, and at most a quarter of its bound for each resource; of all resources at most half, and three quarters for fields that are indexed at their first use, such as spec.nodeName.",
+		Help: "Memory of the indexes, a part of strata_representation_bytes.",
 	}, []string{"group", "resource"})
 	indexRefusals = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_index_refusals_total", StabilityLevel: metrics.ALPHA,
-		Help: "Times an index that found no room was dropped, because it alone took more than half of the bound of strata_index_bytes for its resource, or the indexes of all resources took more than 7/8 of theirs. Its lists do without it for the next ten minutes.",
+		Help: "Indexes dropped for ten minutes for lack of room.",
 	}, []string{"group", "resource"})
 
 	registerListMetrics = sync.OnceFunc(func() {

@@ -16,7 +16,7 @@ import (
 var (
 	watchReplayed = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_watch_replayed_events_total", StabilityLevel: metrics.ALPHA,
-		Help: "Events, of apiserver_init_events_total, between the revision at which a watch began and the published revision at that moment, before selectors.",
+		Help: "Events before the start of a watch that it examined, before selectors.",
 	}, []string{"group", "resource"})
 	watchBookmarks = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_watch_bookmarks_total", StabilityLevel: metrics.ALPHA,
@@ -24,18 +24,15 @@ var (
 	}, []string{"group", "resource"})
 	watchesEnded = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_watches_ended_total", StabilityLevel: metrics.ALPHA,
-		Help: "Watches that have ended, by reason: timeout, client (it disconnected or cancelled the watch), shutdown of the server, " +
-			"storage (a definition changed or was deleted, or the server ended), expired (410: the watch was older than memory, or the resource was relisted), " +
-			"slow_client (its client did not read the initial events in time), error.",
+		Help: "Watches that have ended, by reason: timeout, client, shutdown, storage, expired (410), slow_client, error.",
 	}, []string{"group", "resource", "reason"})
 	watchesUnindexed = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_watches_unindexed_total", StabilityLevel: metrics.ALPHA,
-		Help: "Watches by one value of a label or field that were begun while the watches of the resource used the maximum of 8 others. They are woken by every event, not only by those of their value.",
+		Help: "Watches by a label or field beyond 8 others, which every event wakes.",
 	}, []string{"group", "resource"})
 	watchDelivery = metrics.NewHistogramVec(&metrics.HistogramOpts{
 		Name: "strata_watch_delivery_seconds", StabilityLevel: metrics.ALPHA,
-		Help: "Time from the arrival of a batch from etcd to the end of the write to the client, for the oldest event of each write. " +
-			"Only watches served by the byte read path and events since the server's start count.",
+		Help:    "Time from the arrival of a batch from etcd to the end of the write to the client.",
 		Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30},
 	}, []string{"group", "resource"})
 

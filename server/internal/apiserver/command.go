@@ -193,8 +193,7 @@ memory of the machine, whichever is least. kube-apiserver's flags are after them
 func (s *settings) ownFlags() *pflag.FlagSet {
 	own := pflag.NewFlagSet("strata", pflag.ContinueOnError)
 	own.SetNormalizeFunc(cliflag.WordSepNormalizeFunc)
-	own.Var(&s.engine, "engine", "Cache that serves reads and watches: strata (the engine of this program) or "+
-		"upstream (the watch cache of kube-apiserver).")
+	own.Var(&s.engine, "engine", "Cache that serves reads and watches: strata, or upstream (that of kube-apiserver).")
 	own.Var(s.gates, "strata-feature-gates", gatesUsage(s.gates))
 	s.limits.addFlags(own)
 	s.checks.addFlags(own)

@@ -24,9 +24,8 @@ func defaultCheckSettings() checkSettings {
 }
 
 func (s *checkSettings) addFlags(fs *pflag.FlagSet) {
-	fs.DurationVar(&s.interval, "strata-consistency-check-interval", s.interval, "Interval at which each resource in memory is compared with etcd, keys and revisions only "+
-		"(metrics apiserver_storage_consistency_checks_total, strata_consistency_check_seconds); up to half of it is added at random. Differences are repaired. "+
-		"At least 1s; 0 disables the schedule, not the checks on demand (POST "+consistency.Path+"). The feature gate "+string(kubestorage.DetectCacheInconsistency)+"=false disables both.")
+	fs.DurationVar(&s.interval, "strata-consistency-check-interval", s.interval, "Interval at which each resource in memory is compared with etcd, "+
+		"up to half of it longer at random. At least 1s; 0 disables the schedule, not the checks on demand (POST "+consistency.Path+").")
 }
 
 // validate returns an error that names the flag.

@@ -53,18 +53,10 @@ func defaultEngineLimits() engineLimits {
 }
 
 func (l *engineLimits) addFlags(fs *pflag.FlagSet) {
-	fs.DurationVar(&l.historyAge, flagHistoryAge, l.historyAge, "How long changes stay in memory, for watches that resume and lists at old revisions. "+
-		"A watch from an older revision gets 410, a list at an older revision is read from etcd. Must be positive; a longer history window of kube-apiserver takes precedence. "+
-		"History ends earlier if --strata-history-bytes is reached (metric strata_mirror_history_floor_revision).")
-	fs.Var(&l.historyBytes, flagHistoryBytes, "Maximum size of the history in memory, in bytes, for each etcd cluster: replaced and deleted values, and old versions "+
-		"(metrics strata_mirror_history_bytes, strata_mirror_version_bytes). At the start, at most as many bytes of history are read from etcd, "+
-		"which holds them in memory meanwhile. Must be positive.")
-	fs.Var(&l.keptBytes, flagRepresentationBytes, "Maximum size of cached encodings of objects (JSON, protobuf, metadata only, compressed, decoded), in bytes, "+
-		"of all resources together (metric strata_representation_bytes). Objects that do not fit are encoded at each use. Must be positive. "+
-		"Beyond 384Mi, encodings are dropped within a minute after their last use.")
-	fs.Var(&l.listBytes, flagListBytes, "Maximum size of all lists in flight, in bytes (metric strata_lists_in_flight_bytes): encoded bytes of lists that are sent from memory, "+
-		"and estimated memory of lists that are made from decoded objects (tables, YAML, indented JSON). Further lists wait within their priority level "+
-		"for half of their remaining time, at most 30s, then get 429. 0 means the default.")
+	fs.DurationVar(&l.historyAge, flagHistoryAge, l.historyAge, "How long changes stay in memory, for watches that resume and lists at old revisions; at most until --strata-history-bytes is reached. Must be positive.")
+	fs.Var(&l.historyBytes, flagHistoryBytes, "Maximum size of the history in memory, in bytes, for each etcd cluster; a start reads at most as much from etcd. Must be positive.")
+	fs.Var(&l.keptBytes, flagRepresentationBytes, "Maximum size of cached encodings of objects, in bytes; other objects are encoded at each use. Must be positive.")
+	fs.Var(&l.listBytes, flagListBytes, "Maximum size of all lists in flight, in bytes; further lists wait, at most 30s, then get 429. 0 means the default.")
 	cli.SetDefault(fs, flagHistoryBytes, l.historyBytes.String()+", or an eighth of the available memory if that is less")
 	cli.SetDefault(fs, flagRepresentationBytes, "an eighth of the available memory, "+l.keptBytes.String()+" if that is unknown")
 	cli.SetDefault(fs, flagListBytes, "an eighth of the available memory")

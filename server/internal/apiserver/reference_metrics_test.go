@@ -62,7 +62,7 @@ func readMetricDocs(t *testing.T) (docs metricDocs) {
 // metric.
 func metricTable(t *testing.T, registered []metric, docs map[string]metricDoc) string {
 	t.Helper()
-	table := "| metric | type | labels | meaning | normal | action |\n| --- | --- | --- | --- | --- | --- |\n"
+	table := "| metric | type | labels | meaning | normal range; action outside of it |\n| --- | --- | --- | --- | --- |\n"
 	left := maps.Clone(docs)
 	for _, m := range registered {
 		doc := docs[m.name]
@@ -74,12 +74,28 @@ func metricTable(t *testing.T, registered []metric, docs map[string]metricDoc) s
 		if meaning == "" {
 			meaning = cell(m.help)
 		}
-		table += fmt.Sprintf("| `%s` | %s | %s | %s | %s | %s |\n", m.name, m.kind, code(m.labels), meaning, metricNames(doc.Normal), metricNames(doc.Action))
+		table += fmt.Sprintf("| `%s` | %s | %s | %s | %s |\n", m.name, m.kind, code(m.labels), meaning, rangeAndAction(doc))
 	}
 	for name := range left {
 		t.Errorf("docs/metrics.yaml has an entry for %s, which no server has", name)
 	}
 	return table
+}
+
+// alertNames are the alerts of a metric at the end of its action. The table omits them: an alert names its metric.
+var alertNames = regexp.MustCompile(` \(alerts? [A-Za-z, ]+\)$`)
+
+// rangeAndAction returns the last cell of a metric: its normal range, and the action outside of it. The
+// cell omits a range that depends on clients, a constant, and an action "none".
+func rangeAndAction(doc metricDoc) string {
+	var parts []string
+	if doc.Normal != "depends on clients" && doc.Normal != "constant" {
+		parts = append(parts, doc.Normal)
+	}
+	if doc.Action != "none" {
+		parts = append(parts, alertNames.ReplaceAllString(doc.Action, ""))
+	}
+	return metricNames(strings.Join(parts, "; "))
 }
 
 // metricNames puts names of metrics in backquotes, unless they are.

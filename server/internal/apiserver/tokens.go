@@ -29,11 +29,10 @@ type tokenSettings struct {
 func defaultTokenSettings() tokenSettings { return tokenSettings{keyRotation: 7 * 24 * time.Hour} }
 
 func (s *tokenSettings) addFlags(fs *pflag.FlagSet) {
-	fs.DurationVar(&s.keyRotation, "strata-continue-token-key-rotation", s.keyRotation, "How long a key seals continue tokens before a new key replaces it; "+
-		"at least 1m, 0 disables rotation. Requires the feature gate "+string(kubestorage.SealedContinueTokens)+". A replaced key opens tokens for twice --strata-history-age, "+
-		"at least for 10m. The keys are stored in etcd, encrypted like secrets.")
+	fs.DurationVar(&s.keyRotation, "strata-continue-token-key-rotation", s.keyRotation, "How long a key seals continue tokens "+
+		"(feature gate "+string(kubestorage.SealedContinueTokens)+"); at least 1m, 0 disables rotation. A replaced key opens tokens for twice --strata-history-age, at least 10m.")
 	fs.BoolVar(&s.refusePlain, "strata-refuse-plain-continue-tokens", s.refusePlain, "Reject continue tokens that are not sealed, with 400. "+
-		"Set it only after all servers of the cluster seal their tokens. Requires the feature gate "+string(kubestorage.SealedContinueTokens)+".")
+		"Set it only after all servers seal their tokens (feature gate "+string(kubestorage.SealedContinueTokens)+").")
 }
 
 // validate returns an error that names the flag.

@@ -100,17 +100,12 @@ effect.`
 // AddFlags implements apiserver.Variant.
 func (s *server) AddFlags(own *pflag.FlagSet) {
 	own.StringSliceVar(&s.primaryURLs, flagPrimary, nil, "Comma-separated URLs, https://host:port, of the API servers that answer all requests except reads. Required.")
-	own.StringVar(&s.primaryCAFile, flagPrimaryCAFile, "", "File with the certificate authorities of the API servers of --primary; changes take effect within a minute. "+
-		"Without it the system's authorities verify them.")
-	own.BoolVar(&s.delegateAuth, flagDelegateAuth, false, "Let the API servers of --primary authenticate tokens (TokenReview) and authorize reads (SubjectAccessReview); "+
-		"answers are used for 10s. Client certificates are verified with --client-ca-file. Flags of authorization and of service accounts must not be set.")
-	own.BoolVar(&s.alwaysAllow, flagAlwaysAllow, false, "Accept the authorizer AlwaysAllow in --authorization-mode or --authorization-config: every authenticated user can then read everything, "+
-		"Secrets included. Without this flag the start fails.")
-	own.StringVar(&s.readFrom, flagReadFrom, "", "URL of the one member of etcd to read from, in place of --etcd-servers. It must vote: a learner refuses watches.")
-	own.StringVar(&s.feed.address, flagFeedAddress, "", "host:port at which other replicas can read in place of etcd, with this URL as their --etcd-servers. "+
-		"The certificate is that of the server. Requires --feed-client-ca-file; without both nothing listens.")
-	own.StringVar(&s.feed.clientCAFile, flagFeedCAFile, "", "File with the certificate authorities of the clients of --feed-bind-address; changes take effect within a minute, also on open connections. "+
-		"A client with a certificate of them can read all stored values, Secrets included.")
+	own.StringVar(&s.primaryCAFile, flagPrimaryCAFile, "", "File with the certificate authorities of --primary, by default the system's; reloaded within a minute.")
+	own.BoolVar(&s.delegateAuth, flagDelegateAuth, false, "Let the API servers of --primary authenticate tokens and authorize reads (TokenReview, SubjectAccessReview); flags of authorization and of service accounts must not be set.")
+	own.BoolVar(&s.alwaysAllow, flagAlwaysAllow, false, "Accept the authorizer AlwaysAllow, with which every authenticated user can read everything, Secrets included.")
+	own.StringVar(&s.readFrom, flagReadFrom, "", "URL of the one member of etcd to read from, in place of --etcd-servers; it must vote.")
+	own.StringVar(&s.feed.address, flagFeedAddress, "", "host:port at which other replicas can read in place of etcd. Requires --feed-client-ca-file.")
+	own.StringVar(&s.feed.clientCAFile, flagFeedCAFile, "", "File with the certificate authorities of the clients of --feed-bind-address, which can read all stored values, Secrets included; reloaded within a minute.")
 }
 
 // Options implements apiserver.Variant.

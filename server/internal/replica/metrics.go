@@ -16,34 +16,33 @@ import (
 var (
 	proxyRequests = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name:           "strata_replica_proxy_requests_total",
-		Help:           "Requests that a replica has sent to a primary, by response code; error: without a response.",
+		Help:           "Requests sent to a primary, by response code; error: without a response.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"primary", "code"})
 	proxySeconds = metrics.NewHistogramVec(&metrics.HistogramOpts{
 		Name:           "strata_replica_proxy_duration_seconds",
-		Help:           "Time from sending a request to a primary until the header of its response.",
+		Help:           "Time until the header of a primary's response.",
 		Buckets:        []float64{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60},
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"primary"})
 	primaryHealthy = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Name:           "strata_replica_primary_healthy",
-		Help:           "1 while a replica sends requests to the primary, 0 after a failed connection or check.",
+		Help:           "1 while requests are sent to the primary, otherwise 0.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"primary"})
 	documentRequests = metrics.NewCounterVec(&metrics.CounterOpts{
-		Name: "strata_replica_documents_total",
-		Help: "Requests for discovery, OpenAPI documents and the version that a replica has answered: cached (a second old at most), unchanged or fetched (as a primary said), " +
-			"stale (no primary answered), passed (answered by a primary, not cached).",
+		Name:           "strata_replica_documents_total",
+		Help:           "Requests for discovery and OpenAPI documents, by result: cached, unchanged, fetched, stale, passed.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"result"})
 	refusedWrites = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name:           "strata_replica_refused_writes_total",
-		Help:           "Writes that parts of the replica itself have attempted, and that were refused.",
+		Help:           "Refused writes of parts of the replica itself.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"resource"})
 
 	lagDesc = metrics.NewDesc("strata_replica_lag_seconds",
-		"Time since memory fell behind the newest revision of etcd that the replica knows, 0 when it is level.", []string{"endpoints", "prefix"}, nil, metrics.ALPHA, "")
+		"Time since memory fell behind the newest known revision of etcd, 0 when it is level.", []string{"endpoints", "prefix"}, nil, metrics.ALPHA, "")
 )
 
 // lags computes strata_replica_lag_seconds. Other commands of the program have no series of these metrics.
@@ -64,14 +63,14 @@ var (
 	// fed computes the metrics of the feed. Servers without one have no series of them.
 	fed = &feedCollector{}
 
-	feedWatches = metrics.NewDesc("strata_replica_feed_watches", "Open watches of other replicas that follow this one in place of etcd.", nil, nil, metrics.ALPHA, "")
-	feedEvents  = metrics.NewDesc("strata_replica_feed_events_total", "Events sent to other replicas, over all their watches.", nil, nil, metrics.ALPHA, "")
+	feedWatches = metrics.NewDesc("strata_replica_feed_watches", "Open watches of other replicas.", nil, nil, metrics.ALPHA, "")
+	feedEvents  = metrics.NewDesc("strata_replica_feed_events_total", "Events sent to other replicas.", nil, nil, metrics.ALPHA, "")
 	feedBytes   = metrics.NewDesc("strata_replica_feed_event_bytes_total", "Keys and values of the events sent to other replicas.", nil, nil, metrics.ALPHA, "")
 	feedRanges  = metrics.NewDesc("strata_replica_feed_requests_total",
-		"Requests of other replicas for keys, by result: memory, etcd (passed on), refused (a write, or keys outside the prefix).", []string{"result"}, nil, metrics.ALPHA, "")
-	feedCanceled = metrics.NewDesc("strata_replica_feed_canceled_watches_total", "Watches of other replicas that were canceled because the log no longer had their revision.",
+		"Reads of other replicas, by result: memory, etcd (passed on), refused.", []string{"result"}, nil, metrics.ALPHA, "")
+	feedCanceled = metrics.NewDesc("strata_replica_feed_canceled_watches_total", "Watches of other replicas canceled because the log no longer had their revision.",
 		nil, nil, metrics.ALPHA, "")
-	feedLogBytes = metrics.NewDesc("strata_replica_feed_log_bytes", "Memory of the events from which watches of other replicas are served.", nil, nil, metrics.ALPHA, "")
+	feedLogBytes = metrics.NewDesc("strata_replica_feed_log_bytes", "Memory of the log that serves other replicas.", nil, nil, metrics.ALPHA, "")
 )
 
 // DescribeWithStability implements metrics.StableCollector.

@@ -116,8 +116,6 @@ func total(units map[string]outcome, engine Engine) (sum counts, ok bool) {
 		sum.Passed += c.Passed
 		sum.Failed += c.Failed
 		sum.Skipped += c.Skipped
-		sum.Retried += c.Retried
-		sum.Seconds += c.Seconds
 		sum.Servers += c.Servers
 	}
 	return sum, ok
@@ -132,14 +130,13 @@ func document(suites []Suite, r results) string {
 	}
 	b.WriteString(`# Test suites of other projects
 
-` + "`make suites`" + ` builds test suites that the authors of Strata did not write, runs each on upstream's storage layer and on Strata's,
-and writes this file and ` + "`test/upstream/suites/results.json`" + `. Where it is possible one test binary runs on both engines. A difference, or a test that fails on every
-engine, fails the run if it has no reason below; so does one with a reason that no longer occurs. A change must pass ` + "`make suites-quick`" + ` (part of ` + "`.ci/run`" + `);
-a release, all of it. ` + "`make suites ARGS='-units REGEXP'`" + ` runs some packages and updates their rows; ` + "[CONTRIBUTING.md](../CONTRIBUTING.md#suites-of-other-projects)" + ` has the details.
+` + "`make suites`" + ` runs test suites of other projects on upstream's storage layer and on Strata's, and writes this file and
+` + "`test/upstream/suites/results.json`" + `. One test binary runs on both engines where that is possible. A difference, or a test that fails on every engine,
+fails the run if it has no reason below; so does a reason that no longer occurs. [Suites](development/suites.md) has the details.
 
-A package without a row has not been run with the present version. Tests are counted with their subtests. A test that fails, or whose verdicts differ, is run up to ` + fmt.Sprint(maxRetries) + ` times more on both engines and counts
-as passed if it passes once; "retried" is how many top-level tests that were. "Servers" is how many API servers the tests started on Strata. Seconds are of all runs of a package, without its build.
-All units together take ` + fmt.Sprint(math.Ceil(took.Minutes())) + ` minutes of test time, without builds, when they run one after the other.
+Tests are counted with their subtests. A test that fails, or whose verdicts differ, runs up to ` + fmt.Sprint(maxRetries) + ` times more on both engines, and counts as passed
+if it passes once. "Servers" are the API servers that the tests started on Strata. All units together take
+` + fmt.Sprint(math.Ceil(took.Minutes())) + ` minutes of test time, one after the other.
 `)
 	for _, s := range suites {
 		writeSuite(&b, s, r[s.Name])
@@ -154,8 +151,7 @@ func writeSuite(b *strings.Builder, s Suite, units map[string]outcome) {
 		b.WriteString("No results yet.\n")
 		return
 	}
-	b.WriteString("| package | upstream: passed | failed | skipped | strata: passed | failed | skipped | servers | retried | seconds: upstream | strata | date |\n")
-	b.WriteString("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n")
+	b.WriteString("| package | passed: upstream | passed: strata | servers | date |\n| --- | ---: | ---: | ---: | --- |\n")
 	sources := map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(units)) {
 		writeRow(b, name, units[name].Engines, units[name].Date)
@@ -174,20 +170,25 @@ func writeSuite(b *strings.Builder, s Suite, units map[string]outcome) {
 
 // writeRow writes a row of a suite's table.
 func writeRow(b *strings.Builder, name string, engines map[Engine]counts, date string) {
-	cells := func(e Engine) (verdicts, seconds string) {
+	verdicts := func(e Engine) string {
 		c, ok := engines[e]
 		if !ok {
-			return " | | ", ""
+			return ""
 		}
-		return fmt.Sprintf("%d | %d | %d", c.Passed, c.Failed, c.Skipped), fmt.Sprint(c.Seconds)
+		cell := fmt.Sprint(c.Passed)
+		if c.Failed > 0 {
+			cell += fmt.Sprintf(", %d failed", c.Failed)
+		}
+		if c.Skipped > 0 {
+			cell += fmt.Sprintf(", %d skipped", c.Skipped)
+		}
+		return cell
 	}
-	upstream, upstreamSeconds := cells(Upstream)
-	strata, strataSeconds := cells(Strata)
 	servers := ""
 	if n := engines[Strata].Servers; n > 0 {
 		servers = fmt.Sprint(n)
 	}
-	fmt.Fprintf(b, "| %s | %s | %s | %s | %d | %s | %s | %s |\n", name, upstream, strata, servers, engines[Strata].Retried, upstreamSeconds, strataSeconds, date)
+	fmt.Fprintf(b, "| %s | %s | %s | %s | %s |\n", name, verdicts(Upstream), verdicts(Strata), servers, date)
 }
 
 // writeFindings writes the differences of a suite, and its failed and unstable tests.
