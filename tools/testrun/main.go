@@ -151,6 +151,12 @@ func (r *runner) invoke(ctx context.Context, inv invocation, into *results) erro
 	if err := cmd.Start(); err != nil {
 		return err
 	}
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	cpu := &sampler{proc: "/proc", goCommand: cmd.Process.Pid, programs: map[int]*testProgram{}}
+	go func() {
+		defer close(stopped)
+		cpu.run(stop)
+	}()
 	lines := bufio.NewReader(stdout)
 	for {
 		line, err := lines.ReadBytes('\n')
@@ -161,7 +167,28 @@ func (r *runner) invoke(ctx context.Context, inv invocation, into *results) erro
 			break
 		}
 	}
+	close(stop)
+	<-stopped
+	r.addCPU(inv, cpu, into)
 	return cmd.Wait()
+}
+
+// addCPU adds the processor times of the packages of an invocation.
+func (r *runner) addCPU(inv invocation, cpu *sampler, into *results) {
+	root, err := filepath.Abs(r.root)
+	if err == nil {
+		root, err = filepath.EvalSymlinks(root)
+	}
+	if err != nil {
+		return // the report then has no times of the processor
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, p := range into.packages {
+		if p.inv.name == inv.name {
+			p.cpu += cpu.seconds(filepath.Join(root, strings.TrimPrefix(p.path, modulePath)))
+		}
+	}
 }
 
 func (r *runner) record(inv invocation, line []byte, into *results) {

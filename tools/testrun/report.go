@@ -142,21 +142,22 @@ func (f failure) output(rs *results) (lines []string) {
 	return slices.DeleteFunc(lines, func(line string) bool { return strings.HasPrefix(line, "=== ") })
 }
 
-// slowest prints the packages and the top-level tests that took the longest, if a second and more.
+// slowest prints the packages and the top-level tests that took the longest, if a second and more. The
+// processor seconds of a package tell whether it computes or waits.
 func (rs *results) slowest(out io.Writer) {
 	type took struct {
-		seconds float64
-		name    string
+		seconds, cpu float64
+		name         string
 	}
 	var packages, tests []took
 	for _, p := range rs.packages {
 		if p.cached {
 			continue
 		}
-		packages = append(packages, took{p.elapsed, p.short()})
+		packages = append(packages, took{p.elapsed, p.cpu, p.short()})
 		for _, t := range p.order {
 			if !strings.Contains(t.name, "/") {
-				tests = append(tests, took{t.elapsed, p.short() + " " + t.name})
+				tests = append(tests, took{t.elapsed, 0, p.short() + " " + t.name})
 			}
 		}
 	}
@@ -169,7 +170,11 @@ func (rs *results) slowest(out io.Writer) {
 			if i == 0 {
 				fmt.Fprintf(out, "\nslowest %s:\n", what)
 			}
-			fmt.Fprintf(out, "%7.1fs %s\n", t.seconds, t.name)
+			fmt.Fprintf(out, "%7.1fs %s", t.seconds, t.name)
+			if t.cpu > 0 {
+				fmt.Fprintf(out, ", %.1f processor seconds", t.cpu)
+			}
+			fmt.Fprintln(out)
 		}
 	}
 	list("packages", packages)

@@ -28,6 +28,7 @@ type pkg struct {
 	path    string
 	action  string // pass, fail or skip; "" until it ends
 	elapsed float64
+	cpu     float64 // processor seconds of the test program and the processes that it started
 	cached  bool
 	race    bool     // the race detector reported a data race
 	exit    string   // a line that reports an end other than by failed tests, such as a panic

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -20,17 +21,27 @@ var planted = map[string]string{
 	n++
 	<-done
 }`,
-	"before":  `func TestMain(m *testing.M) { os.Exit(1) }; func TestPasses(t *testing.T) {}`,
-	"after":   `func TestMain(m *testing.M) { m.Run(); os.Exit(1) }; func TestPasses(t *testing.T) {}`,
-	"both":    `func TestMain(m *testing.M) { m.Run(); println("outside of the tests: planted"); os.Exit(1) }; ` + once,
-	"panics":  `func TestPanics(t *testing.T) { panic("planted") }`,
-	"exits":   `func TestExits(t *testing.T) { os.Exit(1) }`,
-	"hangs":   `func TestHangs(t *testing.T) { select {} }; func TestTicks(t *testing.T) { t.Parallel(); for range time.Tick(time.Second) {} }`,
-	"builds":  `func TestBuilds(t *testing.T) { undefined() }`,
-	"once":    once,
-	"seeded":  `func TestOnce(t *testing.T) { t.Log("STRATA_TEST_SEED=42"); t.Run("part", testOnce) }; ` + testOnce,
-	"always":  `func TestAlways(t *testing.T) { t.Run("part", func(t *testing.T) { t.Error("planted") }) }`,
-	"skips":   `func TestSkips(t *testing.T) { t.Skip("skipped without chromium: none here") }`,
+	"before": `func TestMain(m *testing.M) { os.Exit(1) }; func TestPasses(t *testing.T) {}`,
+	"after":  `func TestMain(m *testing.M) { m.Run(); os.Exit(1) }; func TestPasses(t *testing.T) {}`,
+	"both":   `func TestMain(m *testing.M) { m.Run(); println("outside of the tests: planted"); os.Exit(1) }; ` + once,
+	"panics": `func TestPanics(t *testing.T) { panic("planted") }`,
+	"exits":  `func TestExits(t *testing.T) { os.Exit(1) }`,
+	"hangs":  `func TestHangs(t *testing.T) { select {} }; func TestTicks(t *testing.T) { t.Parallel(); for range time.Tick(time.Second) {} }`,
+	"builds": `func TestBuilds(t *testing.T) { undefined() }`,
+	"once":   once,
+	"seeded": `func TestOnce(t *testing.T) { t.Log("STRATA_TEST_SEED=42"); t.Run("part", testOnce) }; ` + testOnce,
+	"always": `func TestAlways(t *testing.T) { t.Run("part", func(t *testing.T) { t.Error("planted") }) }`,
+	"skips":  `func TestSkips(t *testing.T) { t.Skip("skipped without chromium: none here") }`,
+	"busy": `func TestIsBusy(t *testing.T) {
+	// A child computes; then the test does.
+	if out, err := exec.Command("sh", "-c", "i=0; while [ $i -lt 2000000 ]; do i=$((i+1)); done").CombinedOutput(); err != nil {
+		t.Error(err, string(out))
+	}
+	busy := func() (used syscall.Rusage) { syscall.Getrusage(syscall.RUSAGE_SELF, &used); return used }
+	for busy().Utime.Sec < 2 {
+	}
+	time.Sleep(2 * time.Second)
+}`,
 	"passing": `func TestPasses(t *testing.T) { t.Run("part", func(t *testing.T) {}) }`,
 }
 
@@ -55,11 +66,13 @@ func plant(t *testing.T, names ...string) (*runner, *strings.Builder) {
 
 import (
 	"os"
+	"os/exec"
+	"syscall"
 	"testing"
 	"time"
 )
 
-var _, _ = os.Exit, time.Now
+var _, _, _, _ = os.Exit, time.Now, exec.Command, syscall.Getpid
 
 `+planted[name]+"\n")
 	}
@@ -167,6 +180,22 @@ func TestRun_ListedTestThatFailsTwice_FailsTheRun(t *testing.T) {
 	r, out := plant(t, "always")
 	list(t, r, "always TestAlways")
 	requireRun(t, r, out, false, "=== FAILED: always TestAlways (twice)")
+}
+
+// TestRun_ProcessorTime_IsReported has a package that computes for two seconds, after its child has.
+func TestRun_ProcessorTime_IsReported(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("processor time is read from /proc")
+	}
+	r, out := plant(t, "busy", "passing")
+	r.flags = []string{"-timeout=1m"}
+	requireRun(t, r, out, true, "s busy, ", " processor seconds")
+	for _, p := range r.mu.results.packages {
+		if busy := p.short() == "busy"; busy && p.cpu < 2.2 || p.cpu > p.elapsed+1 || !busy && p.cpu > 1 {
+			t.Errorf("%s: %.2f processor seconds in %.2f", p.short(), p.cpu, p.elapsed)
+		}
+	}
 }
 
 func TestRun_WithoutTests_FailsTheRun(t *testing.T) {
@@ -367,10 +396,11 @@ func TestReport_SlowestAndDuration_AreRounded(t *testing.T) {
 	rs.add(invocation{}, event{Action: "pass", Package: "p", Test: "TestY/part", Elapsed: 58})
 	rs.add(invocation{}, event{Action: "pass", Package: "p", Test: "TestZ", Elapsed: 0.9})
 	rs.add(invocation{}, event{Action: "pass", Package: "p", Elapsed: 60.4})
+	rs.packages[0].cpu = 12.34
 	passed := report(&out, rs, nil, nil, nil, 61400*time.Millisecond)
 	const want = `
 slowest packages:
-   60.4s p
+   60.4s p, 12.3 processor seconds
 
 slowest tests:
    58.0s p TestY
