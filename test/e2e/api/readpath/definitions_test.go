@@ -2,6 +2,7 @@ package readpath
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -22,6 +23,7 @@ const (
 
 // definition is a CustomResourceDefinition of namespaced objects.
 type definition struct {
+	group    string // "" for group; a parallel test has its own
 	plural   string
 	kind     string
 	versions []version
@@ -35,7 +37,9 @@ type version struct {
 	fields     []string
 }
 
-func (d definition) name() string { return d.plural + "." + group }
+func (d definition) in() string { return cmp.Or(d.group, group) }
+
+func (d definition) name() string { return d.plural + "." + d.in() }
 
 // object returns the definition; the first version is the storage version.
 func (d definition) object(t *testing.T) object {
@@ -63,7 +67,7 @@ func (d definition) object(t *testing.T) object {
 	return object{
 		"metadata": object{"name": d.name()},
 		"spec": object{
-			"group": group, "scope": "Namespaced", "versions": versions,
+			"group": d.in(), "scope": "Namespaced", "versions": versions,
 			"names": object{"plural": d.plural, "singular": strings.ToLower(d.kind), "kind": d.kind, "listKind": d.kind + "Collection"},
 		},
 	}
@@ -71,9 +75,9 @@ func (d definition) object(t *testing.T) object {
 
 func (d definition) path(version, namespace string) string {
 	if namespace == "" {
-		return fmt.Sprintf("/apis/%s/%s/%s", group, version, d.plural)
+		return fmt.Sprintf("/apis/%s/%s/%s", d.in(), version, d.plural)
 	}
-	return fmt.Sprintf("/apis/%s/%s/namespaces/%s/%s", group, version, namespace, d.plural)
+	return fmt.Sprintf("/apis/%s/%s/namespaces/%s/%s", d.in(), version, namespace, d.plural)
 }
 
 func (d definition) create(t *testing.T, ctx context.Context) {
@@ -99,7 +103,7 @@ func (d definition) update(t *testing.T, ctx context.Context) {
 func (d definition) add(t *testing.T, ctx context.Context, namespace, name string, spec object) {
 	t.Helper()
 	_, err := api.Create(ctx, d.path(d.versions[0].name, namespace), object{
-		"apiVersion": group + "/" + d.versions[0].name, "kind": d.kind, "metadata": object{"name": name}, "spec": spec,
+		"apiVersion": d.in() + "/" + d.versions[0].name, "kind": d.kind, "metadata": object{"name": name}, "spec": spec,
 	})
 	harness.Check(t, err)
 }
@@ -129,9 +133,10 @@ func (d definition) reads(version, namespace string) [][2]string {
 
 // TestCRD_Changed_ReadsFollowDefinition: changes of a definition's versions and schemas take effect in reads.
 func TestCRD_Changed_ReadsFollowDefinition(t *testing.T) {
+	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "decides")
-	d := definition{plural: "gadgets", kind: "Gadget", versions: []version{{name: "v1", spec: anySpec}, {name: "v2", spec: anySpec}}}
+	d := definition{group: "decides.example.com", plural: "gadgets", kind: "Gadget", versions: []version{{name: "v1", spec: anySpec}, {name: "v2", spec: anySpec}}}
 	d.create(t, ctx)
 	d.add(t, ctx, "decides", "a", object{"color": "red"})
 	for _, v := range []string{"v1", "v2"} {
@@ -156,7 +161,7 @@ func TestCRD_Changed_ReadsFollowDefinition(t *testing.T) {
 		d.versions = append(d.versions, version{name: "v3", spec: anySpec})
 		d.update(t, ctx)
 		for _, read := range d.reads("v3", "decides") {
-			untilBody(t, ctx, read[0], read[1], `"apiVersion":"test.example.com/v3"`)
+			untilBody(t, ctx, read[0], read[1], `"apiVersion":"decides.example.com/v3"`)
 		}
 		byBytes(t, ctx, d.path("v3", "decides"), "")
 	})
@@ -204,16 +209,16 @@ func TestCRD_Changed_ReadsFollowDefinition(t *testing.T) {
 				until(t, ctx, read[0], read[1], func(r *harness.Response) bool { return len(r.Header["Warning"]) == 1 })
 			}
 		}
-		if n := metric(t, ctx, api, `apiserver_requested_deprecated_apis{group="test.example.com",removed_release="",resource="gadgets"`); harness.Engine() == harness.Strata && n != 2 {
+		if n := metric(t, ctx, api, `apiserver_requested_deprecated_apis{group="decides.example.com",removed_release="",resource="gadgets"`); harness.Engine() == harness.Strata && n != 2 {
 			t.Errorf("%v deprecated versions were requested, want 2", n)
 		}
 	})
 	t.Run("a path that only a probe requests", func(t *testing.T) {
 		for _, path := range []string{"/gadgets/a/status", "/gadgets/a/scale", "/gadgets/a/b/c", "/nothing"} {
-			same(t, ctx, "/apis/"+group+"/v1/namespaces/decides"+path, "")
+			same(t, ctx, "/apis/"+d.in()+"/v1/namespaces/decides"+path, "")
 		}
 		same(t, ctx, d.path("v1", "")+"/a", "") // the resource is namespaced
-		same(t, ctx, "/apis/"+group+"/v9/gadgets", "")
+		same(t, ctx, "/apis/"+d.in()+"/v9/gadgets", "")
 	})
 }
 
@@ -288,9 +293,10 @@ func TestCRD_FrequentChanges_ReadsUseNewStorage(t *testing.T) {
 
 // TestCRD_Changed_EndsOpenWatches when the definition changes, and not before their storage is released.
 func TestCRD_Changed_EndsOpenWatches(t *testing.T) {
+	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "watches")
-	d := definition{plural: "clocks", kind: "Clock", versions: []version{{name: "v1", spec: anySpec}}}
+	d := definition{group: "watches.example.com", plural: "clocks", kind: "Clock", versions: []version{{name: "v1", spec: anySpec}}}
 	d.create(t, ctx)
 	byBytes(t, ctx, d.path("v1", "watches"), "")
 	w := startWatch(t, ctx, api, d.path("v1", "watches"), "")
@@ -320,9 +326,10 @@ func TestCRD_Changed_EndsOpenWatches(t *testing.T) {
 
 // TestCRD_Recreated_ServesNewSchema with the same name, with another schema and other versions.
 func TestCRD_Recreated_ServesNewSchema(t *testing.T) {
+	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "recreated")
-	d := definition{plural: "ghosts", kind: "Ghost", versions: []version{{name: "v1", spec: anySpec}}}
+	d := definition{group: "recreated.example.com", plural: "ghosts", kind: "Ghost", versions: []version{{name: "v1", spec: anySpec}}}
 	for round := range 3 {
 		d.versions[0].spec = sized(round)
 		d.create(t, ctx)
@@ -338,17 +345,18 @@ func TestCRD_Recreated_ServesNewSchema(t *testing.T) {
 		byBytes(t, ctx, d.path("v1", "recreated"), "")
 		d.delete(t, ctx)
 		for _, read := range d.reads("v1", "recreated") {
-			untilCode(t, ctx, read[0], read[1], http.StatusNotFound)
+			untilGone(t, ctx, read[0], read[1])
 		}
-		untilCode(t, ctx, d.path("v1", ""), "watch=true", http.StatusNotFound)
+		untilGone(t, ctx, d.path("v1", ""), "watch=true")
 	}
 }
 
 // TestCRD_Terminating_IsReadable until its last object is gone.
 func TestCRD_Terminating_IsReadable(t *testing.T) {
+	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "ends")
-	d := definition{plural: "anchors", kind: "Anchor", versions: []version{{name: "v1", spec: anySpec}}}
+	d := definition{group: "ends.example.com", plural: "anchors", kind: "Anchor", versions: []version{{name: "v1", spec: anySpec}}}
 	d.create(t, ctx)
 	d.add(t, ctx, "ends", "a", object{})
 	_, err := api.Patch(ctx, d.path("v1", "ends")+"/a", `{"metadata":{"finalizers":["test.example.com/hold"]}}`)
@@ -363,16 +371,17 @@ func TestCRD_Terminating_IsReadable(t *testing.T) {
 	_, err = api.Patch(ctx, d.path("v1", "ends")+"/a", `{"metadata":{"finalizers":null}}`)
 	harness.Check(t, err)
 	for _, read := range d.reads("v1", "ends") {
-		untilCode(t, ctx, read[0], read[1], http.StatusNotFound)
+		untilGone(t, ctx, read[0], read[1])
 	}
 }
 
 // TestCRD_NamesNotAccepted_IsNotServed: another definition has the names.
 func TestCRD_NamesNotAccepted_IsNotServed(t *testing.T) {
+	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
-	first := definition{plural: "firsts", kind: "Thing", versions: []version{{name: "v1", spec: anySpec}}}
+	first := definition{group: "names.example.com", plural: "firsts", kind: "Thing", versions: []version{{name: "v1", spec: anySpec}}}
 	first.create(t, ctx)
-	second := definition{plural: "seconds", kind: "Thing", versions: []version{{name: "v1", spec: anySpec}}}
+	second := definition{group: "names.example.com", plural: "seconds", kind: "Thing", versions: []version{{name: "v1", spec: anySpec}}}
 	_, err := api.Create(ctx, definitionsPath, second.object(t))
 	harness.Check(t, err)
 	untilBody(t, ctx, definitionsPath+"/"+second.name(), "", `Conflict"`)

@@ -123,6 +123,14 @@ func untilCode(t *testing.T, ctx context.Context, path, query string, code int) 
 	until(t, ctx, path, query, func(r *harness.Response) bool { return r.Code == code })
 }
 
+// untilGone waits until neither server has the path of a deleted definition. Before that, they report a missing object.
+func untilGone(t *testing.T, ctx context.Context, path, query string) {
+	t.Helper()
+	until(t, ctx, path, query, func(r *harness.Response) bool {
+		return r.Code == http.StatusNotFound && bytes.HasPrefix(r.Body, []byte("404 page not found"))
+	})
+}
+
 func untilBody(t *testing.T, ctx context.Context, path, query, contains string) *harness.Response {
 	t.Helper()
 	return until(t, ctx, path, query, func(r *harness.Response) bool {
@@ -130,28 +138,54 @@ func untilBody(t *testing.T, ctx context.Context, path, query, contains string) 
 	})
 }
 
-// byBytes fails unless a read is answered with bytes from memory. The metrics count other readers too, mainly those of a server
-// that has just started, so byBytes retries when a read was passed on.
+// byBytes fails unless a read is answered with bytes from memory.
 func byBytes(t *testing.T, ctx context.Context, path, query string) {
+	t.Helper()
+	allByBytes(t, ctx, [2]string{path, query})
+}
+
+// allByBytes is byBytes for reads of a path and a query each, which are sent at the same time. The metrics count other readers too,
+// mainly those of a server that has just started and of parallel tests, so each read is retried by itself when one was passed on.
+func allByBytes(t *testing.T, ctx context.Context, reads ...[2]string) {
 	t.Helper()
 	if harness.Engine() == harness.Upstream {
 		return
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, 15*time.Second, fmt.Errorf("%s?%s: reads are passed on", path, query))
-	defer cancel()
-	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-		var why []string
-		before := passedReads(t, ctx)
-		if _, err := api.Do(ctx, http.MethodGet, path, query, nil); err != nil {
-			return false, err
+	together, err := passedBeside(t, ctx, reads)
+	harness.Check(t, err)
+	if len(together) == 0 {
+		return
+	}
+	for _, read := range reads {
+		ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, fmt.Errorf("%s?%s: reads are passed on", read[0], read[1]))
+		defer cancel()
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+			why, err := passedBeside(t, ctx, [][2]string{read})
+			return err == nil && len(why) == 0, errors.Join(err, fmt.Errorf("at the same time as this one were counted: %q", why))
+		}))
+	}
+}
+
+// passedBeside sends reads at the same time and returns the series of reads that were passed on meanwhile. Reads of indented JSON do
+// not count: those of until in parallel tests.
+func passedBeside(t *testing.T, ctx context.Context, reads [][2]string) (why []string, err error) {
+	t.Helper()
+	before := passedReads(t, ctx)
+	errs := make([]error, len(reads))
+	var asking sync.WaitGroup
+	for i, read := range reads {
+		asking.Go(func() { _, errs[i] = api.Do(ctx, http.MethodGet, read[0], read[1], nil) })
+	}
+	asking.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	for series, n := range passedReads(t, ctx) {
+		if n != before[series] && !strings.Contains(series, `reason="pretty"`) {
+			why = append(why, series)
 		}
-		for reason, n := range passedReads(t, ctx) {
-			if n != before[reason] {
-				why = append(why, reason)
-			}
-		}
-		return len(why) == 0, fmt.Errorf("at the same time as this one were counted: %q", why)
-	}))
+	}
+	return why, nil
 }
 
 // passedReads returns the number of reads that were passed on, by series.

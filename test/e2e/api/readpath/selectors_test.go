@@ -12,14 +12,15 @@ import (
 // TestSelectors_NumberOutOfRange_FailsEveryList: a decoder of JSON fails at a number out of range. A list by a label that the object does not have reports it as
 // one without a selector, and as upstream does, though the label could be read in the stored bytes; when the object is gone, lists succeed again.
 func TestSelectors_NumberOutOfRange_FailsEveryList(t *testing.T) {
+	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "floats")
-	d := definition{plural: "floats", kind: "Float", versions: []version{{name: "v1", spec: anySpec}}}
+	d := definition{group: "floats.example.com", plural: "floats", kind: "Float", versions: []version{{name: "v1", spec: anySpec}}}
 	d.create(t, ctx)
 	put := func(name, label, spec string) (key string) {
 		t.Helper()
-		key = "/registry/" + group + "/floats/floats/" + name
-		_, err := etcd.Put(ctx, key, fmt.Sprintf(`{"apiVersion":"%s/v1","kind":"Float","metadata":{"name":%q,"namespace":"floats","uid":%q,"labels":{"n":%q}},"spec":%s}`, group, name, name, label, spec))
+		key = "/registry/" + d.in() + "/floats/floats/" + name
+		_, err := etcd.Put(ctx, key, fmt.Sprintf(`{"apiVersion":"%s/v1","kind":"Float","metadata":{"name":%q,"namespace":"floats","uid":%q,"labels":{"n":%q}},"spec":%s}`, d.in(), name, name, label, spec))
 		harness.Check(t, err)
 		return key
 	}
