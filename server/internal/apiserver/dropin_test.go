@@ -29,6 +29,7 @@ import (
 // for a cached and an uncached resource, and encryption of secrets. Each engine must serve the data of the previous
 // one.
 func TestEngineSwitch_NextEngineServesSameData(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	dir := t.TempDir()
@@ -78,6 +79,7 @@ func TestEngineSwitch_NextEngineServesSameData(t *testing.T) {
 
 // A server without a watch cache reads everything from etcd, with either engine.
 func TestServer_WatchCacheDisabled_ServesResources(t *testing.T) {
+	t.Parallel()
 	s := startServer(t, startEtcd(t), "--watch-cache=false")
 	t.Run("serves built-in resources", func(t *testing.T) { checkConfigMaps(t, s) })
 	t.Run("serves custom resources", func(t *testing.T) { checkCustomResources(t, s) })

@@ -33,8 +33,10 @@ const (
 // TestEngines_PassSameServerChecks runs the same checks on both engines. Where the two differ, upstream's result shows that the check can
 // fail.
 func TestEngines_PassSameServerChecks(t *testing.T) {
+	t.Parallel()
 	for _, engine := range []engineKind{engineStrata, engineUpstream} {
 		t.Run(string(engine), func(t *testing.T) {
+			t.Parallel()
 			proxy := startCountingProxy(t, startEtcd(t))
 			s := startServer(t, proxy.url, "--engine="+string(engine))
 

@@ -165,7 +165,7 @@ func reservePort(t *testing.T) *loopback.Port {
 func startProcess(t *testing.T, dir string, flags ...string) *process.Child {
 	t.Helper()
 	p, err := process.Start(process.Spec{
-		Name: "server", Path: os.Args[0], Args: flags, Env: append(os.Environ(), serveEnv+"=1"),
+		Name: "server", Path: os.Args[0], Args: flags, Env: append(os.Environ(), serveEnv+"=1", "GOGC=300"), // few collections: a server lives for seconds
 		Log: filepath.Join(dir, "log"), Lines: true,
 	})
 	if err != nil {

