@@ -6,7 +6,7 @@
 // The permitted differences, with reasons, are in one table (bydesign_test.go); every other difference is a failure.
 //
 //	STRATA_TEST_LONG  1: every built-in resource is requested in every media type (default: those of the byte path, except for
-//	                  some resources), and every case is tried for every subject (default: see subject.part)
+//	                  some resources), and every case is tried for every subject (default: see partOf)
 package samebytes
 
 import (

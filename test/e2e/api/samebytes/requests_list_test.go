@@ -68,13 +68,18 @@ func (s subject) object() string { return s.in(s.namespace) + "/" + s.name }
 // complete are the subjects with every case: one for each kind of handler.
 var complete = []string{"configmaps.v1", "widgets.v1." + customGroup, "widgets.v1beta1." + customGroup, "apiservices.v1.apiregistration.k8s.io"}
 
-// part returns the cases for the subject: all in the long form and for a complete subject, and a third for each other one, so that
-// two of these cover every case.
+// part returns the cases for the subject.
 func (s subject) part(all cases) cases {
-	if harness.Long() || slices.Contains(complete, s.String()) {
+	return partOf(all, s.String(), slices.IndexFunc(subjects, func(o subject) bool { return o.gvr == s.gvr }))
+}
+
+// partOf returns the cases for a resource: all in the long form and for a complete subject, and a third for each other one, by its
+// number, so that three of these cover every case.
+func partOf(all cases, resource string, number int) cases {
+	if harness.Long() || slices.Contains(complete, resource) {
 		return all
 	}
-	which := uint32(slices.IndexFunc(subjects, func(o subject) bool { return o.gvr == s.gvr }))
+	which := uint32(number)
 	part := cases{}
 	for name, r := range all {
 		h := fnv.New32a()

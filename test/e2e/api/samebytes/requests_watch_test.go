@@ -246,13 +246,18 @@ func (l live) watches(revision int64) cases {
 	if l.namespaced {
 		paths["namespace"] = l.in(l.namespace)
 	}
+	add := func(to cases, where, name, selector string) {
+		for _, m := range []mediaType{media[0], media[1], media[5], media[6], media[10]} {
+			to[named(where, name, m.name)] = request{path: paths[where], query: "watch=true&" + selector + version, accept: m.object}
+		}
+	}
 	for where, path := range paths {
 		for _, m := range media {
 			for _, v := range wires {
 				all[named(where, m.name, v.name)] = v.on(request{path: path, query: "watch=true" + version, accept: m.object})
 			}
 		}
-		selectors := map[string]string{
+		for name, selector := range map[string]string{
 			"labels":          "labelSelector=app%3Dweb",
 			"labels-not":      "labelSelector=app!%3Ddb",
 			"labels-in":       "labelSelector=" + url.QueryEscape("app in (web),tier notin (back)"),
@@ -261,15 +266,15 @@ func (l live) watches(revision int64) cases {
 			"name-and-labels": "labelSelector=app%3Dweb&fieldSelector=metadata.name%3D" + one,
 			"not-name":        "fieldSelector=metadata.name!%3D" + l.name("two"),
 			"bookmarks":       "allowWatchBookmarks=true",
+		} {
+			add(all, where, name, selector)
 		}
-		for _, fields := range l.fields {
-			selectors[fields] = "fieldSelector=" + url.QueryEscape(fields)
-			selectors[fields+" and labels"] = "labelSelector=app%3Dweb&fieldSelector=" + url.QueryEscape(fields)
-		}
-		for name, selector := range selectors {
-			for _, m := range []mediaType{media[0], media[1], media[5], media[6], media[10]} {
-				all[named(where, name, m.name)] = request{path: path, query: "watch=true&" + selector + version, accept: m.object}
-			}
+	}
+	all = partOf(all, l.String(), slices.IndexFunc(lives, func(o live) bool { return o.gvr == l.gvr }))
+	for where := range paths {
+		for _, fields := range l.fields { // of this resource only
+			add(all, where, fields, "fieldSelector="+url.QueryEscape(fields))
+			add(all, where, fields+" and labels", "labelSelector=app%3Dweb&fieldSelector="+url.QueryEscape(fields))
 		}
 	}
 	// A refused watch ends without theEnd.
