@@ -360,7 +360,8 @@ func Build[T Item](items []T) Tree[T] {
 		for _, part := range partition(len(level), maxItems*3/4) {
 			n := &node[T]{edit: id, kids: append([]*node[T](nil), level[part[0]:part[1]]...)}
 			for _, k := range n.kids[1:] {
-				n.seps = append(n.seps, strings.Clone(k.minKey())) // the item may be removed before the separator
+				// the item may be removed before the separator
+				n.seps = append(n.seps, strings.Clone(k.minKey()))
 			}
 			n.recount()
 			up = append(up, n)

@@ -239,8 +239,8 @@ func TestEdit_UntouchedLeaves_AreShared(t *testing.T) {
 	}
 }
 
-// TestEdit_Replaced_ReturnsRemovedLeavesWithMemo: Replaced returns the leaves with a memo that are not in the result,
-// for every kind of removal.
+// TestEdit_Replaced_ReturnsRemovedLeavesWithMemo: Replaced returns the leaves with a memo that are
+// not in the result, for every kind of removal.
 func TestEdit_Replaced_ReturnsRemovedLeavesWithMemo(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var items []*item
@@ -345,8 +345,8 @@ type name struct{ closed bool }
 
 func (n *name) Closed() bool { return n.closed }
 
-// TestMeasure_ManyNames_DoesNotGrowTree: a tree without edits does not grow when it is measured under ever new
-// names.
+// TestMeasure_ManyNames_DoesNotGrowTree: a tree without edits does not grow when it is measured
+// under ever new names.
 func TestMeasure_ManyNames_DoesNotGrowTree(t *testing.T) {
 	var items []*item
 	for i := range 1000 {
@@ -384,8 +384,8 @@ func nodes(n *node[*item], into map[*node[*item]]bool) {
 	}
 }
 
-// TestWeigh_SharedNodes_AreCountedOnce: a node counts for the first tree that contains it, in any order of
-// trees.
+// TestWeigh_SharedNodes_AreCountedOnce: a node counts for the first tree that contains it, in any
+// order of trees.
 func TestWeigh_SharedNodes_AreCountedOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		rnd := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))

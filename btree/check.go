@@ -4,7 +4,8 @@ import "fmt"
 
 // Check returns an error if the tree breaks one of its invariants: keys ascend, separators
 // separate, counts and bytes add up, all leaves have the same depth, no node except the root is too
-// small or too large, and no node has two sums or digests of one name (see Measure, Sift). Cost is O(n); for tests.
+// small or too large, and no node has two sums or digests of one name (see Measure, Sift). Cost is
+// O(n); for tests.
 func (t Tree[T]) Check() error {
 	if t.root == nil {
 		return nil

@@ -118,7 +118,8 @@ func (e *Edit[T]) split(n *node[T]) (right *node[T], sep string) {
 		right = &node[T]{edit: e.id, leaf: &Leaf[T]{items: append([]T(nil), n.leaf.items[mid:]...)}}
 		clear(n.leaf.items[mid:])
 		n.leaf.items = n.leaf.items[:mid]
-		sep = strings.Clone(right.leaf.items[0].Key()) // the item may be removed before the separator
+		// the item may be removed before the separator
+		sep = strings.Clone(right.leaf.items[0].Key())
 	} else {
 		if len(n.kids) <= maxItems {
 			return nil, ""

@@ -6,17 +6,20 @@ import (
 	"sync/atomic"
 )
 
-// Sieve selects items by digests: values that it derives from a leaf, or from the digests of the leaves below one node, and caches on
-// the node. Trees share nodes, so they share digests: the tree after an edit lacks only those of the nodes that the edit copied.
-// Methods may be called concurrently.
+// Sieve selects items by digests: values that it derives from a leaf, or from the digests of the
+// leaves below one node, and caches on the node. Trees share nodes, so they share digests: the tree
+// after an edit lacks only those of the nodes that the edit copied. Methods may be called
+// concurrently.
 type Sieve[T Item] interface {
-	// Leaf returns the bits of the items that may be selected; bit i is items[i]. A reader may get items that are not.
+	// Leaf returns the bits of the items that may be selected; bit i is items[i]. A reader may get
+	// items that are not.
 	Leaf(items []T, d *Digests) uint64
 	// Parent returns the bits of the leaves that may have such items. leaves has their digests.
 	Parent(leaves DigestsOfLeaves, d *Digests) uint64
 }
 
-// Digests are the digests of a node, by name: nearly always a few. Methods may be called concurrently.
+// Digests are the digests of a node, by name: nearly always a few. Methods may be called
+// concurrently.
 type Digests struct{ head atomic.Pointer[derived] }
 
 // DigestsOfLeaves are the digests of the leaves below a node, in key order.
@@ -25,8 +28,8 @@ type DigestsOfLeaves interface {
 	At(i int) *Digests
 }
 
-// derived is a value that readers derive from the items below a node, by name, in a list: nearly always of a few. A name may have
-// a sum (see Tree.Measure) or a digest.
+// derived is a value that readers derive from the items below a node, by name, in a list: nearly
+// always of a few. A name may have a sum (see Tree.Measure) or a digest.
 type derived struct {
 	of    any
 	total int64
@@ -74,8 +77,9 @@ func (d *Digests) Get(of any) any {
 	return nil
 }
 
-// Swap replaces the digest old of the name, nil for none, by value, and reports whether it did: false if the digest is not old. A nil
-// value removes it. Digests of closed names (see Tree.Measure) are removed too.
+// Swap replaces the digest old of the name, nil for none, by value, and reports whether it did:
+// false if the digest is not old. A nil value removes it. Digests of closed names (see
+// Tree.Measure) are removed too.
 func (d *Digests) Swap(of, old, value any) bool {
 	for {
 		cur := d.head.Load()
@@ -134,8 +138,9 @@ func (d *Digests) size() (bytes int64) {
 	return bytes
 }
 
-// Sift yields the items with start <= key < end that the sieve selects, in key order. An empty end means no upper bound. Cost is
-// O(parents of leaves + selected leaves) once the digests are cached. Safe for concurrent use.
+// Sift yields the items with start <= key < end that the sieve selects, in key order. An empty end
+// means no upper bound. Cost is O(parents of leaves + selected leaves) once the digests are cached.
+// Safe for concurrent use.
 func (t Tree[T]) Sift(start, end string, s Sieve[T]) iter.Seq[T] {
 	return func(yield func(T) bool) {
 		if t.root != nil && (end == "" || start < end) {

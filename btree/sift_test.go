@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// bySize is a sieve that selects the items of one size. Its digests are the bits of items, and of leaves, by size.
+// bySize is a sieve that selects the items of one size. Its digests are the bits of items, and of
+// leaves, by size.
 type bySize struct {
 	size        int64
 	of          *name
@@ -48,7 +49,8 @@ func (s *bySize) Parent(leaves DigestsOfLeaves, d *Digests) uint64 {
 	return made[s.size]
 }
 
-// TestSift_RandomEdits_EqualsWalk compares a sieve with a walk over random ranges of trees after random edits; versions share digests.
+// TestSift_RandomEdits_EqualsWalk compares a sieve with a walk over random ranges of trees after
+// random edits; versions share digests.
 func TestSift_RandomEdits_EqualsWalk(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	key := func() string { return fmt.Sprintf("%05d", rnd.IntN(20000)) }
@@ -92,8 +94,8 @@ func TestSift_RandomEdits_EqualsWalk(t *testing.T) {
 	}
 }
 
-// TestSift_CachedDigests_ReadsSelectedLeavesOnly: with digests, only leaves with selected items are read; an edit costs the digests of
-// its path.
+// TestSift_CachedDigests_ReadsSelectedLeavesOnly: with digests, only leaves with selected items are
+// read; an edit costs the digests of its path.
 func TestSift_CachedDigests_ReadsSelectedLeavesOnly(t *testing.T) {
 	var items []*item
 	for i := range 30000 {

@@ -10,7 +10,8 @@ var weighings atomic.Uint64
 
 // Weigh returns for each tree the bytes of memory of its nodes that no earlier tree in the slice
 // contains: the memory that is freed if this tree and the later ones are released. Items and memos
-// of leaves do not count, digests that are a Sizer do. Cost is O(nodes of the trees, shared ones once), about 20 ns each.
+// of leaves do not count, digests that are a Sizer do. Cost is O(nodes of the trees, shared ones
+// once), about 20 ns each.
 //
 // It marks the nodes. Readers and edits do not read the mark, so they may run concurrently, but two
 // calls with trees that share nodes must not.

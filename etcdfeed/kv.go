@@ -16,14 +16,16 @@ import (
 )
 
 const (
-	// memoryWait bounds the wait of a range for memory to reach its revision. It is that of a consistent read of the engine.
+	// memoryWait bounds the wait of a range for memory to reach its revision. It is that of a
+	// consistent read of the engine.
 	memoryWait = 3 * time.Second
-	// keyWait is the same bound for one key, which is then read from etcd: so clients learn etcd's revision, and their own lag, also
-	// while this replica is behind.
+	// keyWait is the same bound for one key, which is then read from etcd: so clients learn etcd's
+	// revision, and their own lag, also while this replica is behind.
 	keyWait = 250 * time.Millisecond
 	// etcdTimeout bounds a request that is passed on to etcd.
 	etcdTimeout = 10 * time.Second
-	// sendTimeout bounds the time for a part of a streamed range, whose view keeps old versions in memory.
+	// sendTimeout bounds the time for a part of a streamed range, whose view keeps old versions in
+	// memory.
 	sendTimeout = 30 * time.Second
 	// chunkBytes is the size of a part of a streamed range, about that of etcd.
 	chunkBytes = 1 << 20
@@ -132,7 +134,8 @@ func (s *Server) RangeStream(r *pb.RangeRequest, stream grpc.ServerStreamingServ
 	}
 }
 
-// sendWithin sends a part of a streamed range. Error: the client has not taken it within the timeout; the end of the call then ends the Send.
+// sendWithin sends a part of a streamed range. Error: the client has not taken it within the
+// timeout; the end of the call then ends the Send.
 func sendWithin(timeout time.Duration, stream grpc.ServerStreamingServer[pb.RangeStreamResponse], part *pb.RangeStreamResponse) error {
 	sent := make(chan error, 1)
 	go func() { sent <- stream.Send(part) }()
@@ -208,7 +211,8 @@ func (s *Server) readAll(ctx context.Context, a *attachment, ops []*pb.RequestOp
 	return txn, nil
 }
 
-// onlyReads returns an error if an operation of the transaction, nested ones included, writes or reads outside the prefix.
+// onlyReads returns an error if an operation of the transaction, nested ones included, writes or
+// reads outside the prefix.
 func (s *Server) onlyReads(a *attachment, txn *pb.TxnRequest) error {
 	for _, c := range txn.Compare {
 		if key, end := string(c.Key), string(c.RangeEnd); !a.serves(key, end) && !isMarker(key, end) {
@@ -265,7 +269,8 @@ func keysOf(r *pb.RangeRequest) keys {
 // isKey reports whether it is one key.
 func (k keys) isKey() bool { return k.end == k.start+"\x00" }
 
-// inOrder reports whether the answer to a range is all of its keys in ascending order, which is that of memory.
+// inOrder reports whether the answer to a range is all of its keys in ascending order, which is
+// that of memory.
 func inOrder(r *pb.RangeRequest) bool {
 	return r.SortTarget == pb.RangeRequest_KEY && r.SortOrder != pb.RangeRequest_DESCEND &&
 		r.MinModRevision|r.MaxModRevision|r.MinCreateRevision|r.MaxCreateRevision == 0
@@ -311,7 +316,8 @@ func (s *Server) view(ctx context.Context, a *attachment, r *pb.RangeRequest, k 
 	return v, nil
 }
 
-// await returns when memory has reached the revision. Errors: errNotInMemory for one key, Unavailable for others.
+// await returns when memory has reached the revision. Errors: errNotInMemory for one key,
+// Unavailable for others.
 func (s *Server) await(ctx context.Context, m *mirror.Mirror, rev mirror.Revision, oneKey bool) error {
 	if m.PublishedRevision() >= rev {
 		return nil
@@ -333,8 +339,8 @@ func (s *Server) await(ctx context.Context, m *mirror.Mirror, rev mirror.Revisio
 	return status.Errorf(codes.Unavailable, "memory of the replica is at revision %d, behind %d; retry", m.PublishedRevision(), rev)
 }
 
-// read answers a range from a view, without a header. With maxBytes it ends after so many bytes, of keys and values, and More is set.
-// Errors: errNotInMemory.
+// read answers a range from a view, without a header. With maxBytes it ends after so many bytes, of
+// keys and values, and More is set. Errors: errNotInMemory.
 func (s *Server) read(v mirror.View, r *pb.RangeRequest, maxBytes int) (*pb.RangeResponse, error) {
 	k := keysOf(r)
 	if !v.Covers(k.start, k.end) {

@@ -21,7 +21,8 @@ func (s stalledStream) Send(*pb.RangeStreamResponse) error {
 	return nil
 }
 
-// TestSendWithin_ClientDoesNotRead_ReturnsDeadlineExceeded: a part that the client does not take ends the call.
+// TestSendWithin_ClientDoesNotRead_ReturnsDeadlineExceeded: a part that the client does not take
+// ends the call.
 func TestSendWithin_ClientDoesNotRead_ReturnsDeadlineExceeded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stream := stalledStream{ended: make(chan struct{})}

@@ -13,19 +13,23 @@ import (
 )
 
 const (
-	// eventOverhead is the estimated memory of an event in addition to its key and value: the messages of protobuf. A guess.
+	// eventOverhead is the estimated memory of an event in addition to its key and value: the
+	// messages of protobuf. A guess.
 	eventOverhead = 250
-	// announcedHistory bounds the wait for the next step of a restore of history, after a list and after each step, and historyTimeout that for the
-	// end of a step: a mirror restores for a minute at most.
+	// announcedHistory bounds the wait for the next step of a restore of history, after a list and
+	// after each step, and historyTimeout that for the end of a step: a mirror restores for a
+	// minute at most.
 	announcedHistory = 5 * time.Second
 	historyTimeout   = 70 * time.Second
-	// offeredPart is the part of a full log, one in so many, that is served and not offered: while a client restores history from the offered
-	// revision on, so many bytes may be written. A guess: 16 MiB of 64, 13 s of 1,000 writes/s of 1 KB.
+	// offeredPart is the part of a full log, one in so many, that is served and not offered: while
+	// a client restores history from the offered revision on, so many bytes may be written. A
+	// guess: 16 MiB of 64, 13 s of 1,000 writes/s of 1 KB.
 	offeredPart = 4
 )
 
-// log is the events after the revision floor and up to the revision end, over all resources, in revision order. Revisions in it are
-// complete. It belongs to one run of a feed: begin drops it and starts another run. All methods may be called concurrently.
+// log is the events after the revision floor and up to the revision end, over all resources, in
+// revision order. Revisions in it are complete. It belongs to one run of a feed: begin drops it and
+// starts another run. All methods may be called concurrently.
 type log struct {
 	maxBytes int64
 
@@ -78,7 +82,8 @@ func (l *log) wakeLocked() {
 	l.changed = make(chan struct{})
 }
 
-// begin drops the events and begins a run after the revision. With history, events below it may arrive by join.
+// begin drops the events and begins a run after the revision. With history, events below it may
+// arrive by join.
 func (l *log) begin(after driver.Header, history bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -91,7 +96,8 @@ func (l *log) begin(after driver.Header, history bool) {
 	l.wakeLocked()
 }
 
-// resume continues the run after the revision if the log has reached it, and otherwise begins another run.
+// resume continues the run after the revision if the log has reached it, and otherwise begins
+// another run.
 func (l *log) resume(after driver.Header) {
 	l.mu.Lock()
 	same := l.cluster == after.ClusterID && l.floor <= after.Revision && after.Revision <= l.end
@@ -101,7 +107,8 @@ func (l *log) resume(after driver.Header) {
 	}
 }
 
-// append adds a batch. Events up to the end of the log, which a resumed watch repeats, are left out.
+// append adds a batch. Events up to the end of the log, which a resumed watch repeats, are left
+// out.
 func (l *log) append(b driver.Batch) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -120,8 +127,8 @@ func (l *log) append(b driver.Batch) {
 	l.wakeLocked()
 }
 
-// offered returns the oldest revision from which a client should begin to read history: the floor, unless the log is nearly full, whose floor is
-// about to move. Cost is O(events/offeredPart).
+// offered returns the oldest revision from which a client should begin to read history: the floor,
+// unless the log is nearly full, whose floor is about to move. Cost is O(events/offeredPart).
 func (l *log) offered() mirror.Revision {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -138,7 +145,8 @@ func (l *log) offered() mirror.Revision {
 	return rev
 }
 
-// trimLocked drops the oldest revisions above the bound. The newest revision remains. The caller holds mu.
+// trimLocked drops the oldest revisions above the bound. The newest revision remains. The caller
+// holds mu.
 func (l *log) trimLocked() {
 	drop := 0
 	for l.bytes > l.maxBytes && drop < len(l.events) {
@@ -156,7 +164,8 @@ func (l *log) trimLocked() {
 	l.events = l.events[drop:]
 }
 
-// expectHistory sets the wait for history, which has no events up to the revision reach. It has no effect if none is awaited.
+// expectHistory sets the wait for history, which has no events up to the revision reach. It has no
+// effect if none is awaited.
 func (l *log) expectHistory(within time.Duration, reach mirror.Revision) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -170,8 +179,8 @@ func (l *log) expectHistory(within time.Duration, reach mirror.Revision) {
 	}
 }
 
-// join puts the events after the revision floor and up to the start of the run in front, as far as the bound allows. No history
-// arrives after it; events may be nil and floor the start.
+// join puts the events after the revision floor and up to the start of the run in front, as far as
+// the bound allows. No history arrives after it; events may be nil and floor the start.
 func (l *log) join(floor mirror.Revision, through driver.Header, events []*mvccpb.Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -186,8 +195,9 @@ func (l *log) join(floor mirror.Revision, through driver.Header, events []*mvccp
 	l.wakeLocked()
 }
 
-// read returns the events after a revision in whole revisions, until their size exceeds maxBytes, and the revision up to which they
-// are complete. whole is false if the revision is below the floor. Readers must not change the events.
+// read returns the events after a revision in whole revisions, until their size exceeds maxBytes,
+// and the revision up to which they are complete. whole is false if the revision is below the
+// floor. Readers must not change the events.
 func (l *log) read(after mirror.Revision, maxBytes int64) (events []*mvccpb.Event, through mirror.Revision, s state, whole bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

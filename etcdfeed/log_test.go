@@ -17,8 +17,9 @@ func change(rev mirror.Revision, key string) driver.Change {
 	return driver.Change{KV: driver.KV{Key: []byte(key), Value: []byte("value"), ModRevision: rev, CreateRevision: rev, Version: 1}}
 }
 
-// TestLog_RandomSteps_EqualsSliceWithFloor: after appends, repeated batches, joined history and trimming, a read from each revision returns exactly
-// the later events, in whole revisions, or reports that it is below the floor.
+// TestLog_RandomSteps_EqualsSliceWithFloor: after appends, repeated batches, joined history and
+// trimming, a read from each revision returns exactly the later events, in whole revisions, or
+// reports that it is below the floor.
 func TestLog_RandomSteps_EqualsSliceWithFloor(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const start = 100
@@ -109,8 +110,8 @@ func checkLog(t *rapid.T, l *log, all map[mirror.Revision]int) {
 	}
 }
 
-// TestLog_OtherHistory_BeginsAnotherRun: a watch after a revision that the log has not reached, of another cluster, or from below its floor begins
-// another run, and wakes the readers.
+// TestLog_OtherHistory_BeginsAnotherRun: a watch after a revision that the log has not reached, of
+// another cluster, or from below its floor begins another run, and wakes the readers.
 func TestLog_OtherHistory_BeginsAnotherRun(t *testing.T) {
 	for name, after := range map[string]driver.Header{
 		"gap": {ClusterID: 1, Revision: 30}, "cluster": {ClusterID: 2, Revision: 20}, "older": {ClusterID: 1, Revision: 5},
@@ -138,8 +139,9 @@ func TestLog_OtherHistory_BeginsAnotherRun(t *testing.T) {
 	}
 }
 
-// TestLog_NearlyFull_OffersRevisionThatRemains: the offered revision is the floor while there is room, and otherwise so far above it that it remains
-// above the floor while a quarter of the log is written.
+// TestLog_NearlyFull_OffersRevisionThatRemains: the offered revision is the floor while there is
+// room, and otherwise so far above it that it remains above the floor while a quarter of the log is
+// written.
 func TestLog_NearlyFull_OffersRevisionThatRemains(t *testing.T) {
 	l := newLog(100_000)
 	l.begin(driver.Header{ClusterID: 1, Revision: 10}, false)

@@ -1,13 +1,15 @@
-// Package etcdfeed serves the read-only part of etcd's API from the memory of a mirror, so that further mirrors can follow it in place of
-// etcd: ranges at a revision, watches with progress, and the status of a member. Revisions and the identity of the cluster are etcd's.
+// Package etcdfeed serves the read-only part of etcd's API from the memory of a mirror, so that
+// further mirrors can follow it in place of etcd: ranges at a revision, watches with progress, and
+// the status of a member. Revisions and the identity of the cluster are etcd's.
 //
 //	etcd ─▶ Source ─▶ tap ─▶ mirror ─▶ View ─▶ ranges
 //	                   └───▶ log ─────────────▶ watches of any number of clients
 //
-// The store that it offers is etcd compacted to the start of the log: what docs/etcd-contract.md requires holds, except E9, a watch of all keys,
-// and E13, which writes. Events of the compaction key are not served; the key can be read, and a watch of it from a compacted revision is canceled
-// as in etcd.
-// A client that is too slow for the log is canceled with the compacted revision, as by etcd.
+// The store that it offers is etcd compacted to the start of the log: what docs/etcd-contract.md
+// requires holds, except E9, a watch of all keys, and E13, which writes. Events of the compaction
+// key are not served; the key can be read, and a watch of it from a compacted revision is canceled
+// as in etcd. A client that is too slow for the log is canceled with the compacted revision, as by
+// etcd.
 package etcdfeed
 
 import (
@@ -33,11 +35,13 @@ import (
 )
 
 const (
-	// DefaultLogBytes bounds the events in memory for clients that resume: about 50,000 of 1 KB, minutes under heavy load.
+	// DefaultLogBytes bounds the events in memory for clients that resume: about 50,000 of 1 KB,
+	// minutes under heavy load.
 	DefaultLogBytes = 64 << 20
 	// maxEtcdReads bounds the requests that are passed on to etcd at once.
 	maxEtcdReads = 16
-	// minClientPing is the shortest interval of pings that a client may send; etcd accepts the same.
+	// minClientPing is the shortest interval of pings that a client may send; etcd accepts the
+	// same.
 	minClientPing = 5 * time.Second
 	// Pings detect clients that have vanished.
 	pingInterval, pingTimeout = 30 * time.Second, 10 * time.Second
@@ -45,7 +49,8 @@ const (
 
 // Options configure a Server.
 type Options struct {
-	// LogBytes bounds the memory of the log, from which watches are served. Default: DefaultLogBytes.
+	// LogBytes bounds the memory of the log, from which watches are served. Default:
+	// DefaultLogBytes.
 	LogBytes int64
 	// Logger receives messages for the operator. Default: slog.Default().
 	Logger *slog.Logger
@@ -63,8 +68,8 @@ type Stats struct {
 	LogBytes   int64 // in memory for watches
 }
 
-// Server answers etcd's read requests. The zero value is not usable. Until Attach it answers Unavailable, or what Refuse says. All methods may be called
-// concurrently.
+// Server answers etcd's read requests. The zero value is not usable. Until Attach it answers
+// Unavailable, or what Refuse says. All methods may be called concurrently.
 type Server struct {
 	pb.UnimplementedKVServer
 	pb.UnimplementedWatchServer
@@ -122,8 +127,9 @@ func (s *Server) Tap(source driver.Source, prefix string) *Tap {
 // Source returns the source for the mirror.
 func (t *Tap) Source() driver.Source { return t.source }
 
-// Attach makes the server answer from the mirror of the tap's source. The client is of the same etcd; it is used for the compaction key and for
-// reads that memory cannot answer. Error: the server has a mirror already.
+// Attach makes the server answer from the mirror of the tap's source. The client is of the same
+// etcd; it is used for the compaction key and for reads that memory cannot answer. Error: the
+// server has a mirror already.
 func (t *Tap) Attach(m *mirror.Mirror, client *clientv3.Client) error {
 	s := t.server
 	a := &attachment{mirror: m, client: client, prefix: t.source.prefix, end: clientv3.GetPrefixRangeEnd(t.source.prefix), events: t.source.log}
@@ -133,7 +139,8 @@ func (t *Tap) Attach(m *mirror.Mirror, client *clientv3.Client) error {
 	return nil
 }
 
-// Refuse makes the server answer FailedPrecondition with the reason to all requests, because it will get no mirror. It has no effect after Attach.
+// Refuse makes the server answer FailedPrecondition with the reason to all requests, because it
+// will get no mirror. It has no effect after Attach.
 func (s *Server) Refuse(reason string) { s.refusal.Store(&reason) }
 
 // Stats returns the counters.
@@ -149,7 +156,8 @@ func (s *Server) Stats() Stats {
 // Close ends the watches of the server; it does not wait for them.
 func (s *Server) Close() { s.end() }
 
-// GRPC returns a server with the services. The options should have credentials: stored values include Secrets.
+// GRPC returns a server with the services. The options should have credentials: stored values
+// include Secrets.
 func (s *Server) GRPC(opts ...grpc.ServerOption) *grpc.Server {
 	opts = append(opts,
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minClientPing, PermitWithoutStream: true}),
@@ -169,7 +177,8 @@ func (s *Server) refuse(request string) error {
 	return status.Errorf(codes.PermissionDenied, "%s is refused: this endpoint is the feed of a replica, which only reads; send it to etcd", request)
 }
 
-// current returns the mirror. Errors: there is none yet, or it has not listed etcd; there will be none.
+// current returns the mirror. Errors: there is none yet, or it has not listed etcd; there will be
+// none.
 func (s *Server) current() (*attachment, error) {
 	a := s.attached.Load()
 	if reason := s.refusal.Load(); a == nil && reason != nil {
@@ -185,7 +194,8 @@ func (s *Server) header(a *attachment, rev mirror.Revision) *pb.ResponseHeader {
 	return &pb.ResponseHeader{ClusterId: a.mirror.Cluster(), MemberId: s.member, Revision: rev, RaftTerm: 1}
 }
 
-// Status implements pb.MaintenanceServer. The version is that of the API whose answers are given here, and the size is that of the log.
+// Status implements pb.MaintenanceServer. The version is that of the API whose answers are given
+// here, and the size is that of the log.
 func (s *Server) Status(context.Context, *pb.StatusRequest) (*pb.StatusResponse, error) {
 	a, err := s.current()
 	if err != nil {
@@ -197,7 +207,8 @@ func (s *Server) Status(context.Context, *pb.StatusRequest) (*pb.StatusResponse,
 		RaftTerm: 1, RaftIndex: uint64(st.end), RaftAppliedIndex: uint64(st.end)}, nil
 }
 
-// MemberList implements pb.ClusterServer. The only member is this server; it has no URL, since clients reach it at addresses that it does not know.
+// MemberList implements pb.ClusterServer. The only member is this server; it has no URL, since
+// clients reach it at addresses that it does not know.
 func (s *Server) MemberList(context.Context, *pb.MemberListRequest) (*pb.MemberListResponse, error) {
 	a, err := s.current()
 	if err != nil {
@@ -216,8 +227,8 @@ func isMarker(key, end string) bool {
 	return key == etcdsource.CompactionKey && (end == "" || end == key+"\x00")
 }
 
-// oldest returns the oldest revision that is served: the start of the log, or the compaction of etcd if that is newer. See log.offered for the one
-// that is reported.
+// oldest returns the oldest revision that is served: the start of the log, or the compaction of
+// etcd if that is newer. See log.offered for the one that is reported.
 func (a *attachment) oldest(st state) mirror.Revision {
 	return max(st.floor, min(a.mirror.CompactRevision(), st.end))
 }

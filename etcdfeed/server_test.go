@@ -226,7 +226,8 @@ func TestFeedServer_ProgressDuringWrites_IsNotBelowEvents(t *testing.T) {
 			defer cancel()
 			for i := range 4 {
 				wg.Go(func() {
-					ticker := time.NewTicker(2 * time.Millisecond) // slower than etcd can send events
+					// slower than etcd can send events
+					ticker := time.NewTicker(2 * time.Millisecond)
 					defer ticker.Stop()
 					for n := 0; ctx.Err() == nil; n++ {
 						<-ticker.C
@@ -427,7 +428,8 @@ func TestFeedServer_WatchOfCompactionKey_IsAnsweredWithoutEtcd(t *testing.T) {
 	client := connect(t, f.socket)
 	ctx, cancel := context.WithCancel(contextFor(t))
 	defer cancel()
-	other := client.Watch(ctx, prefix, clientv3.WithPrefix(), clientv3.WithCreatedNotify()) // of the same stream
+	// of the same stream
+	other := client.Watch(ctx, prefix, clientv3.WithPrefix(), clientv3.WithCreatedNotify())
 	if resp := <-other; !resp.Created {
 		t.Fatalf("a watch of the prefix: %+v", resp)
 	}

@@ -76,7 +76,8 @@ func (r ranges) Range(ctx context.Context, in *pb.RangeRequest) (*pb.RangeRespon
 // serve serves on a unix socket until the test ends, and returns its path.
 func serve(t testing.TB, g *grpc.Server) (socket string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "strata-feed-") // short, because the length of a socket path is limited
+	// short, because the length of a socket path is limited
+	dir, err := os.MkdirTemp("", "strata-feed-")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -195,7 +196,8 @@ func eventsUntil(t *testing.T, responses clientv3.WatchChan, through int64) {
 	}
 }
 
-// sameEvents fails unless a watch of all keys at the feed, after a revision, has the changes of the store.
+// sameEvents fails unless a watch of all keys at the feed, after a revision, has the changes of the
+// store.
 func sameEvents(t *testing.T, client *clientv3.Client, etcd *memory.Store, after mirror.Revision) {
 	t.Helper()
 	responses, last := client.Watch(contextFor(t), prefix, clientv3.WithPrefix(), clientv3.WithRev(after+1)), etcd.Revision()

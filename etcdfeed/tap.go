@@ -11,8 +11,9 @@ import (
 	"github.com/stratakube/strata/mirror/driver"
 )
 
-// tap is a source whose watch, and whose replay of history, are also recorded in a log. Both are of the whole prefix, before a mirror
-// divides them into resources, so the log is in revision order over all of them.
+// tap is a source whose watch, and whose replay of history, are also recorded in a log. Both are of
+// the whole prefix, before a mirror divides them into resources, so the log is in revision order
+// over all of them.
 type tap struct {
 	driver.Source
 	prefix   string
@@ -20,7 +21,8 @@ type tap struct {
 	watching atomic.Bool
 }
 
-// List implements driver.Source. A list of the whole prefix while there is no watch is the state after which the next one begins.
+// List implements driver.Source. A list of the whole prefix while there is no watch is the state
+// after which the next one begins.
 func (t *tap) List(ctx context.Context, prefix string, at mirror.Revision, page func([]driver.KV) error) (driver.Header, error) {
 	header, err := t.Source.List(ctx, prefix, at, page)
 	if err == nil && prefix == t.prefix && at == 0 && !t.watching.Load() {
@@ -29,7 +31,8 @@ func (t *tap) List(ctx context.Context, prefix string, at mirror.Revision, page 
 	return header, err
 }
 
-// Watch implements driver.Source. A batch is in the log before the mirror receives it, so the log is never behind the published revision.
+// Watch implements driver.Source. A batch is in the log before the mirror receives it, so the log
+// is never behind the published revision.
 func (t *tap) Watch(ctx context.Context, prefix string, after driver.Header, deliver func(driver.Batch) error) error {
 	if prefix != t.prefix {
 		return t.Source.Watch(ctx, prefix, after, deliver)

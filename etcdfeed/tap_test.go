@@ -47,8 +47,9 @@ func (s *pastSource) Replay(_ context.Context, _ string, after driver.Header, th
 	return nil
 }
 
-// TestTap_CompactionOvertakesRestore_NextAttemptIsJoined: a read of history that a compaction has overtaken is repeated by the mirror, and watches
-// wait for it. After any other error no history is awaited.
+// TestTap_CompactionOvertakesRestore_NextAttemptIsJoined: a read of history that a compaction has
+// overtaken is repeated by the mirror, and watches wait for it. After any other error no history is
+// awaited.
 func TestTap_CompactionOvertakesRestore_NextAttemptIsJoined(t *testing.T) {
 	compacted := fmt.Errorf("read history: %w", mirror.ErrCompacted)
 	other := errors.New("no connection")

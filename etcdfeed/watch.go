@@ -20,22 +20,26 @@ import (
 )
 
 const (
-	// responseBytes is the size of events that are gathered in one response, about that at which etcd makes fragments.
+	// responseBytes is the size of events that are gathered in one response, about that at which
+	// etcd makes fragments.
 	responseBytes = 1 << 20
-	// idleProgress is the interval of progress notifications of a watch that requested them; etcd's is 10 minutes unless configured.
+	// idleProgress is the interval of progress notifications of a watch that requested them; etcd's
+	// is 10 minutes unless configured.
 	idleProgress = 5 * time.Second
-	// confirmTimeout bounds the read of etcd's revision, and the wait for it, of a progress request. An unanswered request is repeated by
-	// the client.
+	// confirmTimeout bounds the read of etcd's revision, and the wait for it, of a progress
+	// request. An unanswered request is repeated by the client.
 	confirmTimeout = 3 * time.Second
 	// maxWatches bounds the watches of one stream. A mirror needs one.
 	maxWatches = 100
 )
 
 var (
-	// errRestarted ends a stream whose log began another run. The client must not resume it without a check of the revision and the cluster, which may be
-	// those of a restored etcd, so the code is one after which clientv3 returns the error to the caller of the watch.
+	// errRestarted ends a stream whose log began another run. The client must not resume it without
+	// a check of the revision and the cluster, which may be those of a restored etcd, so the code
+	// is one after which clientv3 returns the error to the caller of the watch.
 	errRestarted = status.Error(codes.Aborted, "the feed of the replica restarted; verify the revision of etcd, then resume")
-	// errNotBegun refuses a request while there is no state, or no run of the log, that it needs. The client retries it.
+	// errNotBegun refuses a request while there is no state, or no run of the log, that it needs.
+	// The client retries it.
 	errNotBegun = status.Error(codes.Unavailable, "the replica is loading, and cannot feed others yet; retry")
 )
 
@@ -74,8 +78,8 @@ type watch struct {
 	pos mirror.Revision // all events up to here were sent; guarded by watchStream.mu
 }
 
-// Watch implements pb.WatchServer. A client that does not read its responses delays only itself: there is no queue, and a watch that falls
-// behind the log is canceled with the compacted revision.
+// Watch implements pb.WatchServer. A client that does not read its responses delays only itself:
+// there is no queue, and a watch that falls behind the log is canceled with the compacted revision.
 func (s *Server) Watch(stream grpc.BidiStreamingServer[pb.WatchRequest, pb.WatchResponse]) error {
 	a, err := s.current()
 	if err != nil {
@@ -86,7 +90,8 @@ func (s *Server) Watch(stream grpc.BidiStreamingServer[pb.WatchRequest, pb.Watch
 		watches: map[int64]*watch{}}
 	defer context.AfterFunc(s.life, func() { fail(status.Error(codes.Unavailable, "the replica stops; resume")) })()
 	requests := make(chan error, 1)
-	go func() { requests <- w.receive() }() // it ends with the stream, when this function has returned
+	// it ends with the stream, when this function has returned
+	go func() { requests <- w.receive() }()
 	w.wg.Go(w.answerProgress)
 	select {
 	case err = <-requests:
@@ -135,8 +140,9 @@ func signal(ch chan struct{}) {
 	}
 }
 
-// send sends responses with no other response between them. Their header has the revision, or that of an earlier header if it is higher, because
-// revisions of a stream do not decrease. The client uses the revision of progress only, see sendProgress.
+// send sends responses with no other response between them. Their header has the revision, or that
+// of an earlier header if it is higher, because revisions of a stream do not decrease. The client
+// uses the revision of progress only, see sendProgress.
 func (w *watchStream) send(rev mirror.Revision, responses ...*pb.WatchResponse) error {
 	w.sending.Lock()
 	defer w.sending.Unlock()
@@ -158,8 +164,8 @@ func (w *watchStream) sendLocked(rev mirror.Revision, responses ...*pb.WatchResp
 	return nil
 }
 
-// sendProgress reports that all events up to the revision of one watch were sent. A client resumes after that revision, so nothing is sent if the
-// stream has passed it.
+// sendProgress reports that all events up to the revision of one watch were sent. A client resumes
+// after that revision, so nothing is sent if the stream has passed it.
 func (w *watchStream) sendProgress(id int64, rev mirror.Revision) (sent bool, err error) {
 	w.sending.Lock()
 	defer w.sending.Unlock()
@@ -179,7 +185,8 @@ func (w *watchStream) create(r *pb.WatchCreateRequest) error {
 		return w.refuseMarker(r)
 	}
 	x.all = x.start == w.a.prefix && x.end == w.a.end
-	w.sending.Lock() // until the response is sent, whose revision precedes that of a watch from now on
+	// until the response is sent, whose revision precedes that of a watch from now on
+	w.sending.Lock()
 	defer w.sending.Unlock()
 	if w.ended {
 		return context.Canceled
@@ -232,7 +239,8 @@ func (w *watchStream) create(r *pb.WatchCreateRequest) error {
 	return nil
 }
 
-// freeID returns the ID of a new watch, the requested one unless that is 0, or the reason why there is none. The caller holds mu.
+// freeID returns the ID of a new watch, the requested one unless that is 0, or the reason why there
+// is none. The caller holds mu.
 func (w *watchStream) freeID(requested int64) (id int64, refusal string) {
 	if _, taken := w.watches[requested]; requested != 0 && taken {
 		return 0, "etcdserver: mvcc: watcher with this ID already exists"
@@ -248,9 +256,10 @@ func (w *watchStream) freeID(requested int64) (id int64, refusal string) {
 	return id, ""
 }
 
-// refuseMarker answers a request for a watch of the compaction key, whose events the replica does not follow. One from a revision that etcd is known to have
-// compacted is canceled with the compacted revision, which the compactor of a replica below asks for in this way. Any other is refused, because a watch
-// without events would look like a key without writes.
+// refuseMarker answers a request for a watch of the compaction key, whose events the replica does
+// not follow. One from a revision that etcd is known to have compacted is canceled with the
+// compacted revision, which the compactor of a replica below asks for in this way. Any other is
+// refused, because a watch without events would look like a key without writes.
 func (w *watchStream) refuseMarker(r *pb.WatchCreateRequest) error {
 	w.sending.Lock()
 	defer w.sending.Unlock()
@@ -333,8 +342,9 @@ func (w *watchStream) run(ctx context.Context, x *watch) error {
 	return nil
 }
 
-// first lets a watch of one key that begins at the floor of the log begin there: the write at the floor, if there was one, is the state of the
-// key at that revision, as in an etcd that is compacted to it.
+// first lets a watch of one key that begins at the floor of the log begin there: the write at the
+// floor, if there was one, is the state of the key at that revision, as in an etcd that is
+// compacted to it.
 func (w *watchStream) first(ctx context.Context, x *watch) error {
 	st := w.a.events.state()
 	if x.pos != st.floor-1 || x.end != "" || x.all || st.restoring() {
@@ -360,8 +370,9 @@ func (w *watchStream) first(ctx context.Context, x *watch) error {
 	return nil
 }
 
-// compacted cancels a watch whose next revision the log does not have. It reports a revision above that one, since the client could resume at it
-// otherwise, and above the floor, so that the client can still read it when the floor has moved. While history is awaited, it reports the start of
+// compacted cancels a watch whose next revision the log does not have. It reports a revision above
+// that one, since the client could resume at it otherwise, and above the floor, so that the client
+// can still read it when the floor has moved. While history is awaited, it reports the start of
 // that.
 func (w *watchStream) compacted(x *watch, st state) error {
 	w.s.stats.canceled.Add(1)
@@ -385,8 +396,8 @@ func (w *watchStream) advance(x *watch, rev mirror.Revision) {
 	}
 }
 
-// sendEvents sends events of whole revisions, after which all events of the watch up to the revision through were sent, in fragments if they are
-// large and the client accepts them.
+// sendEvents sends events of whole revisions, after which all events of the watch up to the
+// revision through were sent, in fragments if they are large and the client accepts them.
 func (w *watchStream) sendEvents(x *watch, events []*mvccpb.Event, through mirror.Revision) error {
 	var responses []*pb.WatchResponse
 	bytes := int64(0)
@@ -411,8 +422,9 @@ func (w *watchStream) sendEvents(x *watch, events []*mvccpb.Event, through mirro
 	return nil
 }
 
-// answerProgress answers progress requests until the stream ends: after the replica has read etcd's revision, linearizably, its memory has
-// reached it, and all watches of the stream have sent their events up to it. Requests that arrive meanwhile share the next answer.
+// answerProgress answers progress requests until the stream ends: after the replica has read etcd's
+// revision, linearizably, its memory has reached it, and all watches of the stream have sent their
+// events up to it. Requests that arrive meanwhile share the next answer.
 func (w *watchStream) answerProgress() {
 	for {
 		select {
@@ -442,8 +454,9 @@ func (w *watchStream) confirmed() (mirror.Revision, error) {
 	return rev, err
 }
 
-// answer reports progress when all watches of the stream have sent their events up to the revision, or up to the end of the log if that is lower. It
-// reports nothing if the stream ends, if that takes too long, or if a watch begins later. Error: the stream must end.
+// answer reports progress when all watches of the stream have sent their events up to the revision,
+// or up to the end of the log if that is lower. It reports nothing if the stream ends, if that
+// takes too long, or if a watch begins later. Error: the stream must end.
 func (w *watchStream) answer(rev mirror.Revision) error {
 	timer := time.NewTimer(confirmTimeout)
 	defer timer.Stop()
@@ -461,8 +474,9 @@ func (w *watchStream) answer(rev mirror.Revision) error {
 	}
 }
 
-// tryAnswer reports progress of all watches at the lowest of their positions, which may be above the revision by now. Between the reading of the
-// positions and the answer no event is sent. The answer is for all watches, so none of them may have got an event above it. done is false while a
+// tryAnswer reports progress of all watches at the lowest of their positions, which may be above
+// the revision by now. Between the reading of the positions and the answer no event is sent. The
+// answer is for all watches, so none of them may have got an event above it. done is false while a
 // watch is behind.
 func (w *watchStream) tryAnswer(rev mirror.Revision) (done bool, err error) {
 	w.sending.Lock()
@@ -480,7 +494,8 @@ func (w *watchStream) tryAnswer(rev mirror.Revision) (done bool, err error) {
 // errNoProgress: the stream has no watch, or one that begins at a later revision.
 var errNoProgress = errors.New("a watch has not begun")
 
-// lowest returns the lowest position of the watches, and whether one of them is behind the revision and the end of the log.
+// lowest returns the lowest position of the watches, and whether one of them is behind the revision
+// and the end of the log.
 func (w *watchStream) lowest(rev mirror.Revision) (lowest mirror.Revision, behind bool, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

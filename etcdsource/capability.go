@@ -28,9 +28,9 @@ var (
 var versionTimeout = 5 * time.Second
 
 // CheckVersions requests the version of every endpoint of the client concurrently. It returns nil
-// if all versions send progress in order (E7); an error that wraps ErrProgressBug and names endpoint and
-// version if one does not; otherwise one that wraps ErrVersionUnknown (KEP-2340, the safeguard).
-// Cost: one Status per endpoint.
+// if all versions send progress in order (E7); an error that wraps ErrProgressBug and names
+// endpoint and version if one does not; otherwise one that wraps ErrVersionUnknown (KEP-2340, the
+// safeguard). Cost: one Status per endpoint.
 func CheckVersions(ctx context.Context, client *clientv3.Client) error {
 	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
 	defer cancel()
@@ -82,8 +82,8 @@ func firstUnknown(errs map[string]error) error {
 	return nil
 }
 
-// ProgressMode is the way in which a mirror learns the progress of its feed, which it needs to answer
-// consistent reads from memory (docs/architecture.md, D6).
+// ProgressMode is the way in which a mirror learns the progress of its feed, which it needs to
+// answer consistent reads from memory (docs/architecture.md, D6).
 type ProgressMode int
 
 const (
@@ -92,8 +92,8 @@ const (
 	// ByEvents: the watch is on all keys, so that every revision arrives as an event.
 	// Source.OfAllKeys.
 	ByEvents
-	// NoProgress: neither. The published revision is at the last event of the prefix, even if the server's
-	// revision is higher. Source.WithoutProgress and mirror.Options.EventsOnly.
+	// NoProgress: neither. The published revision is at the last event of the prefix, even if the
+	// server's revision is higher. Source.WithoutProgress and mirror.Options.EventsOnly.
 	NoProgress
 )
 
@@ -108,14 +108,15 @@ func (f ProgressMode) String() string {
 	return "unproven"
 }
 
-// FeedMember is the name of the only member of a feed, which is the memory of a replica that others follow in place of etcd (package etcdfeed).
+// FeedMember is the name of the only member of a feed, which is the memory of a replica that others
+// follow in place of etcd (package etcdfeed).
 const FeedMember = "strata-feed"
 
 // isFeed reports whether the members are those of a feed.
 func isFeed(members []*pb.Member) bool { return len(members) == 1 && members[0].Name == FeedMember }
 
-// unidentified replaces the cluster ID of a server that sends none (E12). etcd and its gRPC proxy always
-// send one; kine does not.
+// unidentified replaces the cluster ID of a server that sends none (E12). etcd and its gRPC proxy
+// always send one; kine does not.
 const unidentified = math.MaxUint64
 
 // clusterOf returns the cluster ID of a response.
@@ -137,13 +138,13 @@ var (
 )
 
 // Probe determines by test requests how a mirror can learn the revision of the servers behind the
-// client (E7, E9 and E12 of docs/etcd-contract.md); key is below the prefix and need not exist. A server that identifies its cluster, as etcd
-// does, and answers a progress request is ByProgress. Any other server is ByEvents if it grants a
-// watch on all keys. etcd's gRPC proxy does not answer progress requests. kine's answers are
-// ignored, because they have been wrong (k3s-io/kine#568) and the version that kine reports is not
-// its own. A slow server may be classified as one of those, which is as correct but delivers the
-// events of other prefixes too. Error: the probe failed; the caller may continue as if the server
-// were etcd.
+// client (E7, E9 and E12 of docs/etcd-contract.md); key is below the prefix and need not exist. A
+// server that identifies its cluster, as etcd does, and answers a progress request is ByProgress.
+// Any other server is ByEvents if it grants a watch on all keys. etcd's gRPC proxy does not answer
+// progress requests. kine's answers are ignored, because they have been wrong (k3s-io/kine#568) and
+// the version that kine reports is not its own. A slow server may be classified as one of those,
+// which is as correct but delivers the events of other prefixes too. Error: the probe failed; the
+// caller may continue as if the server were etcd.
 //
 // Cost: one read and one or two short watches, a few round trips, and 0.7 s if a server that
 // identifies its cluster does not answer the progress request.

@@ -63,8 +63,8 @@ func TestCheckVersion(t *testing.T) {
 	}
 }
 
-// TestCheckVersions_OneEndpoint_DecidesForAll: one endpoint with the bug is sufficient; one without a version is
-// ErrVersionUnknown.
+// TestCheckVersions_OneEndpoint_DecidesForAll: one endpoint with the bug is sufficient; one without
+// a version is ErrVersionUnknown.
 func TestCheckVersions_OneEndpoint_DecidesForAll(t *testing.T) {
 	defer func(d time.Duration) { versionTimeout = d }(versionTimeout)
 	versionTimeout = 10 * time.Second
@@ -111,8 +111,9 @@ func TestCheckVersions_OneEndpoint_DecidesForAll(t *testing.T) {
 	}
 }
 
-// TestCheckVersions_EndpointWithoutListener_TimesOut: an endpoint without a listener delays the others by the timeout
-// at most, and makes the result ErrVersionUnknown only if they are new enough.
+// TestCheckVersions_EndpointWithoutListener_TimesOut: an endpoint without a listener delays the
+// others by the timeout at most, and makes the result ErrVersionUnknown only if they are new
+// enough.
 func TestCheckVersions_EndpointWithoutListener_TimesOut(t *testing.T) {
 	defer func(d time.Duration) { versionTimeout = d }(versionTimeout)
 	versionTimeout = 200 * time.Millisecond
@@ -247,8 +248,8 @@ func (f *fake) serve(t *testing.T) *clientv3.Client {
 	return client
 }
 
-// TestSource_Requests_AreLinearizable: revisions are read linearizably and without objects, lists linearizably,
-// and the feed ends when its member has lost the leader.
+// TestSource_Requests_AreLinearizable: revisions are read linearizably and without objects, lists
+// linearizably, and the feed ends when its member has lost the leader.
 func TestSource_Requests_AreLinearizable(t *testing.T) {
 	f := &fake{version: "3.6.8"}
 	s := New(f.serve(t), "feed", "/registry/probe")
@@ -343,8 +344,8 @@ func TestProbe_Server_ReturnsFreshness(t *testing.T) {
 	}
 }
 
-// TestProbe_Canceled_ReportsNoMissingCapability: a canceled probe does not report that the server lacks a
-// capability.
+// TestProbe_Canceled_ReportsNoMissingCapability: a canceled probe does not report that the server
+// lacks a capability.
 func TestProbe_Canceled_ReportsNoMissingCapability(t *testing.T) {
 	probeWaits(t, 10*time.Second)
 	f := &fake{version: "3.6.8", noProgress: true}

@@ -39,8 +39,8 @@ const (
 	// followFirst and followLast bound the pause before a lost watch is restarted.
 	followFirst = 50 * time.Millisecond
 	followLast  = time.Second
-	// checkRetry is the pause before a failed check is repeated without a watch, when nothing else shows
-	// compactions. It is the longest pause before a lost watch is restarted.
+	// checkRetry is the pause before a failed check is repeated without a watch, when nothing else
+	// shows compactions. It is the longest pause before a lost watch is restarted.
 	checkRetry = time.Second
 )
 
@@ -50,9 +50,9 @@ type CompactorOptions struct {
 	// twice that, remains. 0: this compactor compacts nothing, and only follows the compactions of
 	// others.
 	Interval time.Duration
-	// OnCompaction, unless nil, is called with a revision to which etcd is or will soon be compacted. It
-	// is called from several goroutines and must not block. It must be idempotent, because calls
-	// may repeat, also after etcd was restored.
+	// OnCompaction, unless nil, is called with a revision to which etcd is or will soon be
+	// compacted. It is called from several goroutines and must not block. It must be idempotent,
+	// because calls may repeat, also after etcd was restored.
 	OnCompaction func(mirror.Revision)
 	// Oldest, unless nil, returns the oldest revision that the cache can serve, 0 if it serves only
 	// the latest. With it, the compactor detects unannounced compactions: see CheckInterval.
@@ -61,9 +61,10 @@ type CompactorOptions struct {
 	// itself, in case its watch hangs. Default: DefaultCheckInterval; a negative value disables
 	// them, but is the default WithoutWatch.
 	CheckInterval time.Duration
-	// WithoutWatch makes the compactor follow compactions by the check alone, which begins at once, so that etcd has no watch for
-	// it. It then notices a compaction normally within CheckInterval, later while etcd does not answer, and goes on serving the
-	// compacted revisions until then. A check that failed is repeated after a second.
+	// WithoutWatch makes the compactor follow compactions by the check alone, which begins at once,
+	// so that etcd has no watch for it. It then notices a compaction normally within CheckInterval,
+	// later while etcd does not answer, and goes on serving the compacted revisions until then. A
+	// check that failed is repeated after a second.
 	WithoutWatch bool
 	// Logger receives messages for the operator. Default: slog.Default().
 	Logger *slog.Logger
@@ -109,15 +110,20 @@ type Compactor struct {
 
 // CompactionStats is a reading of a Compactor's counters.
 type CompactionStats struct {
-	Revision             mirror.Revision // the revision to which etcd is or will soon be compacted; 0: unknown
-	RecordedAt           time.Time       // when Revision was recorded; zero: never
-	EtcdRevision         mirror.Revision // the highest reported; EtcdRevision-Revision is the history that etcd retains
-	Following            bool            // the key is being watched; WithoutWatch: the last check succeeded
-	Compactions          int64           // made by this compactor
-	Failures             int64           // failed turns of this compactor
-	Losses               int64           // times the watch of the key was lost, or, WithoutWatch, a check failed after one that succeeded
-	InvalidAnnouncements int64           // invalid writes to the key
-	Unannounced          int64           // detected compactions without an announcement
+	// the revision to which etcd is or will soon be compacted; 0: unknown
+	Revision   mirror.Revision
+	RecordedAt time.Time // when Revision was recorded; zero: never
+	// the highest reported; EtcdRevision-Revision is the history that etcd retains
+	EtcdRevision mirror.Revision
+	// the key is being watched; WithoutWatch: the last check succeeded
+	Following   bool
+	Compactions int64 // made by this compactor
+	Failures    int64 // failed turns of this compactor
+	// times the watch of the key was lost, or, WithoutWatch, a check failed after one that
+	// succeeded
+	Losses               int64
+	InvalidAnnouncements int64 // invalid writes to the key
+	Unannounced          int64 // detected compactions without an announcement
 }
 
 // NewCompactor starts a compactor on the client, which it does not own. It runs until Stop.
@@ -219,7 +225,8 @@ func (c *Compactor) turn(ctx context.Context, l *turnState) error {
 		return nil
 	}
 
-	// The transaction must have exactly this form: kine recognizes it by its form (E13 of docs/etcd-contract.md).
+	// The transaction must have exactly this form: kine recognizes it by its form (E13 of
+	// docs/etcd-contract.md).
 	due := l.rev
 	ctxTxn, cancel := context.WithTimeout(ctx, compactionWriteWait)
 	defer cancel()
@@ -265,7 +272,8 @@ func (c *Compactor) compact(ctx context.Context, l *turnState, rev mirror.Revisi
 			c.compactions.Add(1)
 			c.noteCompacted(rev)
 			return nil
-		case errors.Is(err, rpctypes.ErrCompacted): // an attempt whose answer was lost, or another process, was faster
+		case errors.Is(err, rpctypes.ErrCompacted):
+			// an attempt whose answer was lost, or another process, was faster
 			c.noteCompacted(rev)
 			return nil
 		case errors.Is(err, rpctypes.ErrFutureRev):
@@ -374,7 +382,8 @@ func (c *Compactor) keepChecking(ctx context.Context) {
 	}
 }
 
-// followByChecks checks at once and after each interval, sooner after a failure, and records whether compactions are followed.
+// followByChecks checks at once and after each interval, sooner after a failure, and records
+// whether compactions are followed.
 func (c *Compactor) followByChecks(ctx context.Context) {
 	failing := false
 	for {
@@ -424,7 +433,8 @@ func (c *Compactor) check(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("revision %d is compacted, but the oldest revision is unknown: %w", oldest, err)
 	}
-	if _, err := c.read(ctx, compactionReadTries); err != nil { // the compaction may have been announced meanwhile
+	if _, err := c.read(ctx, compactionReadTries); err != nil {
+		// the compaction may have been announced meanwhile
 		return err
 	}
 	if floor > c.CompactRevision() {
@@ -435,8 +445,8 @@ func (c *Compactor) check(ctx context.Context) error {
 	return nil
 }
 
-// oldestRevision returns etcd's oldest revision. etcd must have compacted the revision gone, so that it
-// refuses a watch from there.
+// oldestRevision returns etcd's oldest revision. etcd must have compacted the revision gone, so
+// that it refuses a watch from there.
 func (c *Compactor) oldestRevision(ctx context.Context, gone mirror.Revision) (mirror.Revision, error) {
 	ctx, cancel := context.WithTimeout(ctx, probeWait)
 	defer cancel()
@@ -496,13 +506,13 @@ func (c *Compactor) applyAnnouncement(kv *mvccpb.KeyValue) {
 	}
 }
 
-// noteCompacted records that etcd is or will soon be compacted to the revision. It calls OnCompaction
-// before it updates CompactRevision, so a reader that observes the revision there also observes the
-// effect of OnCompaction.
+// noteCompacted records that etcd is or will soon be compacted to the revision. It calls
+// OnCompaction before it updates CompactRevision, so a reader that observes the revision there also
+// observes the effect of OnCompaction.
 //
-// etcd's recorded revision is above the one of a valid announcement, which was read or watched before.
-// It is not if a read has found a restored etcd in between: the announcement then is of the etcd
-// before, and is ignored.
+// etcd's recorded revision is above the one of a valid announcement, which was read or watched
+// before. It is not if a read has found a restored etcd in between: the announcement then is of the
+// etcd before, and is ignored.
 func (c *Compactor) noteCompacted(rev mirror.Revision) {
 	if !c.reached(rev) {
 		return

@@ -38,9 +38,10 @@ type replica struct {
 	found int64 // the value of the key at its start
 }
 
-// TestCompactors_RandomFaults_CompactOnlyAnnouncedRevisions: replicas with different intervals that start and stop during faults.
-// etcd is never compacted above an announced revision, every replica records an announcement within
-// a second and no higher revision, and after the faults there are compactions again.
+// TestCompactors_RandomFaults_CompactOnlyAnnouncedRevisions: replicas with different intervals that
+// start and stop during faults. etcd is never compacted above an announced revision, every replica
+// records an announcement within a second and no higher revision, and after the faults there are
+// compactions again.
 func TestCompactors_RandomFaults_CompactOnlyAnnouncedRevisions(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		plan := rapid.SliceOfN(rapid.Custom(drawFleetStep), 5, 40).Draw(r, "plan")

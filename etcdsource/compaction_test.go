@@ -90,8 +90,8 @@ func equal[T comparable](t *testing.T, what string, got, want []T) {
 	}
 }
 
-// TestCompactor_Alone_AnnouncesThenCompacts: like kube-apiserver it announces 0 at its first turn, then at each turn the
-// revision of the previous one, and compacts after each announcement.
+// TestCompactor_Alone_AnnouncesThenCompacts: like kube-apiserver it announces 0 at its first turn,
+// then at each turn the revision of the previous one, and compacts after each announcement.
 func TestCompactor_Alone_AnnouncesThenCompacts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, f := newOneKey(), &compactionRecorder{}
@@ -125,7 +125,8 @@ func TestCompactor_WithoutInterval_OnlyFollows(t *testing.T) {
 	})
 }
 
-// TestCompactors_RaceForKey_OneSucceeds: both compactors have read the key before either has written it. One succeeds.
+// TestCompactors_RaceForKey_OneSucceeds: both compactors have read the key before either has
+// written it. One succeeds.
 func TestCompactors_RaceForKey_OneSucceeds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newOneKey()
@@ -162,7 +163,8 @@ func TestCompactors_RaceForKey_OneSucceeds(t *testing.T) {
 	})
 }
 
-// TestCompactor_OtherStops_TakesOver: a compactor takes over from a stopped one within two intervals.
+// TestCompactor_OtherStops_TakesOver: a compactor takes over from a stopped one within two
+// intervals.
 func TestCompactor_OtherStops_TakesOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newOneKey()
@@ -220,7 +222,8 @@ func TestCompactor_KeyDeleted_Continues(t *testing.T) {
 	}
 }
 
-// TestCompactor_InvalidKey_IsIgnoredAndOverwritten: an invalid value is ignored, logged once, and overwritten.
+// TestCompactor_InvalidKey_IsIgnoredAndOverwritten: an invalid value is ignored, logged once, and
+// overwritten.
 func TestCompactor_InvalidKey_IsIgnoredAndOverwritten(t *testing.T) {
 	for _, value := range []string{"", "-5", "0x10", "12a", "99999999999999999999999", "100000", "102", strings.Repeat("9", 5000)} {
 		t.Run(fmt.Sprintf("%.20q", value), func(t *testing.T) {
@@ -252,8 +255,8 @@ func TestCompactor_InvalidKey_IsIgnoredAndOverwritten(t *testing.T) {
 	}
 }
 
-// TestCompactor_CompactionFails_IsRetriedSoon: the compaction is retried soon, because followers have
-// already dropped the versions below.
+// TestCompactor_CompactionFails_IsRetriedSoon: the compaction is retried soon, because followers
+// have already dropped the versions below.
 func TestCompactor_CompactionFails_IsRetriedSoon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newOneKey()
@@ -276,7 +279,8 @@ func TestCompactor_CompactionFails_IsRetriedSoon(t *testing.T) {
 	})
 }
 
-// TestCompactor_CompactionKeepsFailing_NextTurnCompacts: the next turn compacts to a higher revision.
+// TestCompactor_CompactionKeepsFailing_NextTurnCompacts: the next turn compacts to a higher
+// revision.
 func TestCompactor_CompactionKeepsFailing_NextTurnCompacts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newOneKey()
@@ -295,8 +299,8 @@ func TestCompactor_CompactionKeepsFailing_NextTurnCompacts(t *testing.T) {
 	})
 }
 
-// TestCompactor_ResponseLost_CompactsAnnouncedRevision: etcd has executed a request whose answer is lost. The announced compaction is
-// made.
+// TestCompactor_ResponseLost_CompactsAnnouncedRevision: etcd has executed a request whose answer is
+// lost. The announced compaction is made.
 func TestCompactor_ResponseLost_CompactsAnnouncedRevision(t *testing.T) {
 	for _, kind := range []string{"txn", "compact"} {
 		t.Run(kind, func(t *testing.T) {
@@ -329,8 +333,8 @@ func TestCompactor_ResponseLost_CompactsAnnouncedRevision(t *testing.T) {
 	}
 }
 
-// TestCompactor_EtcdWithoutSpace_LogsAndContinues: the compactor logs instructions for the operator, and continues
-// afterwards where it stopped.
+// TestCompactor_EtcdWithoutSpace_LogsAndContinues: the compactor logs instructions for the
+// operator, and continues afterwards where it stopped.
 func TestCompactor_EtcdWithoutSpace_LogsAndContinues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newOneKey()
@@ -349,8 +353,8 @@ func TestCompactor_EtcdWithoutSpace_LogsAndContinues(t *testing.T) {
 	})
 }
 
-// TestCompactor_RestoredEtcd_DropsRecordedState: the compactor never writes or compacts a revision above
-// etcd's, and drops its recorded state.
+// TestCompactor_RestoredEtcd_DropsRecordedState: the compactor never writes or compacts a revision
+// above etcd's, and drops its recorded state.
 func TestCompactor_RestoredEtcd_DropsRecordedState(t *testing.T) {
 	for _, moment := range []string{"between turns", "txn", "compact"} {
 		for _, sameVersion := range []bool{true, false} {
@@ -385,7 +389,8 @@ func TestCompactor_RestoredEtcd_DropsRecordedState(t *testing.T) {
 						}
 						turns(e, 1)
 						e.intercept(&e.before, func(string) error { return nil })
-						if moment == "compact" && sameVersion { // it was announced before the restore
+						if moment == "compact" && sameVersion {
+							// it was announced before the restore
 							if log.count("restored") == 0 {
 								t.Errorf("no word:\n%s", &log.b)
 							}
@@ -415,8 +420,8 @@ func TestCompactor_RestoredEtcd_DropsRecordedState(t *testing.T) {
 	}
 }
 
-// TestCompactor_AnnouncementOfThePastEtcd_IsIgnored: the watch's goroutine is late with an announcement
-// of the etcd before, and a read has found the restored etcd.
+// TestCompactor_AnnouncementOfThePastEtcd_IsIgnored: the watch's goroutine is late with an
+// announcement of the etcd before, and a read has found the restored etcd.
 func TestCompactor_AnnouncementOfThePastEtcd_IsIgnored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, f := newOneKey(), &compactionRecorder{}
@@ -434,8 +439,8 @@ func TestCompactor_AnnouncementOfThePastEtcd_IsIgnored(t *testing.T) {
 	})
 }
 
-// TestCompactor_WatchLost_IsRestarted: the watch is restarted after each loss, within a second, and writes in between are
-// recorded.
+// TestCompactor_WatchLost_IsRestarted: the watch is restarted after each loss, within a second, and
+// writes in between are recorded.
 func TestCompactor_WatchLost_IsRestarted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, f := newOneKey(), &compactionRecorder{}
@@ -473,8 +478,9 @@ func TestCompactor_WatchLost_IsRestarted(t *testing.T) {
 	})
 }
 
-// TestCompactor_WithoutWatch_ChecksFollow: compactions are followed by the check alone, also with a negative interval, and etcd has no watch for it. A
-// failed check, the first one included, is logged once and repeated after a second; after a success it is a loss.
+// TestCompactor_WithoutWatch_ChecksFollow: compactions are followed by the check alone, also with a
+// negative interval, and etcd has no watch for it. A failed check, the first one included, is
+// logged once and repeated after a second; after a success it is a loss.
 func TestCompactor_WithoutWatch_ChecksFollow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, f := newOneKey(), &compactionRecorder{}
@@ -539,8 +545,8 @@ func TestCompactor_WatchHangs_CheckReadsKey(t *testing.T) {
 	})
 }
 
-// TestCompactor_UnannouncedCompaction_IsDetectedByCheck: the next check detects it, if the cache can serve a compacted
-// revision.
+// TestCompactor_UnannouncedCompaction_IsDetectedByCheck: the next check detects it, if the cache
+// can serve a compacted revision.
 func TestCompactor_UnannouncedCompaction_IsDetectedByCheck(t *testing.T) {
 	for oldest, want := range map[mirror.Revision][]mirror.Revision{0: nil, 1: {500}, 499: {500}, 500: nil, 900: nil, 1001: nil} {
 		t.Run(fmt.Sprint(oldest), func(t *testing.T) {
@@ -564,7 +570,8 @@ func TestCompactor_UnannouncedCompaction_IsDetectedByCheck(t *testing.T) {
 	}
 }
 
-// TestCompactor_AnnouncedDuringCheck_IsNotUnannounced: an announced compaction is not counted as unannounced.
+// TestCompactor_AnnouncedDuringCheck_IsNotUnannounced: an announced compaction is not counted as
+// unannounced.
 func TestCompactor_AnnouncedDuringCheck_IsNotUnannounced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, f := newOneKey(), &compactionRecorder{}

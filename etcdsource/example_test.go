@@ -13,8 +13,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Mirror a key range of an etcd, list it from memory, and print every later change. A test in test/engine runs listAndFollow on an
-// etcd.
+// Mirror a key range of an etcd, list it from memory, and print every later change. A test in
+// test/engine runs listAndFollow on an etcd.
 func Example() {
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"http://127.0.0.1:2379"}})
 	if err != nil {
@@ -26,11 +26,14 @@ func Example() {
 	}
 }
 
-// listAndFollow lists the keys below /registry/pods/ and prints their later changes to out until ctx is cancelled.
+// listAndFollow lists the keys below /registry/pods/ and prints their later changes to out until
+// ctx is cancelled.
 func listAndFollow(ctx context.Context, client *clientv3.Client, out io.Writer) error {
-	// "example" names the watch stream of this source: two sources on one client need two names. "/registry/probe" is a key whose
-	// linearizable read returns etcd's current revision. It need not exist and is never written, but the client must be allowed to
-	// read it; a key below the mirrored prefix is. (CheckVersions detects an etcd before 3.4.31 or 3.5.13, which needs WithoutProgress.)
+	// "example" names the watch stream of this source: two sources on one client need two names.
+	// "/registry/probe" is a key whose linearizable read returns etcd's current revision. It need
+	// not exist and is never written, but the client must be allowed to read it; a key below the
+	// mirrored prefix is. (CheckVersions detects an etcd before 3.4.31 or 3.5.13, which needs
+	// WithoutProgress.)
 	source := etcdsource.New(client, "example", "/registry/probe")
 	m, err := mirror.New(mirror.Options{Source: source, Prefix: "/registry/"})
 	if err != nil {

@@ -137,8 +137,8 @@ func (s *Source) openFeed(ctx context.Context, wg *sync.WaitGroup, prefix string
 	return f, err
 }
 
-// createWatch creates the watch and returns when a member has confirmed it. Error, if that takes longer
-// than the timeout.
+// createWatch creates the watch and returns when a member has confirmed it. Error, if that takes
+// longer than the timeout.
 func (s *Source) createWatch(ctx context.Context, timeout time.Duration, watcher clientv3.Watcher, conn *grpc.ClientConn, prefix string, start mirror.Revision) (*feed, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	key, end := s.watched(prefix)

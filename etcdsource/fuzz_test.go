@@ -52,7 +52,8 @@ func FuzzCompactionKey(f *testing.F) {
 		if !slices.Equal(called, want) || c.CompactRevision() != highest {
 			t.Fatalf("%q, then %q of %d: compact revision %d, OnCompaction calls %d; want %d", earlier, value, written, c.CompactRevision(), called, want)
 		}
-		if got := c.Stats().InvalidAnnouncements; got != invalid && written != 0 { // revision 0 does not exist
+		if got := c.Stats().InvalidAnnouncements; got != invalid && written != 0 {
+			// revision 0 does not exist
 			t.Fatalf("%q, then %q of %d: %d invalid announcements, want %d", earlier, value, written, got, invalid)
 		}
 	})

@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// firstGetKeys and maxGetKeys are the numbers of keys of the first and of the largest request. etcd
-	// accepts 128 operations in a transaction by default.
+	// firstGetKeys and maxGetKeys are the numbers of keys of the first and of the largest request.
+	// etcd accepts 128 operations in a transaction by default.
 	firstGetKeys = 32
 	maxGetKeys   = 128
 	// getRetry is the time before the first retry; it doubles.
@@ -63,8 +63,8 @@ func (s *Source) GetAll(ctx context.Context, keys []string, at mirror.Revision, 
 	return nil
 }
 
-// refusedTransaction reports whether reads of single keys may succeed where a transaction of several
-// has failed.
+// refusedTransaction reports whether reads of single keys may succeed where a transaction of
+// several has failed.
 func refusedTransaction(err error) bool {
 	if err == nil || errors.Is(err, rpctypes.ErrCompacted) || errors.Is(err, rpctypes.ErrFutureRev) || isTransient(err) {
 		return false

@@ -33,8 +33,8 @@ func eventBytes(events []*mvccpb.Event) (n int64) {
 //
 // No history is available from a client inside the server's process, which has no connection to
 // read it from, or from a server with unreliable progress, which cannot report that the history of
-// a prefix is complete. A server other than etcd keeps the whole result of a watch from an old revision in
-// memory, so the bounds are lower for it.
+// a prefix is complete. A server other than etcd keeps the whole result of a watch from an old
+// revision in memory, so the bounds are lower for it.
 func (s *Source) Oldest(ctx context.Context, prefix string, now driver.Header, bounds driver.ReplayBounds) (mirror.Revision, error) {
 	if s.hasNoProgress() || len(s.client.Endpoints()) == 0 || bounds.Revisions <= 0 || bounds.Bytes <= 0 {
 		return now.Revision, nil
@@ -95,12 +95,14 @@ const (
 	// probeGrowth bounds the distance of a probe to this multiple of the previous one.
 	probeGrowth = 8
 	maxProbes   = 8
-	// fewRevisions are restored however busy etcd is: they block a writer for about 30 ms with values of 1 KB.
+	// fewRevisions are restored however busy etcd is: they block a writer for about 30 ms with
+	// values of 1 KB.
 	fewRevisions = 10_000
-	// syncInterval is the time from the end of a round of etcd's synchronization to the next one (watchResyncPeriod).
+	// syncInterval is the time from the end of a round of etcd's synchronization to the next one
+	// (watchResyncPeriod).
 	syncInterval = 100 * time.Millisecond
-	// staggeredCost is the time of a round that serves the watches of a replay, as a multiple of that
-	// of a probe (measured: TestReplayFigures).
+	// staggeredCost is the time of a round that serves the watches of a replay, as a multiple of
+	// that of a probe (measured: TestReplayFigures).
 	staggeredCost = 2
 	// probeBytes bounds the part of a probe's response that is read.
 	probeBytes = 8 << 20
@@ -119,9 +121,9 @@ type sampler struct {
 
 // oldestRevision returns the oldest revision that the member can list.
 //
-// etcd cancels a watch below its compact revision at once, and reports that revision (E6 of docs/etcd-contract.md). On an etcd
-// that was never compacted, such a watch would load its whole history, so a range at revision 1
-// checks for that first.
+// etcd cancels a watch below its compact revision at once, and reports that revision (E6 of
+// docs/etcd-contract.md). On an etcd that was never compacted, such a watch would load its whole
+// history, so a range at revision 1 checks for that first.
 func (p *sampler) oldestRevision(ctx context.Context) (mirror.Revision, error) {
 	ctx, cancel := context.WithTimeout(ctx, probeWait)
 	defer cancel()
@@ -147,8 +149,8 @@ func (p *sampler) oldestRevision(ctx context.Context) (mirror.Revision, error) {
 	return 0, err
 }
 
-// ofFeed reports whether the member is a feed, which reads history from memory and blocks no writer. Samples of history that it is restoring itself
-// would take longer than probeWait.
+// ofFeed reports whether the member is a feed, which reads history from memory and blocks no
+// writer. Samples of history that it is restoring itself would take longer than probeWait.
 func (p *sampler) ofFeed(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, probeWait)
 	defer cancel()
@@ -173,8 +175,8 @@ func (p *sampler) everythingFits(ctx context.Context, bytes int64) bool {
 }
 
 // sample returns the lowest revision, at or above oldest, for which the events after it are
-// estimated to be within the bounds on bytes and on the time for which etcd blocks writers; a pause of
-// 0 is no bound.
+// estimated to be within the bounds on bytes and on the time for which etcd blocks writers; a pause
+// of 0 is no bound.
 //
 // It samples the history at growing distances from now. For the next sample etcd has to load
 // everything from there to now, which must fit according to the previous samples. Between two
@@ -224,11 +226,11 @@ func (p *sampler) sample(ctx context.Context, oldest mirror.Revision, bytes int6
 }
 
 // revisionsWithin returns how many revisions etcd reads for a replay within pause, at least
-// fewRevisions. took is the time between the answers of two probes, the second of which had distance
-// revisions; 0 if unknown. etcd blocks writers for the time of a round, and begins the next one
-// syncInterval later, so the rest of took is the time of the second round. Rounds for other watches
-// may be between the two: then the result is too low, or the interval is not in took, and all of took
-// counts.
+// fewRevisions. took is the time between the answers of two probes, the second of which had
+// distance revisions; 0 if unknown. etcd blocks writers for the time of a round, and begins the
+// next one syncInterval later, so the rest of took is the time of the second round. Rounds for
+// other watches may be between the two: then the result is too low, or the interval is not in took,
+// and all of took counts.
 func revisionsWithin(pause, took time.Duration, distance mirror.Revision) mirror.Revision {
 	if pause <= 0 || took <= 0 {
 		return math.MaxInt64

@@ -16,9 +16,9 @@ import (
 	"github.com/stratakube/strata/mirror/driver"
 )
 
-// Page sizes; the pages are of one revision (E14 of docs/etcd-contract.md). etcd counts the whole rest of the range for every page, so few large pages are cheap;
-// pageBytes bounds the memory of one response on the server and the client. The number of keys
-// adapts to the sizes of the values.
+// Page sizes; the pages are of one revision (E14 of docs/etcd-contract.md). etcd counts the whole
+// rest of the range for every page, so few large pages are cheap; pageBytes bounds the memory of
+// one response on the server and the client. The number of keys adapts to the sizes of the values.
 const (
 	firstPageKeys = 500
 	maxPageKeys   = 10_000
@@ -71,9 +71,9 @@ func (p *Pager) HintValueBytes(bytes int64) {
 	p.limit = max(1, min(firstPageKeys, pageBytes/max(1, bytes)))
 }
 
-// Next reads the next page, of at most maxKeys keys if maxKeys is positive. It retries on another member
-// if a member does not answer. Errors: mirror.ErrCompacted, and mirror.ErrRestored if etcd has not
-// reached the revision; other errors may be retried.
+// Next reads the next page, of at most maxKeys keys if maxKeys is positive. It retries on another
+// member if a member does not answer. Errors: mirror.ErrCompacted, and mirror.ErrRestored if etcd
+// has not reached the revision; other errors may be retried.
 func (p *Pager) Next(ctx context.Context, maxKeys int64) (Page, error) {
 	for {
 		limit := p.limit
@@ -82,7 +82,8 @@ func (p *Pager) Next(ctx context.Context, maxKeys int64) (Page, error) {
 		}
 		resp, err := attempts(ctx, pageTimeout, pageAttempts, func(ctx context.Context) (*clientv3.GetResponse, error) {
 			opts := append(slices.Clip(p.opts), clientv3.WithRev(p.rev))
-			if p.end != p.key+"\x00" { // otherwise it is one key, and a store on a database may reject this end
+			if p.end != p.key+"\x00" {
+				// otherwise it is one key, and a store on a database may reject this end
 				opts = append(opts, clientv3.WithRange(p.end), clientv3.WithLimit(limit))
 			}
 			return p.client.Get(ctx, p.key, opts...)

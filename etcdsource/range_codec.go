@@ -15,9 +15,9 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// rangesOf returns a KV of the client that decodes the responses to ranges into memory that it reuses:
-// a response is valid until the n-th one after it is received. It is for one reader.
-// The KV of a client without a connection, such as one of an embedded etcd, is used as it is.
+// rangesOf returns a KV of the client that decodes the responses to ranges into memory that it
+// reuses: a response is valid until the n-th one after it is received. It is for one reader. The KV
+// of a client without a connection, such as one of an embedded etcd, is used as it is.
 func rangesOf(client *clientv3.Client, n int) clientv3.KV {
 	if client.ActiveConnection() == nil {
 		return client
@@ -41,7 +41,8 @@ func (c withCodec) RangeStream(ctx context.Context, in *pb.RangeRequest, opts ..
 }
 
 // rangeCodec decodes responses to ranges without an allocation for each key, into the memory of
-// earlier ones; everything else is left to gRPC's codec of protobuf. It is for one request at a time.
+// earlier ones; everything else is left to gRPC's codec of protobuf. It is for one request at a
+// time.
 type rangeCodec struct {
 	encoding.CodecV2
 	responses []rangeMemory // used in turns
@@ -166,7 +167,8 @@ func decodeKV(data []byte, kv *mvccpb.KeyValue) error {
 }
 
 // eachField calls f for each field of a message that is a varint or bytes, with its number and its
-// value; bytes is nil for a varint. Fields of other types, which none of the messages has, are skipped.
+// value; bytes is nil for a varint. Fields of other types, which none of the messages has, are
+// skipped.
 func eachField(message []byte, f func(field protowire.Number, number uint64, bytes []byte) error) error {
 	for len(message) > 0 {
 		field, kind, n := protowire.ConsumeTag(message)

@@ -32,10 +32,12 @@ func rangeResponses(t testing.TB) (all [][]byte) {
 	return all
 }
 
-// requireSameRange fails unless the codec and protobuf decode data to the same response, or both refuse it.
+// requireSameRange fails unless the codec and protobuf decode data to the same response, or both
+// refuse it.
 func requireSameRange(t *testing.T, codec *rangeCodec, data []byte) {
 	t.Helper()
-	want, got := &pb.RangeResponse{}, &pb.RangeResponse{More: true, Count: 9} // of an earlier attempt
+	// of an earlier attempt
+	want, got := &pb.RangeResponse{}, &pb.RangeResponse{More: true, Count: 9}
 	wantErr := proto.Unmarshal(data, want)
 	half := len(data) / 2 // gRPC receives a message in parts
 	gotErr := codec.Unmarshal(mem.BufferSlice{mem.SliceBuffer(data[:half]), mem.SliceBuffer(data[half:])}, got)
@@ -128,7 +130,8 @@ func TestRangeCodec_EarlierResponse_StaysValid(t *testing.T) {
 	}
 }
 
-// TestRangeCodec_LaterPages_AllocateNothingPerKey: a check of a large range leaves no garbage for each key.
+// TestRangeCodec_LaterPages_AllocateNothingPerKey: a check of a large range leaves no garbage for
+// each key.
 func TestRangeCodec_LaterPages_AllocateNothingPerKey(t *testing.T) {
 	response := &pb.RangeResponse{Header: &pb.ResponseHeader{}}
 	for range 1000 {

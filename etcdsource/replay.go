@@ -23,9 +23,9 @@ import (
 //
 // Measured: TestReplayFigures in test/engine.
 type replayPlan struct {
-	// segmentRevisions is the number of revisions of one watch. It is one less than a multiple of 1,000, so
-	// that etcd's last response for a segment also contains the first revision of the next one,
-	// which ends it.
+	// segmentRevisions is the number of revisions of one watch. It is one less than a multiple of
+	// 1,000, so that etcd's last response for a segment also contains the first revision of the
+	// next one, which ends it.
 	segmentRevisions int64
 	// watches is the maximum number of concurrent watches.
 	watches int

@@ -34,7 +34,8 @@ type member struct {
 	lags   atomic.Int64 // revisions by which the headers of progress responses are behind
 	batch  int64        // revisions per response
 	hangs  atomic.Bool  // requests are not answered
-	breaks bool         // of every fifth segment of ten revisions, the first stream breaks in the segment
+	// of every fifth segment of ten revisions, the first stream breaks in the segment
+	breaks bool
 
 	ranges, watches atomic.Int64
 	broken          sync.Map // by segment
@@ -167,7 +168,8 @@ func replayAll(t *testing.T, s *Source, after, through int64) (events int64) {
 	return events
 }
 
-// TestReplay_AnyFragmentsAndBreaks_IsComplete: any size of responses, any fragments, and streams that break at any place.
+// TestReplay_AnyFragmentsAndBreaks_IsComplete: any size of responses, any fragments, and streams
+// that break at any place.
 func TestReplay_AnyFragmentsAndBreaks_IsComplete(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short: takes seconds")
@@ -192,8 +194,8 @@ func TestReplay_AnyFragmentsAndBreaks_IsComplete(t *testing.T) {
 	}
 }
 
-// TestReplay_MemberHangs_ContinuesOnAnother: the replay leaves a member that hangs before it begins, and
-// ends with an error if all members hang.
+// TestReplay_MemberHangs_ContinuesOnAnother: the replay leaves a member that hangs before it
+// begins, and ends with an error if all members hang.
 func TestReplay_MemberHangs_ContinuesOnAnother(t *testing.T) {
 	t.Parallel()
 	members := []*member{{newest: 100, batch: 5}, {newest: 100, batch: 5}, {newest: 100, batch: 5}}
@@ -215,8 +217,8 @@ func TestReplay_MemberHangs_ContinuesOnAnother(t *testing.T) {
 	}
 }
 
-// TestFeed_AfterSilentFeed_StartsOnAnotherMember: after a silent feed the next one begins on another member if one creates
-// it, otherwise on the same.
+// TestFeed_AfterSilentFeed_StartsOnAnotherMember: after a silent feed the next one begins on
+// another member if one creates it, otherwise on the same.
 func TestFeed_AfterSilentFeed_StartsOnAnotherMember(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short: takes seconds")
@@ -317,7 +319,8 @@ func TestFeed_MemberLags_DoesNotGoBack(t *testing.T) {
 			reads := m.ranges.Load()
 			go func() {
 				_ = s.RequestProgress(ctx)
-				for m.ranges.Load() == reads && ctx.Err() == nil { // until the source has compared the revision
+				for m.ranges.Load() == reads && ctx.Err() == nil {
+					// until the source has compared the revision
 					time.Sleep(time.Millisecond)
 				}
 				m.lags.Store(0)

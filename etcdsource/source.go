@@ -1,5 +1,5 @@
-// Package etcdsource reads etcd for a mirror: lists at one revision, streamed by etcd 3.7 and otherwise in pages, one watch on the
-// whole prefix, progress, and the linearizable revision.
+// Package etcdsource reads etcd for a mirror: lists at one revision, streamed by etcd 3.7 and
+// otherwise in pages, one watch on the whole prefix, progress, and the linearizable revision.
 package etcdsource
 
 import (
@@ -34,8 +34,9 @@ var _ driver.Source = (*Source)(nil)
 
 // New returns a source on the client. The name separates the streams of several sources on one
 // client; etcd shares a stream among watches with equal metadata (KEP-2340). Revisions are read
-// with a Get of probe, a key that need not exist. Lists, checks and the read of history use the client's
-// connection, not its KV and Watcher: a client that had them replaced (clientv3/namespace) cannot be used.
+// with a Get of probe, a key that need not exist. Lists, checks and the read of history use the
+// client's connection, not its KV and Watcher: a client that had them replaced (clientv3/namespace)
+// cannot be used.
 func New(client *clientv3.Client, name, probe string) *Source {
 	return &Source{client: client, streamMetadata: metadata.Pairs("strata-stream", name), probe: probe, plan: defaultPlan, feeds: &feeds{}, rangeStream: &rangeStreamSupport{}}
 }
@@ -95,8 +96,8 @@ func (s *Source) WithSegments(revisions int64, watches int) *Source {
 	return &other
 }
 
-// streamContext marks the calls of the feed's gRPC stream (E8 of docs/etcd-contract.md). A member that has lost its leader ends
-// the stream instead of leaving it silent.
+// streamContext marks the calls of the feed's gRPC stream (E8 of docs/etcd-contract.md). A member
+// that has lost its leader ends the stream instead of leaving it silent.
 func (s *Source) streamContext(ctx context.Context) context.Context {
 	return clientv3.WithRequireLeader(metadata.NewOutgoingContext(ctx, s.streamMetadata))
 }

@@ -15,16 +15,16 @@ import (
 	"github.com/stratakube/strata/mirror/driver"
 )
 
-// partsInUse bounds the parts of a stream that are in use at once: one that is processed, one in the
-// client's channel, and one that is being decoded.
+// partsInUse bounds the parts of a stream that are in use at once: one that is processed, one in
+// the client's channel, and one that is being decoded.
 const partsInUse = 3
 
 // streamsRecheck is how long a source reads pages after a member has answered that it has no
 // RangeStream: members are upgraded one by one. It is the interval of kube-apiserver.
 const streamsRecheck = 10 * time.Minute
 
-// rangeStreamSupport records whether the servers implement RangeStream, which etcd does since 3.7. The zero
-// value assumes that they do (E15 of docs/etcd-contract.md).
+// rangeStreamSupport records whether the servers implement RangeStream, which etcd does since 3.7.
+// The zero value assumes that they do (E15 of docs/etcd-contract.md).
 type rangeStreamSupport struct {
 	refused atomic.Pointer[time.Time] // when a member last answered that it does not implement it
 }
@@ -45,12 +45,12 @@ var errStreamCut = errors.New("stream ended before the end of the range")
 // errStreamSilent: a member has left a stream without an answer for pageTimeout.
 var errStreamSilent = errors.New("no response on the stream within the timeout")
 
-// readStream reads the range of a pager, which needs a revision, in one RangeStream, and calls chunk
-// with each part. A part has about the maximum size of a request to etcd (1.5 MiB unless
-// configured); at most partsInUse are in memory at once. err is permanent: the error of chunk, or keys
-// that are out of order. failed is a failure of the stream, and leaves the pager after the last
-// part, not Done: Next continues there, on another member if needed, and reports the errors of a
-// list by pages.
+// readStream reads the range of a pager, which needs a revision, in one RangeStream, and calls
+// chunk with each part. A part has about the maximum size of a request to etcd (1.5 MiB unless
+// configured); at most partsInUse are in memory at once. err is permanent: the error of chunk, or
+// keys that are out of order. failed is a failure of the stream, and leaves the pager after the
+// last part, not Done: Next continues there, on another member if needed, and reports the errors of
+// a list by pages.
 func (p *Pager) readStream(ctx context.Context, client clientv3.KV, chunk func([]driver.KV) error) (header driver.Header, failed, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	parts, failed := client.GetStream(ctx, p.key, clientv3.WithRange(p.end), clientv3.WithRev(p.rev))

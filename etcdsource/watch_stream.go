@@ -111,9 +111,10 @@ func (s *Source) onMembers(ctx context.Context, f func(context.Context, *grpc.Cl
 // progress only when all are synced, and a watch that is added to it could mistake earlier progress
 // for its own.
 type watchStream struct {
-	stream            pb.Watch_WatchClient
-	cluster           uint64
-	lastResponse      *atomic.Int64 // time of the last response, as driver.Now counts; may be shared
+	stream  pb.Watch_WatchClient
+	cluster uint64
+	// time of the last response, as driver.Now counts; may be shared
+	lastResponse      *atomic.Int64
 	cancel            context.CancelFunc
 	wg                sync.WaitGroup
 	responded         atomic.Bool   // a response arrived since the last progress request

@@ -3,8 +3,8 @@ package mirror
 import "fmt"
 
 // The invariants, the structures that show them, and their checks. Checks of I8 and I9 are partial:
-// the arrival check of each event (tableUpdate.add) covers lost events, and a delay is not visible in the
-// state.
+// the arrival check of each event (tableUpdate.add) covers lost events, and a delay is not visible
+// in the state.
 //
 //	I1      writer.checkClock
 //	I2, I3  lineage.checkEvents, lineage.checkVersions
@@ -62,8 +62,9 @@ func (w *writer) checkBudget() error {
 	return nil
 }
 
-// verify panics if an invariant is broken. The writer calls it after every batch and load, and after the commands that it
-// runs between batches. Without the build tag strata_invariants it does nothing.
+// verify panics if an invariant is broken. The writer calls it after every batch and load, and
+// after the commands that it runs between batches. Without the build tag strata_invariants it does
+// nothing.
 func (w *writer) verify() {
 	if !checkInvariants || !w.pace.due(w.work()) {
 		return

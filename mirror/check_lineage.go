@@ -38,7 +38,8 @@ func (t *table) check(now Revision) error {
 	return lin.checkVersions()
 }
 
-// check checks that the marks ascend up to the published revision, so that the window drops history in order (I7).
+// check checks that the marks ascend up to the published revision, so that the window drops history
+// in order (I7).
 func (h *history) check(now Revision) error {
 	for i, m := range h.marks {
 		if m.rev > now || i > 0 && m.rev < h.marks[i-1].rev {
@@ -48,8 +49,8 @@ func (h *history) check(now Revision) error {
 	return nil
 }
 
-// checkEvents checks I3: the log is in revision order, above the floor, up to the published revision, and reaches
-// back to the oldest version.
+// checkEvents checks I3: the log is in revision order, above the floor, up to the published
+// revision, and reaches back to the oldest version.
 func (l *lineage) checkEvents(now Revision) error {
 	last := l.log.Floor()
 	for seq := l.log.First(); seq < l.log.End(); seq++ {

@@ -8,7 +8,8 @@ import (
 	"github.com/stratakube/strata/mirror/internal/freshness"
 )
 
-// newCheckedWriter returns a writer without a source whose only resource has one key and two events.
+// newCheckedWriter returns a writer without a source whose only resource has one key and two
+// events.
 func newCheckedWriter(t *testing.T) (*writer, *table) {
 	t.Helper()
 	published, publisher := freshness.NewPublished(nil, nil)

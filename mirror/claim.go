@@ -168,7 +168,8 @@ func (w *writer) splitOut(parent, t *table) {
 			t.missing += missing
 		}
 	}
-	ownLin := own.build(between(newest.tree, start, end), true) // published when no value is missing
+	// published when no value is missing
+	ownLin := own.build(between(newest.tree, start, end), true)
 	restLin := rest.build(without(newest.tree, start, end), !parent.owned)
 	ownLin.restore.Store(from.restore.Load())
 	restLin.restore.Store(from.restore.Load())

@@ -44,10 +44,12 @@ func claim(t *testing.T, m *mirror.Mirror, prefix string) *mirror.Resource {
 	return r
 }
 
-// reach waits until the published revision is at rev, and the resources can be read with their restored history.
+// reach waits until the published revision is at rev, and the resources can be read with their
+// restored history.
 func reach(t *testing.T, m *mirror.Mirror, rev mirror.Revision, resources ...*mirror.Resource) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute) // longer than a restore of history may take
+	// longer than a restore of history may take
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	if err := m.Wait(ctx, rev); err != nil {
 		t.Fatalf("published revision is %d, want %d: %v", m.PublishedRevision(), rev, err)
@@ -111,8 +113,8 @@ func requireNoHoles(t *testing.T, r *mirror.Resource) {
 	}
 }
 
-// TestClaim_ValuesNotFetched_ReadsReturnErrNotReady: after Claim and until the writer has fetched the missing
-// values, reads return ErrNotReady.
+// TestClaim_ValuesNotFetched_ReadsReturnErrNotReady: after Claim and until the writer has fetched
+// the missing values, reads return ErrNotReady.
 func TestClaim_ValuesNotFetched_ReadsReturnErrNotReady(t *testing.T) {
 	for _, how := range []string{"never claimed", "released", "excluded"} {
 		t.Run(how, func(t *testing.T) {

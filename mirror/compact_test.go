@@ -29,8 +29,8 @@ func requireGone(t *testing.T, r *mirror.Resource, md *model, oldest mirror.Revi
 	}
 }
 
-// TestCompact_DropsCachedVersionsButNotHeldSnapshots: cached versions are dropped at once, without other
-// events; snapshots held by a reader stay.
+// TestCompact_DropsCachedVersionsButNotHeldSnapshots: cached versions are dropped at once, without
+// other events; snapshots held by a reader stay.
 func TestCompact_DropsCachedVersionsButNotHeldSnapshots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
@@ -76,8 +76,8 @@ func TestCompact_DropsCachedVersionsButNotHeldSnapshots(t *testing.T) {
 	})
 }
 
-// TestCompact_AbovePublishedRevision_WaitsForIt: a compaction above the published revision takes effect when
-// the published revision reaches it, without an event.
+// TestCompact_AbovePublishedRevision_WaitsForIt: a compaction above the published revision takes
+// effect when the published revision reaches it, without an event.
 func TestCompact_AbovePublishedRevision_WaitsForIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
@@ -145,8 +145,8 @@ func TestCompact_EtcdRestored_StartsOver(t *testing.T) {
 	})
 }
 
-// TestCompact_DuringLoad_AppliesToLoadedHistory: etcd was compacted past the history of a resource while that
-// was being loaded.
+// TestCompact_DuringLoad_AppliesToLoadedHistory: etcd was compacted past the history of a resource
+// while that was being loaded.
 func TestCompact_DuringLoad_AppliesToLoadedHistory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
@@ -216,7 +216,8 @@ func TestCachedVersions_Idle_AreDropped(t *testing.T) {
 	})
 }
 
-// TestWindow_MaxBytes_IncludesVersions: the bytes of versions and of values together stay below the bound.
+// TestWindow_MaxBytes_IncludesVersions: the bytes of versions and of values together stay below the
+// bound.
 func TestWindow_MaxBytes_IncludesVersions(t *testing.T) {
 	slow(t)
 	oneSequence(t)
@@ -255,8 +256,8 @@ func TestWindow_MaxBytes_IncludesVersions(t *testing.T) {
 	})
 }
 
-// TestVersion_OutsideWindow_IsHeldByReadersOnly: once the window has passed a version, only its readers
-// reference it.
+// TestVersion_OutsideWindow_IsHeldByReadersOnly: once the window has passed a version, only its
+// readers reference it.
 func TestVersion_OutsideWindow_IsHeldByReadersOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()

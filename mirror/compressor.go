@@ -12,38 +12,42 @@ import (
 
 // compression says which values are compressed.
 type compression struct {
-	age      time.Duration // of the event that superseded a value
-	unread   time.Duration // between two passes over the present entries; a value that is not read in between is compressed
-	minBytes int64         // of a resource, or of a thousand of its superseded values
-	minValue int64         // bytes of a value
+	age time.Duration // of the event that superseded a value
+	// between two passes over the present entries; a value that is not read in between is
+	// compressed
+	unread   time.Duration
+	minBytes int64 // of a resource, or of a thousand of its superseded values
+	minValue int64 // bytes of a value
 }
 
-// defaultCompression excludes values that are read, and small ones. A superseded value is read by watches that are behind, and by lists that
-// continue; a minute is longer than most of them. A present value is read once for each form of its object; lists in cached forms do
-// not read it.
+// defaultCompression excludes values that are read, and small ones. A superseded value is read by
+// watches that are behind, and by lists that continue; a minute is longer than most of them. A
+// present value is read once for each form of its object; lists in cached forms do not read it.
 var defaultCompression = compression{age: time.Minute, unread: 2 * time.Minute, minBytes: 1 << 20, minValue: 128}
 
 const (
-	// compressedShare is the size of a compressed value, in relation to the value, above which it is left alone.
+	// compressedShare is the size of a compressed value, in relation to the value, above which it
+	// is left alone.
 	compressedShare = 0.75
 	// compressorShare bounds the share of a processor that compression takes.
 	compressorShare = 0.05
 	// compressorRest is the time between two rounds that find nothing more to do.
 	compressorRest = 10 * time.Second
-	// Bounds of a batch: of its values' bytes, of its values, which the writer installs between two batches of events, and of the
-	// entries examined for it.
+	// Bounds of a batch: of its values' bytes, of its values, which the writer installs between two
+	// batches of events, and of the entries examined for it.
 	compressBytes    = 2 << 20
 	compressValues   = 512
 	compressExamined = 1 << 15
 	// compressSamples is the number of values of which a dictionary is made.
 	compressSamples = 32
-	// compressRetry is the time until a dictionary is tried again for a resource whose values did not become smaller, such as
-	// encrypted ones.
+	// compressRetry is the time until a dictionary is tried again for a resource whose values did
+	// not become smaller, such as encrypted ones.
 	compressRetry = time.Hour
 )
 
-// compressor compresses superseded values, and present ones that are not read. Readers decompress them. It examines the versions and
-// logs as readers do, compresses on its own goroutine, and has the writer replace the entries' blocks.
+// compressor compresses superseded values, and present ones that are not read. Readers decompress
+// them. It examines the versions and logs as readers do, compresses on its own goroutine, and has
+// the writer replace the entries' blocks.
 type compressor struct {
 	*shared
 	compression
@@ -57,7 +61,8 @@ type compressing struct {
 	dictionary *compress.Dictionary // nil: not made yet
 	retry      time.Time            // when a dictionary is made
 
-	first, next uint64    // of the log: its first event in the last round, and the next to be examined
+	// of the log: its first event in the last round, and the next to be examined
+	first, next uint64
 	pass        time.Time // when the next pass over the present entries begins
 	from        string    // the key at which the present pass continues, "" if there is none
 	compressed  int64     // values that the present pass has found compressed
@@ -139,8 +144,8 @@ func (c *compressor) ofResource(r *Resource) *compressing {
 	return x
 }
 
-// makeDictionary gives the resource a dictionary, and reports whether there is one: the resource is large enough, and its values
-// become smaller.
+// makeDictionary gives the resource a dictionary, and reports whether there is one: the resource is
+// large enough, and its values become smaller.
 func (c *compressor) makeDictionary(x *compressing) bool {
 	if time.Now().Before(x.retry) {
 		return false
@@ -159,7 +164,8 @@ func (c *compressor) makeDictionary(x *compressing) bool {
 	return x.dictionary != nil
 }
 
-// samples returns values from all over the resource: present ones, or those of events if there are more events.
+// samples returns values from all over the resource: present ones, or those of events if there are
+// more events.
 func (x *compressing) samples(present tree) (values [][]byte) {
 	add := func(e *Entry) {
 		if e != nil && e.size > 0 {
@@ -183,7 +189,8 @@ func (x *compressing) samples(present tree) (values [][]byte) {
 	return values
 }
 
-// superseded adds values to the batch that events have superseded some time ago, and reports whether there may be more of them.
+// superseded adds values to the batch that events have superseded some time ago, and reports
+// whether there may be more of them.
 func (c *compressor) superseded(b *compressedBatch) (more bool) {
 	x := b.compressing
 	log := x.lin.log
@@ -208,8 +215,8 @@ func (c *compressor) superseded(b *compressedBatch) (more bool) {
 	return false
 }
 
-// unreadEntries adds present entries to the batch that were not read since the last pass, and reports whether the present pass has
-// not ended.
+// unreadEntries adds present entries to the batch that were not read since the last pass, and
+// reports whether the present pass has not ended.
 func (c *compressor) unreadEntries(b *compressedBatch) (more bool) {
 	x := b.compressing
 	head := x.lin.head.Load()
@@ -275,9 +282,10 @@ func (b *compressedBatch) add(e *Entry, seq uint64) {
 	b.values = append(b.values, compressedValue{e, packedBlock(e.Key(), b.dictionary.ID(), b.buf), seq})
 }
 
-// installCompressed replaces blocks of entries by compressed ones, and subtracts from the history the memory that this saves.
-// Entries that have changed their place meanwhile are left alone: those superseded since, which the history counts, and those whose
-// event was dropped, which it does not count any more.
+// installCompressed replaces blocks of entries by compressed ones, and subtracts from the history
+// the memory that this saves. Entries that have changed their place meanwhile are left alone: those
+// superseded since, which the history counts, and those whose event was dropped, which it does not
+// count any more.
 func (w *writer) installCompressed(b *compressedBatch) {
 	t := w.tables[b.prefix]
 	if t == nil || t.Resource != b.Resource || t.lineage.Load() != b.lin {

@@ -17,7 +17,8 @@ import (
 	"github.com/stratakube/strata/mirror/internal/compress"
 )
 
-// makeDictionary makes the dictionary of a resource, whatever the values are that a test will write.
+// makeDictionary makes the dictionary of a resource, whatever the values are that a test will
+// write.
 func makeDictionary(t *testing.T, prefix string) {
 	t.Helper()
 	var samples [][]byte
@@ -239,7 +240,8 @@ func TestCompressor_ConcurrentReaders_ReadTheSameValues(t *testing.T) {
 	c.requireSame(t, s.Rev)
 }
 
-// TestCompressor_ChangeMeanwhile_IsCounted: between the compression of values and its installation, their place in the history changes.
+// TestCompressor_ChangeMeanwhile_IsCounted: between the compression of values and its installation,
+// their place in the history changes.
 func TestCompressor_ChangeMeanwhile_IsCounted(t *testing.T) {
 	makeDictionary(t, root+"a/")
 	for name, meanwhile := range map[string]func(t *testing.T, c *compressed){

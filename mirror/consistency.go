@@ -20,8 +20,8 @@ type CheckResult struct {
 	// all differences.
 	Differences []Difference
 	Count       int
-	// Repaired: the keys of Differences were read again, and the cache is now correct. If it is false
-	// although there are differences, the resource is being relisted.
+	// Repaired: the keys of Differences were read again, and the cache is now correct. If it is
+	// false although there are differences, the resource is being relisted.
 	Repaired bool
 }
 
@@ -55,10 +55,10 @@ const (
 //
 // If there are differences, earlier versions and events may be wrong as well. Check then drops the
 // versions and the log of the resource, so that cursors end with ErrCompacted, and reads the
-// differing keys again. Inconsistent reports true until a later check finds no difference. A compaction,
-// a restart or a relist never counts as a difference: each ends the check with an error. Errors:
-// ErrNotReady, ErrCompacted if etcd was compacted past the revision meanwhile, ErrRestored,
-// ErrSuperseded, those of Source.Keys.
+// differing keys again. Inconsistent reports true until a later check finds no difference. A
+// compaction, a restart or a relist never counts as a difference: each ends the check with an
+// error. Errors: ErrNotReady, ErrCompacted if etcd was compacted past the revision meanwhile,
+// ErrRestored, ErrSuperseded, those of Source.Keys.
 func (r *Resource) Check(ctx context.Context, each func(key []byte, mod Revision)) (*CheckResult, error) {
 	snap, err := r.Latest()
 	if err != nil {
@@ -85,8 +85,8 @@ func (r *Resource) Check(ctx context.Context, each func(key []byte, mod Revision
 	return check, err
 }
 
-// Inconsistent reports whether the last check found the resource to differ from etcd. Its past revisions
-// may be wrong too, so callers should read them from etcd if they can.
+// Inconsistent reports whether the last check found the resource to differ from etcd. Its past
+// revisions may be wrong too, so callers should read them from etcd if they can.
 func (r *Resource) Inconsistent() bool {
 	lin := r.lineage.readable()
 	return lin != nil && lin.inconsistent.Load()
@@ -180,9 +180,10 @@ type repairedKey struct {
 	entry *Entry // nil if the key does not exist
 }
 
-// repair replaces the differing keys of the resource in a new lineage that begins at the published revision, and
-// reports whether it did; otherwise the resource is relisted. The context of the check does not
-// cancel it: known differences are always repaired. Errors: ErrSuperseded, ErrClosed.
+// repair replaces the differing keys of the resource in a new lineage that begins at the published
+// revision, and reports whether it did; otherwise the resource is relisted. The context of the
+// check does not cancel it: known differences are always repaired. Errors: ErrSuperseded,
+// ErrClosed.
 func (c *comparison) repair(check *CheckResult) (bool, error) {
 	m := c.r.m
 	ctx, cancel := context.WithTimeout(m.ctx, repairTimeout)
@@ -238,9 +239,10 @@ func (c *comparison) fetch(ctx context.Context, d Difference, at Revision) (repa
 	return repairedKey{d.Key, newEntry(&kv, true)}, nil
 }
 
-// repair is the writer's part of comparison.repair: it begins a lineage at the published revision with the keys as
-// read from etcd. If err is set, or a key may have changed since it was compared, it relists the
-// resource and returns ErrDiverged. Cost is O(events since the snapshot). Error: ErrSuperseded.
+// repair is the writer's part of comparison.repair: it begins a lineage at the published revision
+// with the keys as read from etcd. If err is set, or a key may have changed since it was compared,
+// it relists the resource and returns ErrDiverged. Cost is O(events since the snapshot). Error:
+// ErrSuperseded.
 func (w *writer) repair(r *Resource, snap Snapshot, keys []repairedKey, err error) error {
 	t := w.tables[r.prefix]
 	if t == nil || t.Resource != r || r.lineage.Load() != snap.lin || !t.owned {

@@ -66,8 +66,8 @@ func check(t *testing.T, r *mirror.Resource) []string {
 	return keys
 }
 
-// TestCheck_SourceWithoutVersions_FindsLostWrites: without a Version the arrival check covers no write, from a list or
-// from an event, and a check finds lost writes.
+// TestCheck_SourceWithoutVersions_FindsLostWrites: without a Version the arrival check covers no
+// write, from a list or from an event, and a check finds lost writes.
 func TestCheck_SourceWithoutVersions_FindsLostWrites(t *testing.T) {
 	for _, listed := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -105,9 +105,9 @@ func TestCheck_SourceWithoutVersions_FindsLostWrites(t *testing.T) {
 	}
 }
 
-// TestCheck_LostEvents_AreFoundAndRepaired: a creation, an update, a deletion and a recreated key whose
-// events were lost. Only these keys are read again, only watchers that received them have to start
-// over, and other resources are not affected.
+// TestCheck_LostEvents_AreFoundAndRepaired: a creation, an update, a deletion and a recreated key
+// whose events were lost. Only these keys are read again, only watchers that received them have to
+// start over, and other resources are not affected.
 func TestCheck_LostEvents_AreFoundAndRepaired(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -184,8 +184,9 @@ func TestCheck_LostEvents_AreFoundAndRepaired(t *testing.T) {
 	})
 }
 
-// TestClaim_InsideInconsistentResource_IsInconsistent: a prefix that is claimed inside a inconsistent resource takes
-// over its history, and is inconsistent until its own check finds no difference.
+// TestClaim_InsideInconsistentResource_IsInconsistent: a prefix that is claimed inside a
+// inconsistent resource takes over its history, and is inconsistent until its own check finds no
+// difference.
 func TestClaim_InsideInconsistentResource_IsInconsistent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -240,8 +241,8 @@ func (c *counted) GetAll(ctx context.Context, keys []string, at mirror.Revision,
 	return c.Source.GetAll(ctx, keys, at, found)
 }
 
-// TestCheck_CallsEachForEveryKey: each is called for all of etcd's keys, except for those of resources
-// inside, which are no differences either.
+// TestCheck_CallsEachForEveryKey: each is called for all of etcd's keys, except for those of
+// resources inside, which are no differences either.
 func TestCheck_CallsEachForEveryKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -264,8 +265,8 @@ func TestCheck_CallsEachForEveryKey(t *testing.T) {
 	})
 }
 
-// TestCheck_LineageChanges_ReturnsError: concurrent changes of a resource's lineage end a check with an error, and
-// are never reported as a difference.
+// TestCheck_LineageChanges_ReturnsError: concurrent changes of a resource's lineage end a check
+// with an error, and are never reported as a difference.
 func TestCheck_LineageChanges_ReturnsError(t *testing.T) {
 	lists := func(store *memory.Store) *script { return &script{Source: store} }
 	for _, c := range []struct {
@@ -343,8 +344,8 @@ func (s *interrupted) Keys(ctx context.Context, prefix string, at mirror.Revisio
 	return header, page(all[n:])
 }
 
-// TestCheck_RepairImpossible_RelistsResource: the resource is relisted if there are more keys than are
-// read one by one, or if etcd does not return the value of a key.
+// TestCheck_RepairImpossible_RelistsResource: the resource is relisted if there are more keys than
+// are read one by one, or if etcd does not return the value of a key.
 func TestCheck_RepairImpossible_RelistsResource(t *testing.T) {
 	for _, many := range []bool{true, false} {
 		t.Run(fmt.Sprintf("many=%t", many), func(t *testing.T) {
@@ -415,8 +416,8 @@ func (u *unreadable) GetAll(context.Context, []string, mirror.Revision, func(dri
 	return errors.New("no")
 }
 
-// TestRepair_KeyChangesMeanwhile_EqualsEtcd: an event of the key arrives between the comparison and the repair. In
-// either order, the cache ends up equal to etcd.
+// TestRepair_KeyChangesMeanwhile_EqualsEtcd: an event of the key arrives between the comparison and
+// the repair. In either order, the cache ends up equal to etcd.
 func TestRepair_KeyChangesMeanwhile_EqualsEtcd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()

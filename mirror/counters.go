@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// counters are the values that the parts of a mirror count as they work. A field with the name of a field of Stats is
-// copied to it.
+// counters are the values that the parts of a mirror count as they work. A field with the name of a
+// field of Stats is copied to it.
 type counters struct {
 	Ready            atomic.Bool
 	Compacted        atomic.Int64
@@ -30,11 +30,13 @@ type counters struct {
 	ReplayTime       atomic.Int64
 	CompressedValues atomic.Int64
 
-	EtcdRevision    atomic.Int64           // without the published revision, which may be newer
-	listing         atomic.Int64           // keys read by the current or last list of the whole prefix
-	position        atomic.Pointer[string] // the last one of them
-	replayedRecords atomic.Int64           // changes read from etcd's history, including failed replays
-	uncounted       atomic.Bool            // see Mirror.VerifiesVersions
+	EtcdRevision atomic.Int64 // without the published revision, which may be newer
+	// keys read by the current or last list of the whole prefix
+	listing  atomic.Int64
+	position atomic.Pointer[string] // the last one of them
+	// changes read from etcd's history, including failed replays
+	replayedRecords atomic.Int64
+	uncounted       atomic.Bool // see Mirror.VerifiesVersions
 }
 
 // resourceCounters count for one resource since its first claim; see ResourceStats.

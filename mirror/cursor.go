@@ -32,9 +32,9 @@ func (s Snapshot) Cursor(start, end string) *Cursor {
 }
 
 // CursorAfter returns a cursor over the events after rev of the keys start <= key < end; an empty
-// end means no upper bound. A revision above the published revision is not an error: the cursor returns events
-// once there are some after rev. Errors: ErrCompacted if rev is below the floor, ErrNotReady if the
-// resource, or its history since rev, is being loaded; see WaitHistory.
+// end means no upper bound. A revision above the published revision is not an error: the cursor
+// returns events once there are some after rev. Errors: ErrCompacted if rev is below the floor,
+// ErrNotReady if the resource, or its history since rev, is being loaded; see WaitHistory.
 func (r *Resource) CursorAfter(rev Revision, start, end string) (*Cursor, error) {
 	lin := r.lineage.readable()
 	if lin == nil {
@@ -48,8 +48,8 @@ func (r *Resource) CursorAfter(rev Revision, start, end string) (*Cursor, error)
 }
 
 // bind places the cursor in a lineage, after its last returned event, and subscribes it there to
-// the topic that it has followed. Errors: ErrCompacted if its position is below the floor, unless the
-// history since then is being restored: ErrNotReady.
+// the topic that it has followed. Errors: ErrCompacted if its position is below the floor, unless
+// the history since then is being restored: ErrNotReady.
 func (c *Cursor) bind(lin *lineage) error {
 	// In this order: history may be joined, or dropped, meanwhile.
 	restoring, before := lin.restoring(c.pos), lin.log.Floor()
@@ -75,8 +75,8 @@ func (c *Cursor) bind(lin *lineage) error {
 	return nil
 }
 
-// moveToSuccessor moves the cursor of an ended lineage to the lineage that succeeded it, if that one has
-// all events after the cursor's position. Errors: those of bind.
+// moveToSuccessor moves the cursor of an ended lineage to the lineage that succeeded it, if that
+// one has all events after the cursor's position. Errors: those of bind.
 //
 // In a lineage that has not ended, it subscribes the cursor again, because its topic's poster has
 // ended.
@@ -149,9 +149,9 @@ func (c *Cursor) Changed() <-chan struct{} {
 	return c.res.changed.next()
 }
 
-// Await makes the channel of Changed close also when Position can advance to rev, which the published revision
-// has reached. A cursor on a topic may learn later than others that its topic has no events up to
-// rev. Call Await before Changed.
+// Await makes the channel of Changed close also when Position can advance to rev, which the
+// published revision has reached. A cursor on a topic may learn later than others that its topic
+// has no events up to rev. Call Await before Changed.
 func (c *Cursor) Await(rev Revision) {
 	if c.topic != nil && c.pos < rev && c.awaits != rev {
 		c.awaits = rev
@@ -166,7 +166,8 @@ func (c *Cursor) Await(rev Revision) {
 // etcd was the reason and the cursor is not behind (D5). The cursor cannot be used after that.
 func (c *Cursor) Next(buf []*Event, limit int) ([]*Event, error) {
 	for had := len(buf); ; buf = buf[:had] {
-		// Load the published revision before the log's end: all events up to the published revision are in the log.
+		// Load the published revision before the log's end: all events up to the published revision
+		// are in the log.
 		now := c.res.m.published.Revision()
 		if c.lin.log.Dead() || c.topic != nil && c.topic.owner.ended.Load() {
 			if err := c.moveToSuccessor(); errors.Is(err, ErrNotReady) {

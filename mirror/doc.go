@@ -6,10 +6,11 @@
 //
 //	Source ──batches──▶ Mirror (one writer) ──▶ Resource: versions + log ──▶ Snapshot, Cursor
 //
-// A [driver.Source] lists the range once and then delivers every change in revision order, on one feed for
-// the whole range. One goroutine, the writer, applies each batch to the copy-on-write B-tree (package
-// btree) and the event log of its [Resource], and then advances the published revision. The writer never
-// decodes a value. Readers cache derived values on the [Entry], under a [memo.Key].
+// A [driver.Source] lists the range once and then delivers every change in revision order, on one
+// feed for the whole range. One goroutine, the writer, applies each batch to the copy-on-write
+// B-tree (package btree) and the event log of its [Resource], and then advances the published
+// revision. The writer never decodes a value. Readers cache derived values on the [Entry], under a
+// [memo.Key].
 //
 // Readers take no lock. A [Snapshot] is one revision of a resource, immutable and complete. A
 // [Cursor] is a position in the resource's log. To list and watch, take a Snapshot at R and its
@@ -19,25 +20,28 @@
 //
 // # Recipes
 //
-// The examples of the package run each of them. [New] returns a [Mirror] of a source, such as package etcdsource's;
-// [Mirror.Claim] and [Resource.WaitReady] return when a resource can be read.
+// The examples of the package run each of them. [New] returns a [Mirror] of a source, such as
+// package etcdsource's; [Mirror.Claim] and [Resource.WaitReady] return when a resource can be read.
 //
-//   - Read now: [Resource.Latest], then [Snapshot.Get], All, Count or Last. For a linearizable read, pass the result of
-//     [Mirror.ReadRevision] to [Mirror.Wait] first.
-//   - Read at a revision: [Resource.At]. ErrCompacted means that the revision is below [Resource.Oldest], and
-//     ErrFutureRevision that [Mirror.Wait] has to come first.
-//   - Follow: [Snapshot.Cursor] after a list, or [Resource.CursorAfter] to resume at a revision. In a loop, take
-//     [Cursor.Changed], call [Cursor.Next], and wait for the channel if there are no events. ErrCompacted means: list again.
+//   - Read now: [Resource.Latest], then [Snapshot.Get], All, Count or Last. For a linearizable
+//     read, pass the result of [Mirror.ReadRevision] to [Mirror.Wait] first.
+//   - Read at a revision: [Resource.At]. ErrCompacted means that the revision is below
+//     [Resource.Oldest], and ErrFutureRevision that [Mirror.Wait] has to come first.
+//   - Follow: [Snapshot.Cursor] after a list, or [Resource.CursorAfter] to resume at a revision. In
+//     a loop, take [Cursor.Changed], call [Cursor.Next], and wait for the channel if there are no
+//     events. ErrCompacted means: list again.
 //
 // # For caches built on a mirror
 //
-// A cache of decoded or encoded objects, such as kube/kubestorage, also uses the names below. Other users do not need them.
+// A cache of decoded or encoded objects, such as kube/kubestorage, also uses the names below. Other
+// users do not need them.
 //
-//   - Derived values: [Entry] and [Event] with Memo, SwapMemo and DropClosed, [Entry.Detached], [Run], [Snapshot.Runs],
-//     [Snapshot.DetachedRun], [Snapshot.Measure], [Snapshot.IsLatest].
-//   - Watches by a derived value: [WatchIndex], [NewWatchIndex], [Cursor.FollowIndex], [Cursor.Await].
-//   - Comparison with etcd: [Resource.Check] with [CheckResult] and [Difference], [Resource.Inconsistent],
-//     [Resource.ListFromEtcd].
+//   - Derived values: [Entry] and [Event] with Memo, SwapMemo and DropClosed, [Entry.Detached],
+//     [Run], [Snapshot.Runs], [Snapshot.DetachedRun], [Snapshot.Measure], [Snapshot.IsLatest].
+//   - Watches by a derived value: [WatchIndex], [NewWatchIndex], [Cursor.FollowIndex],
+//     [Cursor.Await].
+//   - Comparison with etcd: [Resource.Check] with [CheckResult] and [Difference],
+//     [Resource.Inconsistent], [Resource.ListFromEtcd].
 //   - Load and memory: [Resource.TrackReader], [Resource.NearestRetained].
 //
 // # Invariants

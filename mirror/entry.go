@@ -15,7 +15,8 @@ import (
 // contain an entry share it, and it may be read concurrently.
 type Entry struct {
 	// block is the key and the value, in one allocation without pointers, which is cheap for the
-	// garbage collector; see the block functions. Only the writer replaces it, with a compressed one.
+	// garbage collector; see the block functions. Only the writer replaces it, with a compressed
+	// one.
 	block  atomic.Pointer[byte]
 	mod    Revision
 	create Revision
@@ -44,8 +45,8 @@ const (
 	incompressible             // compression has not made the value smaller
 )
 
-// A block is the number of the dictionary with which the value is compressed (a byte, 0 if it is not),
-// the key, and the value. The bytes of a compressed value follow their number, 4 bytes.
+// A block is the number of the dictionary with which the value is compressed (a byte, 0 if it is
+// not), the key, and the value. The bytes of a compressed value follow their number, 4 bytes.
 const (
 	blockKey      = 1 // offset of the key
 	packedLenSize = 4
@@ -98,8 +99,8 @@ func (e *Entry) Key() string {
 // memory, about 0.2 microseconds for a KB.
 func (e *Entry) Value() []byte { return e.ValueIn(nil) }
 
-// ValueIn is Value for a caller that needs the value briefly: a compressed value is decompressed into
-// buf, which grows if needed and is reused by the caller. A nil buf means new memory.
+// ValueIn is Value for a caller that needs the value briefly: a compressed value is decompressed
+// into buf, which grows if needed and is reused by the caller. A nil buf means new memory.
 func (e *Entry) ValueIn(buf *[]byte) []byte {
 	if e.marks.Load()&wasRead == 0 {
 		e.marks.Or(wasRead)
@@ -107,7 +108,8 @@ func (e *Entry) ValueIn(buf *[]byte) []byte {
 	return e.stored(buf)
 }
 
-// PeekIn is ValueIn for a reader of many values, which does not count as a read: values that have no other readers are still compressed.
+// PeekIn is ValueIn for a reader of many values, which does not count as a read: values that have
+// no other readers are still compressed.
 func (e *Entry) PeekIn(buf *[]byte) []byte { return e.stored(buf) }
 
 // stored is ValueIn without a mark.
@@ -124,8 +126,8 @@ func (e *Entry) stored(buf *[]byte) []byte {
 	return unsafe.Slice(block, value+e.size)[value:]
 }
 
-// packedIn returns the number of the dictionary and the compressed value of a block of the entry; 0 if
-// the value is not compressed.
+// packedIn returns the number of the dictionary and the compressed value of a block of the entry; 0
+// if the value is not compressed.
 func (e *Entry) packedIn(block *byte) (dictionary byte, packed []byte) {
 	if *block == 0 {
 		return 0, nil
@@ -146,14 +148,15 @@ func (e *Entry) saves() int64 {
 	return 0
 }
 
-// HasValue reports whether the stored value is in memory. It is, except for keys without a claim beyond Options.UnclaimedBytes.
+// HasValue reports whether the stored value is in memory. It is, except for keys without a claim
+// beyond Options.UnclaimedBytes.
 func (e *Entry) HasValue() bool { return e.hasValue() }
 
 // hasValue is false for an entry of an unclaimed resource beyond Options.UnclaimedBytes.
 func (e *Entry) hasValue() bool { return e.keyLen&noValue == 0 }
 
-// Detached reports whether the entry is in no version of the resource. Later readers cannot find it,
-// so its memos are useful to its own reader only.
+// Detached reports whether the entry is in no version of the resource. Later readers cannot find
+// it, so its memos are useful to its own reader only.
 func (e *Entry) Detached() bool { return e.keyLen&isDetached != 0 }
 
 // ModRevision returns the revision that wrote this value.
@@ -162,7 +165,8 @@ func (e *Entry) ModRevision() Revision { return e.mod }
 // CreateRevision returns the revision that created the key.
 func (e *Entry) CreateRevision() Revision { return e.create }
 
-// WriteCount returns etcd's WriteCount of the key modulo 2^32: the writes since its creation, 1 for the first.
+// WriteCount returns etcd's WriteCount of the key modulo 2^32: the writes since its creation, 1 for
+// the first.
 func (e *Entry) WriteCount() uint32 { return e.writes }
 
 // Size returns the bytes of the value as stored, 0 if the value was not stored.
@@ -179,8 +183,8 @@ type Event struct {
 	Rev   Revision
 	Entry *Entry // nil if the key was deleted
 	Prev  *Entry // nil if the key was created
-	// Arrived is when the event arrived from etcd, in nanoseconds as driver.Now counts them; 0 if it was
-	// restored or listed.
+	// Arrived is when the event arrived from etcd, in nanoseconds as driver.Now counts them; 0 if
+	// it was restored or listed.
 	Arrived int64
 	memos   memo.List
 }

@@ -27,8 +27,9 @@ var (
 	// ErrDiverged: the feed contradicts the cached state, so an event was lost, repeated or
 	// overtaken. The affected resource, or the whole prefix, is relisted.
 	ErrDiverged = errors.New("inconsistent data from etcd")
-	// ErrFeedSilent is the cancellation cause of a driver.Source's Watch that delivered nothing while etcd's revision
-	// advanced: its member hangs, or is partitioned. A source may open the next Watch on another member.
+	// ErrFeedSilent is the cancellation cause of a driver.Source's Watch that delivered nothing
+	// while etcd's revision advanced: its member hangs, or is partitioned. A source may open the
+	// next Watch on another member.
 	ErrFeedSilent = errors.New("no response on the watch while etcd's revision advanced")
 	// ErrSuperseded: the resource was relisted during a check.
 	ErrSuperseded = errors.New("resource was relisted during the check")

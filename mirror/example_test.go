@@ -10,8 +10,9 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// List a resource, then follow it: the cursor of a snapshot delivers every later event once, in revision order. The store takes the
-// place of an etcd here; etcdsource.New returns the source that reads one.
+// List a resource, then follow it: the cursor of a snapshot delivers every later event once, in
+// revision order. The store takes the place of an etcd here; etcdsource.New returns the source that
+// reads one.
 func Example() {
 	store := memory.New()
 	store.Put("/registry/pods/a", "created")

@@ -30,8 +30,8 @@ func (m *Mirror) HoldWriter() (release func()) {
 	return sync.OnceFunc(func() { close(gate) })
 }
 
-// HoldBeforePublication stops the writer, until release is called, as if it had stored a head of the
-// resource and not yet published its revision.
+// HoldBeforePublication stops the writer, until release is called, as if it had stored a head of
+// the resource and not yet published its revision.
 func (r *Resource) HoldBeforePublication() (release func()) {
 	held, gate := make(chan struct{}), make(chan struct{})
 	r.m.registry.enqueue(func(w *writer) {
@@ -65,8 +65,9 @@ func (m *Mirror) Weigh() {
 	}
 }
 
-// CompressAll compresses all values of the claimed resources, and returns the number of times that a value was compressed since the
-// mirror was created. The test has made dictionaries that fit the values.
+// CompressAll compresses all values of the claimed resources, and returns the number of times that
+// a value was compressed since the mirror was created. The test has made dictionaries that fit the
+// values.
 func (m *Mirror) CompressAll() int64 {
 	c := newCompressor(m.shared, compression{})
 	for range 2 { // the first pass clears marks of reads
@@ -80,8 +81,8 @@ func (m *Mirror) CompressAll() int64 {
 	return m.stats.CompressedValues.Load()
 }
 
-// CompressMeanwhile compresses values of the claimed resources, a batch of each, calls meanwhile, and installs the compressed values.
-// It returns the number of values that it has compressed.
+// CompressMeanwhile compresses values of the claimed resources, a batch of each, calls meanwhile,
+// and installs the compressed values. It returns the number of values that it has compressed.
 func (m *Mirror) CompressMeanwhile(meanwhile func()) (n int) {
 	c := newCompressor(m.shared, compression{})
 	var batches []*compressedBatch

@@ -52,8 +52,8 @@ var fuzzKeys = []string{
 	"/registry/a/", "/registry/a", "/registry/", "", "/elsewhere/x", "/registry/a//", "/registry/a/x/y", "/registry/\x00\xff",
 }
 
-// programSource is a source that sends the batches and lists of a program. It lists the valid part of its
-// batches: the state that the mirror has to reach.
+// programSource is a source that sends the batches and lists of a program. It lists the valid part
+// of its batches: the state that the mirror has to reach.
 type programSource struct {
 	driver.Source
 	program *program
@@ -257,22 +257,34 @@ func (s *programSource) breakOff(err error) {
 // at the newest revision and at every revision that it still serves.
 func FuzzFeed(f *testing.F) {
 	f.Add([]byte{})
-	f.Add([]byte{0, 3, 0, 0, 0, 2, 0x00, 0x03, 0, 0, 1, 0x10})                 // writes, and a deletion
-	f.Add([]byte{0, 0, 0, 0, 0, 1, 0x10})                                      // a deletion of an absent key
-	f.Add([]byte{0, 3, 0, 0, 0, 1, 0x40, 1})                                   // a version is missing
-	f.Add([]byte{0, 3, 0, 0, 0, 1, 0x80, 1})                                   // created at another revision
-	f.Add([]byte{0, 3, 0, 0, 0, 1, 0x20, 0xff})                                // at the published revision
-	f.Add([]byte{0, 3, 0, 0, 5, 2, 0x00, 0x21, 0xfe})                          // out of order
-	f.Add([]byte{0, 3, 0, 0, 0, 1, 0x20, 1})                                   // beyond the batch
-	f.Add([]byte{0, 3, 0, 0, 0, 2, 0x40, 1, 0x43, 1})                          // two resources at odds
-	f.Add([]byte{0, 3, 0, 1, 5, 1, 0xf0})                                      // progress, and backwards
-	f.Add([]byte{0, 3, 0, 4, 1, 0, 0, 1, 0})                                   // a list with a key twice
-	f.Add([]byte{0, 3, 0, 4, 2, 0, 0, 1, 0})                                   // a list out of order
-	f.Add([]byte{0, 3, 0, 4, 3, 0, 0, 1, 0})                                   // a list that is ahead
-	f.Add([]byte{0, 3, 0, 4, 4, 0, 0, 1, 0})                                   // a list that fails
-	f.Add([]byte{3, 0, 2, 0x00, 0x03, 0, 1, 0x00, 0, 1, 0x10, 0, 0, 0, 1, 0})  // history
-	f.Add([]byte{1, 0, 1, 0x20, 0xff, 0, 0, 0, 1, 0})                          // history that was listed
-	f.Add([]byte{1, 5, 2, 0x00, 0x21, 0xfe, 0, 0, 0, 1, 0})                    // history out of order
+	// writes, and a deletion
+	f.Add([]byte{0, 3, 0, 0, 0, 2, 0x00, 0x03, 0, 0, 1, 0x10})
+	// a deletion of an absent key
+	f.Add([]byte{0, 0, 0, 0, 0, 1, 0x10})
+	// a version is missing
+	f.Add([]byte{0, 3, 0, 0, 0, 1, 0x40, 1})
+	// created at another revision
+	f.Add([]byte{0, 3, 0, 0, 0, 1, 0x80, 1})
+	// at the published revision
+	f.Add([]byte{0, 3, 0, 0, 0, 1, 0x20, 0xff})
+	f.Add([]byte{0, 3, 0, 0, 5, 2, 0x00, 0x21, 0xfe}) // out of order
+	f.Add([]byte{0, 3, 0, 0, 0, 1, 0x20, 1})          // beyond the batch
+	// two resources at odds
+	f.Add([]byte{0, 3, 0, 0, 0, 2, 0x40, 1, 0x43, 1})
+	// progress, and backwards
+	f.Add([]byte{0, 3, 0, 1, 5, 1, 0xf0})
+	// a list with a key twice
+	f.Add([]byte{0, 3, 0, 4, 1, 0, 0, 1, 0})
+	// a list out of order
+	f.Add([]byte{0, 3, 0, 4, 2, 0, 0, 1, 0})
+	// a list that is ahead
+	f.Add([]byte{0, 3, 0, 4, 3, 0, 0, 1, 0})
+	f.Add([]byte{0, 3, 0, 4, 4, 0, 0, 1, 0})                                  // a list that fails
+	f.Add([]byte{3, 0, 2, 0x00, 0x03, 0, 1, 0x00, 0, 1, 0x10, 0, 0, 0, 1, 0}) // history
+	// history that was listed
+	f.Add([]byte{1, 0, 1, 0x20, 0xff, 0, 0, 0, 1, 0})
+	// history out of order
+	f.Add([]byte{1, 5, 2, 0x00, 0x21, 0xfe, 0, 0, 0, 1, 0})
 	f.Add([]byte{2, 5, 1, 0x00, 0, 1, 0x20, 0xff, 0, 0, 0, 1, 0})              // over batches
 	f.Add([]byte{1, 0, 1, 0x40, 7, 0, 0, 0, 1, 0})                             // history with a gap
 	f.Add([]byte{0, 3, 0, 0, 0, 1, 0, 3, 0xff, 2, 1, 0, 0, 1, 0, 2, 0})        // compaction, breaks
@@ -415,7 +427,8 @@ func (f *fuzzedFeed) step(t *testing.T) (proceed bool) {
 	return true
 }
 
-// detects delivers the batch, and reports whether the mirror has reported a divergence or relisted since.
+// detects delivers the batch, and reports whether the mirror has reported a divergence or relisted
+// since.
 func (f *fuzzedFeed) detects(t *testing.T, b driver.Batch) bool {
 	t.Helper()
 	before := f.m.Stats()
@@ -425,8 +438,8 @@ func (f *fuzzedFeed) detects(t *testing.T, b driver.Batch) bool {
 	return st.Divergences+st.Relists > before.Divergences+before.Relists
 }
 
-// sendChanges delivers a batch of changes. The mirror must report a divergence of exactly those that do not
-// follow.
+// sendChanges delivers a batch of changes. The mirror must report a divergence of exactly those
+// that do not follow.
 func (f *fuzzedFeed) sendChanges(t *testing.T) (proceed bool) {
 	t.Helper()
 	b := f.batch(f.rev, f.at(f.rev))

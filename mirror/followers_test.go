@@ -16,7 +16,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// followedValues are the first letters of the values that TestCursor_ConcurrentWriter_HasStateOfItsPosition writes.
+// followedValues are the first letters of the values that
+// TestCursor_ConcurrentWriter_HasStateOfItsPosition writes.
 var followedValues = []string{"p", "q", "r", "s"}
 
 // racingFollower repeatedly follows a random selection of the resource.
@@ -77,7 +78,8 @@ func (s selection) held(in mirror.Snapshot) state {
 	return out
 }
 
-// follow reads up to 200 times from the snapshot on, and compares the applied events with the snapshot at each position.
+// follow reads up to 200 times from the snapshot on, and compares the applied events with the
+// snapshot at each position.
 func (f *racingFollower) follow(t *testing.T, s mirror.Snapshot, sel selection) {
 	p := &pair{selection: sel, keyed: s.Cursor(sel.start, sel.end)}
 	defer p.keyed.Unfollow()
@@ -116,9 +118,10 @@ func (f *racingFollower) follow(t *testing.T, s mirror.Snapshot, sel selection) 
 	}
 }
 
-// TestCursor_ConcurrentWriter_HasStateOfItsPosition is for the race detector: cursors join at the newest and at past
-// revisions, follow, stall and leave on real threads while a writer commits and the window trims.
-// At its position, each has exactly the state of its keys or its value at that revision.
+// TestCursor_ConcurrentWriter_HasStateOfItsPosition is for the race detector: cursors join at the
+// newest and at past revisions, follow, stall and leave on real threads while a writer commits and
+// the window trims. At its position, each has exactly the state of its keys or its value at that
+// revision.
 func TestCursor_ConcurrentWriter_HasStateOfItsPosition(t *testing.T) {
 	txns := 6000
 	if testing.Short() {
@@ -147,7 +150,8 @@ func TestCursor_ConcurrentWriter_HasStateOfItsPosition(t *testing.T) {
 		}
 		store.Txn(slices.Collect(maps.Values(ops))...)
 		if n%20 == 0 {
-			time.Sleep(time.Millisecond) // on real threads, so that they do not always fall out of the window
+			// on real threads, so that they do not always fall out of the window
+			time.Sleep(time.Millisecond)
 		}
 	}
 	ended.Store(true)

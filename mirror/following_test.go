@@ -186,7 +186,8 @@ var followedWrites = rapid.SliceOfNDistinct(rapid.Custom(func(t *rapid.T) memory
 	}
 }), 1, 5, func(o memory.Op) string { return o.Key })
 
-// followedMirror is a mirror with pairs of cursors on one resource. Its methods with a rapid.T are the steps of a random walk.
+// followedMirror is a mirror with pairs of cursors on one resource. Its methods with a rapid.T are
+// the steps of a random walk.
 type followedMirror struct {
 	store      *memory.Store
 	m          *mirror.Mirror
@@ -296,9 +297,9 @@ func (f *followedMirror) check(t *rapid.T) {
 	f.pairs = kept
 }
 
-// TestCursor_FollowingKeysOrValues_EqualsFilteredEvents runs cursors that follow keys, directories and values through writes,
-// joins, leaves, trims, relists, releases, claims inside others, and restores of etcd, and compares
-// them with cursors that read all events.
+// TestCursor_FollowingKeysOrValues_EqualsFilteredEvents runs cursors that follow keys, directories
+// and values through writes, joins, leaves, trims, relists, releases, claims inside others, and
+// restores of etcd, and compares them with cursors that read all events.
 func TestCursor_FollowingKeysOrValues_EqualsFilteredEvents(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		synctest.Test(t, func(st *testing.T) {
@@ -373,8 +374,8 @@ func (p *pair) drain() error {
 	return nil
 }
 
-// TestCursor_AfterRelistGap_Continues: etcd was compacted past the published revision, and the resource was relisted.
-// Cursors that are not behind continue, and are woken by later events.
+// TestCursor_AfterRelistGap_Continues: etcd was compacted past the published revision, and the
+// resource was relisted. Cursors that are not behind continue, and are woken by later events.
 func TestCursor_AfterRelistGap_Continues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -441,7 +442,8 @@ func TestCursor_AfterRelistGap_Continues(t *testing.T) {
 			<-changed[name]
 			ch := c.Changed()
 			evs, err := c.Next(nil, 10)
-			for ; err == nil && len(evs) == 0; evs, err = c.Next(nil, 10) { // woken without an event
+			for ; err == nil && len(evs) == 0; evs, err = c.Next(nil, 10) {
+				// woken without an event
 				<-ch
 				ch = c.Changed()
 			}

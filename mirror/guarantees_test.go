@@ -14,7 +14,8 @@ import (
 
 const guaranteedPrefix = root + "a/"
 
-// writeRandomly changes up to four keys in one transaction, and adds the changes below guaranteedPrefix to the history.
+// writeRandomly changes up to four keys in one transaction, and adds the changes below
+// guaranteedPrefix to the history.
 func writeRandomly(store *memory.Store, h *watchcheck.History) {
 	seen := map[string]bool{}
 	var ops []memory.Op
@@ -106,8 +107,8 @@ func (c *resumingReader) read(t *testing.T, r *mirror.Resource, from mirror.Revi
 	c.sessions = append(c.sessions, s)
 }
 
-// TestCursor_Resumed_KeepsWatchGuarantees: cursors of all kinds resume at random revisions, on several
-// mirrors, while transactions change several keys each. A validator checks each guarantee.
+// TestCursor_Resumed_KeepsWatchGuarantees: cursors of all kinds resume at random revisions, on
+// several mirrors, while transactions change several keys each. A validator checks each guarantee.
 func TestCursor_Resumed_KeepsWatchGuarantees(t *testing.T) {
 	const mirrors, rounds, cursors = 4, 20, 30
 	synctest.Test(t, func(t *testing.T) {

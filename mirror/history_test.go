@@ -28,8 +28,9 @@ func held(store *memory.Store) (source driver.Source, release func()) {
 		}}, func() { close(gate) }
 }
 
-// TestRestore_BeforeHistory_ServesPresent: while history is being read, the present is served, events are delivered, and a
-// watch from before the start waits; then it receives every event since its revision.
+// TestRestore_BeforeHistory_ServesPresent: while history is being read, the present is served,
+// events are delivered, and a watch from before the start waits; then it receives every event since
+// its revision.
 func TestRestore_BeforeHistory_ServesPresent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := past("/registry/a/", "/registry/b/")
@@ -90,8 +91,8 @@ func TestRestore_BeforeHistory_ServesPresent(t *testing.T) {
 	})
 }
 
-// TestRestore_AfterGap_CursorWaits: after a gap in the feed, a cursor that is behind the list, but not behind the gap,
-// receives its next event when the history is restored, and nothing before.
+// TestRestore_AfterGap_CursorWaits: after a gap in the feed, a cursor that is behind the list, but
+// not behind the gap, receives its next event when the history is restored, and nothing before.
 func TestRestore_AfterGap_CursorWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := past("/registry/a/")
@@ -107,7 +108,8 @@ func TestRestore_AfterGap_CursorWaits(t *testing.T) {
 		byIndex := byValue(&clean, r)
 		cursors := map[string]*mirror.Cursor{}
 		for name, end := range map[string]string{"all": "", "key": "/registry/a/a\x00", "value": ""} {
-			c, err := r.CursorAfter(store.Revision()+2, "/registry/a/a", end) // another source has delivered the lost events
+			// another source has delivered the lost events
+			c, err := r.CursorAfter(store.Revision()+2, "/registry/a/a", end)
 			if err != nil {
 				t.Fatal(err)
 			}

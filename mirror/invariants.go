@@ -26,7 +26,8 @@ func (p *pace) due(work int) bool {
 	return true
 }
 
-// publishedReading is the published revision at a check. A restore may set the published revision back (I1).
+// publishedReading is the published revision at a check. A restore may set the published revision
+// back (I1).
 type publishedReading struct {
 	rev      Revision
 	restores int64

@@ -28,13 +28,15 @@ type version struct {
 	rev  Revision
 	tree tree
 	seq  uint64 // number of the first event after rev
-	// prev is the previous version, for a reader that loads a version above the published revision. The writer
-	// clears it once the published revision has reached the version, so that versions do not keep each other
-	// alive.
+	// prev is the previous version, for a reader that loads a version above the published revision.
+	// The writer clears it once the published revision has reached the version, so that versions do
+	// not keep each other alive.
 	prev atomic.Pointer[version]
 
-	used  atomic.Int64 // when it was last returned to a reader, as Now counts; for versions cached for readers
-	bytes int64        // bytes of its nodes that no newer version shares, as last weighed; owned by the writer
+	// when it was last returned to a reader, as Now counts; for versions cached for readers
+	used atomic.Int64
+	// bytes of its nodes that no newer version shares, as last weighed; owned by the writer
+	bytes int64
 }
 
 // lineage is the continuous state of a resource since it was last listed. A relist gives the
@@ -46,21 +48,23 @@ type lineage struct {
 	// hasNoClaim: the resource has no claim. Values may be missing, and readers do not see the
 	// lineage; see current.readable.
 	hasNoClaim bool
-	// restore is the restore of the history before the list with which the lineage began; nil if there is
-	// none, or its events were joined. They may have been dropped since.
+	// restore is the restore of the history before the list with which the lineage began; nil if
+	// there is none, or its events were joined. They may have been dropped since.
 	restore atomic.Pointer[restore]
 	log     *eventLog
-	head    atomic.Pointer[version] // newest; above the published revision between two steps of the writer; nil when the lineage has ended
-	// inconsistent: a check found an earlier state of the resource to differ from etcd, and no later
-	// check has found this lineage equal to etcd.
+	// newest; above the published revision between two steps of the writer; nil when the lineage
+	// has ended
+	head atomic.Pointer[version]
+	// inconsistent: a check found an earlier state of the resource to differ from etcd, and no
+	// later check has found this lineage equal to etcd.
 	inconsistent atomic.Bool
 	// oldestReadable is the oldest revision that can be read. The log reaches back to it.
 	oldestReadable atomic.Int64
 	// checkpoints are retained versions, ascending by revision; there may be none. Reads of old
 	// revisions start from one of them or from the head and apply the log. Replaced by the writer.
 	checkpoints atomic.Pointer[[]*version]
-	// cachedVersions are versions cached for readers, in no order. Replaced with compare-and-swap by
-	// readers, which add to them, and by the writer.
+	// cachedVersions are versions cached for readers, in no order. Replaced with compare-and-swap
+	// by readers, which add to them, and by the writer.
 	cachedVersions atomic.Pointer[[]*version]
 }
 
@@ -94,7 +98,8 @@ func (l *lineage) oldest() Revision { return l.oldestReadable.Load() }
 // events get the same tree while it is cached. It reports false if the window has moved past rev,
 // or the lineage has ended. The published revision has reached rev.
 func (l *lineage) at(rev Revision) (*version, bool) {
-	if rev < l.oldest() { // before After: the log is then complete, even if history is joined meanwhile
+	if rev < l.oldest() {
+		// before After: the log is then complete, even if history is joined meanwhile
 		return nil, false
 	}
 	seq := l.log.After(rev)
@@ -184,8 +189,8 @@ func replace(edit *btree.Edit[*Entry], old, new *Entry) {
 }
 
 const (
-	// maxCachedVersions is the number of versions of a resource cached for readers in addition to the
-	// checkpoints: enough that paged lists at a few revisions materialize each version once. A
+	// maxCachedVersions is the number of versions of a resource cached for readers in addition to
+	// the checkpoints: enough that paged lists at a few revisions materialize each version once. A
 	// guess.
 	maxCachedVersions = 16
 	// madeIdle is how long an unused version stays cached: longer than a client that reads page by
@@ -200,8 +205,8 @@ func (v *version) touch() {
 	}
 }
 
-// cacheVersion caches a version that was made for a reader, or returns the one that another reader has
-// cached meanwhile. It evicts the least recently used one if the cache is full.
+// cacheVersion caches a version that was made for a reader, or returns the one that another reader
+// has cached meanwhile. It evicts the least recently used one if the cache is full.
 func (l *lineage) cacheVersion(v *version) *version {
 	v.used.Store(driver.Now())
 	for {
@@ -222,8 +227,8 @@ func (l *lineage) cacheVersion(v *version) *version {
 	}
 }
 
-// dropCached drops the versions cached for readers that which selects, and reports whether it dropped
-// any.
+// dropCached drops the versions cached for readers that which selects, and reports whether it
+// dropped any.
 func (l *lineage) dropCached(which func(*version) bool) bool {
 	for {
 		cur := l.cachedVersions.Load()
@@ -289,8 +294,8 @@ func (l *lineage) versionAt(rev Revision) *version {
 // the newer version, but at least Options.CheckpointEvents and at most that times 1<<thinLimit. The
 // more events lie between two versions, the fewer nodes they share, so larger distances save
 // memory: with 150,000 objects and 300,000 events, versions cost less than 100 bytes for each event
-// (TestHistory_MemoryPerRevision_IsBounded). A read applies at most the events of half the distance, 32,768 by default,
-// and twice that before the oldest version.
+// (TestHistory_MemoryPerRevision_IsBounded). A read applies at most the events of half the
+// distance, 32,768 by default, and twice that before the oldest version.
 const thinLimit = 9
 
 // distance returns the maximum number of events between two versions if age events have happened
@@ -299,8 +304,8 @@ func distance(age uint64, events int) int {
 	return int(min(max(uint64(events), age), uint64(events)<<thinLimit))
 }
 
-// thinCheckpoints drops versions that are closer to their neighbours than their age requires, but neither the
-// first nor the last; events is the distance between new ones. It may write to cps.
+// thinCheckpoints drops versions that are closer to their neighbours than their age requires, but
+// neither the first nor the last; events is the distance between new ones. It may write to cps.
 func thinCheckpoints(cps []*version, events int) []*version {
 	end := cps[len(cps)-1].seq
 	kept := len(cps) - 1 // cps[kept:] are the retained ones
@@ -314,9 +319,9 @@ func thinCheckpoints(cps []*version, events int) []*version {
 	return slices.Clip(slices.Delete(cps, 0, kept))
 }
 
-// restore is the restore of the history before a load (D5). It runs in the background after the load
-// was installed, and joins the events to the lineages that began with the load. All of them share
-// it. Its methods may be called concurrently.
+// restore is the restore of the history before a load (D5). It runs in the background after the
+// load was installed, and joins the events to the lineages that began with the load. All of them
+// share it. Its methods may be called concurrently.
 type restore struct {
 	cluster uint64
 	through Revision     // of the list

@@ -33,8 +33,8 @@ func (l *load) omits(prefix string) bool {
 // errStart is the reason for the first list.
 var errStart = errors.New("initial list")
 
-// errOvertaken: etcd was compacted past the published revision, which does not advance without progress. The
-// whole prefix has to be listed.
+// errOvertaken: etcd was compacted past the published revision, which does not advance without
+// progress. The whole prefix has to be listed.
 var errOvertaken = fmt.Errorf("%w: etcd was compacted past the published revision", ErrCompacted)
 
 // omit reports whether key is under an excluded prefix, and records that prefix in left.
@@ -56,10 +56,14 @@ type loader struct {
 	opts  *Options
 	count *counters
 
-	mirroredState func() driver.Header                               // the mirrored cluster and the published revision
-	excluded      func() []string                                    // prefixes whose keys can be left out
-	oldestTrusted func() Revision                                    // history before it must not be restored
-	wait          func(ctx context.Context, revision Revision) error // until the revision is published
+	// the mirrored cluster and the published revision
+	mirroredState func() driver.Header
+	// prefixes whose keys can be left out
+	excluded func() []string
+	// history before it must not be restored
+	oldestTrusted func() Revision
+	// until the revision is published
+	wait func(ctx context.Context, revision Revision) error
 
 	restoring chan struct{} // contains a value while history is being read
 }
@@ -120,8 +124,8 @@ func (o *loader) loadAll(ctx context.Context, why error) *load {
 	l.began = began
 	l.hasGap = errors.Is(why, ErrCompacted)
 	l.mayBeWrong = !l.hasGap && !errors.Is(why, errStart)
-	// After a restore of etcd, or if the feed has contradicted itself, etcd's history may differ from
-	// the events that clients have received, so they have to start over.
+	// After a restore of etcd, or if the feed has contradicted itself, etcd's history may differ
+	// from the events that clients have received, so they have to start over.
 	if l.err == nil && !l.mayBeWrong && !o.mirroredState().ReplacedBy(l.header) {
 		l.restore = o.newRestore(l)
 	}
@@ -148,9 +152,10 @@ func (o *loader) loadOne(ctx context.Context, prefix string, published Revision,
 	return l
 }
 
-// listAhead lists a prefix at the newest revision: the published revision has not advanced for so long that etcd
-// was compacted past it. A snapshot at the list's revision must not exist before the published revision has
-// reached it; the wait requests progress. Error, if there is no progress: errOvertaken.
+// listAhead lists a prefix at the newest revision: the published revision has not advanced for so
+// long that etcd was compacted past it. A snapshot at the list's revision must not exist before the
+// published revision has reached it; the wait requests progress. Error, if there is no progress:
+// errOvertaken.
 func (o *loader) listAhead(ctx context.Context, prefix string) *load {
 	if o.opts.EventsOnly {
 		return &load{err: fmt.Errorf("%w %d", errOvertaken, o.mirroredState().Revision)}

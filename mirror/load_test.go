@@ -168,7 +168,8 @@ func (x *restoredMirror) load(ctx context.Context, opts mirror.Options) {
 	}
 }
 
-// want is the model's state of a resource, without the keys of a resource that is claimed inside it.
+// want is the model's state of a resource, without the keys of a resource that is claimed inside
+// it.
 func (x *restoredMirror) want(rev mirror.Revision, prefix string) state {
 	w := x.model.want(rev, prefix)
 	maps.DeleteFunc(w, func(k, _ string) bool {
@@ -197,8 +198,8 @@ func (x *restoredMirror) settle(ctx context.Context) {
 	x.check() // and the window has been trimmed
 }
 
-// TestLoad_RestoredHistory_EqualsModel starts mirrors on stores with a history, during writes, compactions and
-// claims, and compares all reads with the model.
+// TestLoad_RestoredHistory_EqualsModel starts mirrors on stores with a history, during writes,
+// compactions and claims, and compares all reads with the model.
 func TestLoad_RestoredHistory_EqualsModel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rapid.Check(bubble{t}, func(t *rapid.T) {
@@ -257,8 +258,8 @@ func requireFloor(t *testing.T, r *mirror.Resource, want mirror.Revision) {
 	}
 }
 
-// TestLoad_ReplayBounds_LimitHistory: restored history ends at the bounds, and at the revision that etcd was
-// compacted to.
+// TestLoad_ReplayBounds_LimitHistory: restored history ends at the bounds, and at the revision that
+// etcd was compacted to.
 func TestLoad_ReplayBounds_LimitHistory(t *testing.T) {
 	md := past("/registry/a/", "/registry/b/")
 	newest := md.store.Revision()
@@ -286,10 +287,11 @@ func TestLoad_ReplayBounds_LimitHistory(t *testing.T) {
 	}
 }
 
-// TestLoad_CompactedMeanwhile_RetriesFromNewFloor: history that is compacted during its list or replay is read
-// again from the new floor.
+// TestLoad_CompactedMeanwhile_RetriesFromNewFloor: history that is compacted during its list or
+// replay is read again from the new floor.
 func TestLoad_CompactedMeanwhile_RetriesFromNewFloor(t *testing.T) {
-	for during, floor := range map[string]mirror.Revision{"list": 10, "replay": 30} { // there is one list, and a replay for each attempt
+	for during, floor := range map[string]mirror.Revision{"list": 10, "replay": 30} {
+		// there is one list, and a replay for each attempt
 		t.Run(during, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				md := past("/registry/a/", "/registry/b/")
@@ -334,7 +336,8 @@ func TestLoad_CompactedMeanwhile_RetriesFromNewFloor(t *testing.T) {
 	}
 }
 
-// TestLoad_ReplayFails_ServesNewestRevision: after a failed replay the newest revision is served without history.
+// TestLoad_ReplayFails_ServesNewestRevision: after a failed replay the newest revision is served
+// without history.
 func TestLoad_ReplayFails_ServesNewestRevision(t *testing.T) {
 	hangs := func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 	fails := func(context.Context) error { return errors.New("broken") }
@@ -355,8 +358,8 @@ func TestLoad_ReplayFails_ServesNewestRevision(t *testing.T) {
 	}
 }
 
-// TestLoad_RestoredEtcd_HasNoHistory: etcd's history before a restore differs from the events that clients
-// have received, so it is not restored.
+// TestLoad_RestoredEtcd_HasNoHistory: etcd's history before a restore differs from the events that
+// clients have received, so it is not restored.
 func TestLoad_RestoredEtcd_HasNoHistory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := past("/registry/a/")
@@ -382,8 +385,8 @@ func TestLoad_RestoredEtcd_HasNoHistory(t *testing.T) {
 	})
 }
 
-// TestLoad_ReplayContradictsList_StartsWithoutHistory: a resource whose replay contradicts the list begins without
-// history; the others keep theirs.
+// TestLoad_ReplayContradictsList_StartsWithoutHistory: a resource whose replay contradicts the list
+// begins without history; the others keep theirs.
 func TestLoad_ReplayContradictsList_StartsWithoutHistory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := past("/registry/a/", "/registry/b/")
@@ -418,8 +421,8 @@ func TestLoad_ReplayContradictsList_StartsWithoutHistory(t *testing.T) {
 	})
 }
 
-// TestLateClaim_HasHistoryBeforeStart: a resource that is claimed long after the start, and whose values were
-// not stored, can be read at revisions before the start.
+// TestLateClaim_HasHistoryBeforeStart: a resource that is claimed long after the start, and whose
+// values were not stored, can be read at revisions before the start.
 func TestLateClaim_HasHistoryBeforeStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := past("/registry/a/", "/registry/b/")
@@ -444,8 +447,8 @@ func TestLateClaim_HasHistoryBeforeStart(t *testing.T) {
 	})
 }
 
-// TestRestoredHistory_StaysWithinMaxBytes: restored events count as history, and the restored history is as
-// large as the window allows (I7).
+// TestRestoredHistory_StaysWithinMaxBytes: restored events count as history, and the restored
+// history is as large as the window allows (I7).
 func TestRestoredHistory_StaysWithinMaxBytes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
@@ -473,7 +476,8 @@ func TestRestoredHistory_StaysWithinMaxBytes(t *testing.T) {
 	})
 }
 
-// TestRestoredHistory_MaxAge_CountsFromRestore: the age of restored history counts from the restore.
+// TestRestoredHistory_MaxAge_CountsFromRestore: the age of restored history counts from the
+// restore.
 func TestRestoredHistory_MaxAge_CountsFromRestore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
@@ -505,8 +509,8 @@ func TestRestoredHistory_MaxAge_CountsFromRestore(t *testing.T) {
 	})
 }
 
-// TestLateClaim_AfterEtcdRestore_HasNoOlderHistory: a resource that is claimed after etcd was restored, or has
-// contradicted itself, has no history from before either.
+// TestLateClaim_AfterEtcdRestore_HasNoOlderHistory: a resource that is claimed after etcd was
+// restored, or has contradicted itself, has no history from before either.
 func TestLateClaim_AfterEtcdRestore_HasNoOlderHistory(t *testing.T) {
 	for _, how := range []string{"restored", "rewritten"} {
 		t.Run(how, func(t *testing.T) {
@@ -552,8 +556,8 @@ func TestLateClaim_AfterEtcdRestore_HasNoOlderHistory(t *testing.T) {
 	}
 }
 
-// TestLateClaim_ManyResources_DoNotQueueForHistory: many resources without stored values become readable soon, with
-// history or without.
+// TestLateClaim_ManyResources_DoNotQueueForHistory: many resources without stored values become
+// readable soon, with history or without.
 func TestLateClaim_ManyResources_DoNotQueueForHistory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 40
@@ -584,7 +588,8 @@ func TestLateClaim_ManyResources_DoNotQueueForHistory(t *testing.T) {
 	})
 }
 
-// While the prefix is listed, the progress has the keys that have arrived, of any resource, and the last of them.
+// While the prefix is listed, the progress has the keys that have arrived, of any resource, and the
+// last of them.
 func TestLoadProgress_ListInProgress_HasKeysOfItsPages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()

@@ -53,8 +53,8 @@ func (w *writer) absorb() {
 	}
 }
 
-// applyCompaction drops the versions below the compacted revision, or below the published revision if that is
-// lower.
+// applyCompaction drops the versions below the compacted revision, or below the published revision
+// if that is lower.
 func (w *writer) applyCompaction() {
 	rev := min(w.compacted.Load(), w.published.Revision())
 	if rev <= w.stats.Compacted.Load() {

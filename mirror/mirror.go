@@ -83,7 +83,8 @@ type LoadProgress struct {
 	Loading  bool   // the whole prefix is being listed; see Mirror.Loading
 	Listed   int64  // keys that its current or last list has read
 	Position string // the last one of them
-	// Restoring reports whether history is being read, and Restored is the number of changes read, over all restores.
+	// Restoring reports whether history is being read, and Restored is the number of changes read,
+	// over all restores.
 	Restoring bool
 	Restored  int64
 	Received  int64 // keys and changes read, over all lists and restores
@@ -108,8 +109,8 @@ func (m *Mirror) LoadProgress() LoadProgress {
 
 // Compact makes rev the oldest revision that At can read, like a compaction of etcd to rev: rev
 // itself stays readable. Logs, and therefore watchers, keep their own window (KEP-4988). Compact
-// returns at once; the writer drops the versions later. A revision above the published revision takes effect
-// when the published revision reaches it.
+// returns at once; the writer drops the versions later. A revision above the published revision
+// takes effect when the published revision reaches it.
 func (m *Mirror) Compact(rev Revision) {
 	for {
 		old := m.compacted.Load()
@@ -129,32 +130,32 @@ func (m *Mirror) CompactRevision() Revision { return m.compacted.Load() }
 // Resources returns the resources that are currently claimed or excluded, in no order.
 func (m *Mirror) Resources() []*Resource { return m.registry.claimed() }
 
-// PublishedRevision returns the published revision. Every ready resource can be read at it. It is 0 before the
-// first list.
+// PublishedRevision returns the published revision. Every ready resource can be read at it. It is 0
+// before the first list.
 func (m *Mirror) PublishedRevision() Revision { return m.published.Revision() }
 
-// EtcdRevision returns the newest revision that etcd is known to have, at least the published revision. It advances with events,
-// progress and ReadRevision. Cost is two loads.
+// EtcdRevision returns the newest revision that etcd is known to have, at least the published
+// revision. It advances with events, progress and ReadRevision. Cost is two loads.
 func (m *Mirror) EtcdRevision() Revision {
 	return max(m.stats.EtcdRevision.Load(), m.PublishedRevision())
 }
 
-// Wait returns when the published revision has reached rev, or with ctx's error. It requests progress from etcd
-// while it waits. With Options.EventsOnly the published revision may never reach a revision that etcd has.
-// Errors: ErrClosed.
+// Wait returns when the published revision has reached rev, or with ctx's error. It requests
+// progress from etcd while it waits. With Options.EventsOnly the published revision may never reach
+// a revision that etcd has. Errors: ErrClosed.
 func (m *Mirror) Wait(ctx context.Context, rev Revision) error { return m.published.Wait(ctx, rev) }
 
-// ReadRevision returns etcd's revision, read linearizably after the call began: at least the revision of
-// every write acknowledged before (I6). A call that arrives while a read is in flight joins the
-// next read, never the one in flight. A call without concurrent calls starts its own read at once.
-// Cost: one etcd read shared by all waiting callers.
+// ReadRevision returns etcd's revision, read linearizably after the call began: at least the
+// revision of every write acknowledged before (I6). A call that arrives while a read is in flight
+// joins the next read, never the one in flight. A call without concurrent calls starts its own read
+// at once. Cost: one etcd read shared by all waiting callers.
 func (m *Mirror) ReadRevision(ctx context.Context) (Revision, error) {
 	return m.reads.ReadRevision(ctx)
 }
 
 // WantProgress makes the mirror request progress every Options.IdleProgress while no events arrive.
-// It is for callers that wait for no revision but need the published revision to follow etcd, such as a watch
-// with bookmarks. The caller must call release exactly once.
+// It is for callers that wait for no revision but need the published revision to follow etcd, such
+// as a watch with bookmarks. The caller must call release exactly once.
 func (m *Mirror) WantProgress() (release func()) { return m.progress.Want() }
 
 // startFreshness starts the goroutines that request progress and monitor the feed.

@@ -142,15 +142,18 @@ var (
 
 const walkOuter, walkInner = "/registry/b/", "/registry/b/inner/" // a resource, and one inside it
 
-// randomWalk is a store, a mirror of it, and clients of the mirror. Its methods with a rapid.T are the steps of a random walk.
+// randomWalk is a store, a mirror of it, and clients of the mirror. Its methods with a rapid.T are
+// the steps of a random walk.
 type randomWalk struct {
 	*model
 	m                 *mirror.Mirror
 	claimed, excluded map[string]*mirror.Resource
-	divided           bool               // walkInner was claimed once, and its keys are not compared as part of walkOuter since
-	inner             []*mirror.Resource // all claims of walkInner
-	stalled           bool               // the feed is stalled
-	lossy             bool               // an event was lost, and some resources have not detected it
+	// walkInner was claimed once, and its keys are not compared as part of walkOuter since
+	divided bool
+	inner   []*mirror.Resource // all claims of walkInner
+	stalled bool               // the feed is stalled
+	// an event was lost, and some resources have not detected it
+	lossy bool
 
 	followers  []*follower
 	frozen     []mirror.Snapshot // I2
@@ -280,7 +283,8 @@ func (w *randomWalk) recreate(t *rapid.T) {
 		}
 		w.txn(ops...)
 		w.settle(t)
-		time.Sleep(time.Duration(rapid.SampledFrom([]int{2, 2, 0}).Draw(t, "s")) * time.Second) // the maintenance runs once a second
+		// the maintenance runs once a second
+		time.Sleep(time.Duration(rapid.SampledFrom([]int{2, 2, 0}).Draw(t, "s")) * time.Second)
 	}
 	for i := range rapid.IntRange(0, 3).Draw(t, "elsewhere") {
 		w.txn(memory.Op{Key: root + "elsewhere", Value: fmt.Sprint(i)})
@@ -412,7 +416,8 @@ func (w *randomWalk) readHistory(t *rapid.T) {
 	}
 }
 
-// requireAt fails unless the resource at rev is as in the model, or compacted, for which it returns false.
+// requireAt fails unless the resource at rev is as in the model, or compacted, for which it returns
+// false.
 func (w *randomWalk) requireAt(t *rapid.T, prefix string, r *mirror.Resource, rev mirror.Revision) (s mirror.Snapshot, ok bool) {
 	s, err := r.At(rev)
 	if errors.Is(err, mirror.ErrCompacted) {
@@ -426,8 +431,8 @@ func (w *randomWalk) requireAt(t *rapid.T, prefix string, r *mirror.Resource, re
 	return s, true
 }
 
-// absorbed reports whether walkInner has ever been removed because it had no claim and no keys. Its keys
-// belong to walkOuter since then, in a history that was restored after that also before then.
+// absorbed reports whether walkInner has ever been removed because it had no claim and no keys. Its
+// keys belong to walkOuter since then, in a history that was restored after that also before then.
 func (w *randomWalk) absorbed() bool {
 	return slices.ContainsFunc(w.inner, (*mirror.Resource).Removed)
 }
@@ -471,7 +476,8 @@ func (w *randomWalk) follow(t *rapid.T) {
 	}
 }
 
-// check runs after every step: it checks the mirror, each resource at every revision, and drains the followers.
+// check runs after every step: it checks the mirror, each resource at every revision, and drains
+// the followers.
 func (w *randomWalk) check(t *rapid.T) {
 	if err := w.m.Check(); err != nil {
 		t.Fatal(err)
@@ -501,7 +507,8 @@ func (w *randomWalk) check(t *rapid.T) {
 	w.followers = kept
 }
 
-// checkResource compares the resource with the model at every revision of its window, and reads outside of the window.
+// checkResource compares the resource with the model at every revision of its window, and reads
+// outside of the window.
 func (w *randomWalk) checkResource(t *rapid.T, prefix string, r *mirror.Resource) {
 	s, err := r.Latest()
 	if err != nil {
@@ -536,8 +543,8 @@ func (w *randomWalk) checkResource(t *rapid.T, prefix string, r *mirror.Resource
 	}
 }
 
-// TestMirror_RandomSteps_EqualsEtcdAtEveryRevision runs random steps of a store, of the mirror's environment and of
-// its clients, and compares all reads with the model.
+// TestMirror_RandomSteps_EqualsEtcdAtEveryRevision runs random steps of a store, of the mirror's
+// environment and of its clients, and compares all reads with the model.
 func TestMirror_RandomSteps_EqualsEtcdAtEveryRevision(t *testing.T) {
 	t.Parallel()
 	for _, prefix := range walkPrefixes {

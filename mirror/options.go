@@ -31,8 +31,8 @@ type Options struct {
 	Window Window
 	// Replay bounds the history that is restored from etcd when the prefix is listed, so that
 	// watches and reads of revisions before the start can be served. A zero field takes its value
-	// from DefaultReplay; negative Revisions or Bytes disable the restore, and a negative Pause means no
-	// bound. Restored history is part of the window.
+	// from DefaultReplay; negative Revisions or Bytes disable the restore, and a negative Pause
+	// means no bound. Restored history is part of the window.
 	Replay driver.ReplayBounds
 	// UnclaimedBytes bounds the stored values of keys outside all claimed resources. Beyond it only
 	// key and revision are stored, and the values are listed when the resource is claimed. Default:
@@ -45,20 +45,22 @@ type Options struct {
 	// were all rewritten since takes 12 to 14 bytes for each key). Default 128.
 	CheckpointEvents int
 	// IdleProgress is the interval of progress requests to etcd while no events arrive and a caller
-	// needs the published revision to advance (WantProgress). etcd's own interval is 10 minutes unless
-	// configured, and the published revision has to follow writes outside the prefix so that a compaction does
-	// not overtake it. Default: DefaultIdleProgress; a negative value disables the requests.
+	// needs the published revision to advance (WantProgress). etcd's own interval is 10 minutes
+	// unless configured, and the published revision has to follow writes outside the prefix so that
+	// a compaction does not overtake it. Default: DefaultIdleProgress; a negative value disables
+	// the requests.
 	IdleProgress time.Duration
 	// FeedPatience is how long a feed may leave progress requests unanswered, and deliver nothing
 	// else, while etcd is ahead of it. Then the feed is restarted, on another member if there is
 	// one. Default: 1.5 s; a negative value disables the limit.
 	FeedPatience time.Duration
 	// EventsOnly: progress is neither requested nor applied, because the server may send it ahead
-	// of events (etcd#15220, etcd#17507). The published revision is then at the last event of the prefix, even
-	// if etcd's revision is higher: a wait for a revision returned by ReadRevision may not end.
+	// of events (etcd#15220, etcd#17507). The published revision is then at the last event of the
+	// prefix, even if etcd's revision is higher: a wait for a revision returned by ReadRevision may
+	// not end.
 	EventsOnly bool
-	// EveryRevision: the source delivers a batch for every revision. The published revision follows the batches
-	// alone, so no progress is requested and IdleProgress has no effect.
+	// EveryRevision: the source delivers a batch for every revision. The published revision follows
+	// the batches alone, so no progress is requested and IdleProgress has no effect.
 	EveryRevision bool
 	// Logger receives messages for the operator. Default: slog.Default().
 	Logger *slog.Logger
@@ -66,7 +68,8 @@ type Options struct {
 
 // Defaults of Options.
 const (
-	// DefaultIdleProgress is the value that Kubernetes recommends for etcd's own interval (KEP-1904).
+	// DefaultIdleProgress is the value that Kubernetes recommends for etcd's own interval
+	// (KEP-1904).
 	DefaultIdleProgress = 5 * time.Second
 	// DefaultUnclaimedBytes is enough for the custom resources of most clusters.
 	DefaultUnclaimedBytes = 64 << 20
@@ -78,8 +81,8 @@ var (
 	// informer without bookmarks is disconnected. 256 MiB is the smaller bound under a heavy write
 	// load: at 1 KB a value it is reached after about 200,000 writes.
 	DefaultWindow = Window{MaxAge: time.Hour, MaxBytes: 256 << 20}
-	// DefaultReplay is the amount that etcd delivers without blocking a writer for more than a tenth
-	// of a second: 10,000 revisions at least, and about 20,000 of 1 KB on two busy processors
+	// DefaultReplay is the amount that etcd delivers without blocking a writer for more than a
+	// tenth of a second: 10,000 revisions at least, and about 20,000 of 1 KB on two busy processors
 	// (docs/architecture.md, D5).
 	DefaultReplay = driver.ReplayBounds{Revisions: 200_000, Bytes: 256 << 20, Pause: 100 * time.Millisecond}
 )

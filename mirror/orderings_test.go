@@ -65,9 +65,9 @@ var written = map[byte]memory.Op{
 	'e': {Key: elsewhere + "x"},
 }
 
-// everyOrdering calls moved after each step that has moved the published revision or ended the watch, and end
-// after the last step of each ordering, when all goroutines are idle. It returns the number of
-// orderings.
+// everyOrdering calls moved after each step that has moved the published revision or ended the
+// watch, and end after the last step of each ordering, when all goroutines are idle. It returns the
+// number of orderings.
 func (f few) everyOrdering(t *testing.T, overtakes, eventsOnly bool, moved, end func(*testing.T, *stage)) (runs int) {
 	t.Helper()
 	stories := map[string]bool{}
@@ -141,8 +141,8 @@ func requireFaultless(t interface{ Fatal(...any) }, g *stage) {
 }
 
 // requireNothingEarly runs every ordering. All reads must be answered as soon as possible and none
-// too early; the published revision must be at the feed's revision, and a comparison with etcd must never find a
-// difference.
+// too early; the published revision must be at the feed's revision, and a comparison with etcd must
+// never find a difference.
 func (f few) requireNothingEarly(t *testing.T, overtakes, eventsOnly bool) {
 	runs := f.everyOrdering(t, overtakes, eventsOnly, requireNoDifference, func(t *testing.T, g *stage) {
 		requireFaultless(t, g)
@@ -171,8 +171,8 @@ func TestOrderings_AllOfFewSteps_HaveNoEarlyReads(t *testing.T) {
 	}
 }
 
-// TestOrderings_EventsOnly_HaveNoEarlyReads: an etcd with the bug, and a published revision that ignores progress. Reads
-// wait for the next event.
+// TestOrderings_EventsOnly_HaveNoEarlyReads: an etcd with the bug, and a published revision that
+// ignores progress. Reads wait for the next event.
 func TestOrderings_EventsOnly_HaveNoEarlyReads(t *testing.T) {
 	slow(t)
 	t.Parallel()
@@ -209,10 +209,11 @@ func requireDivergence(t *testing.T, g *stage) {
 	}
 }
 
-// TestOrderings_ProgressAheadOfEvents_IsDetected: an etcd with the bug, and a published revision that uses progress. After
-// progress has overtaken an event and until the event arrives, reads are answered too early. All of
-// them are detected, and a comparison with etcd at the mirror's own revision finds their keys. When
-// the event arrives the mirror discards its whole state, ends the cursors, and relists.
+// TestOrderings_ProgressAheadOfEvents_IsDetected: an etcd with the bug, and a published revision
+// that uses progress. After progress has overtaken an event and until the event arrives, reads are
+// answered too early. All of them are detected, and a comparison with etcd at the mirror's own
+// revision finds their keys. When the event arrives the mirror discards its whole state, ends the
+// cursors, and relists.
 func TestOrderings_ProgressAheadOfEvents_IsDetected(t *testing.T) {
 	slow(t)
 	t.Parallel()
@@ -335,10 +336,10 @@ func (g *randomStage) run(choose func(n int) int) error {
 	return g.settle()
 }
 
-// TestOrderings_Random_HaveNoEarlyReads draws orderings of more steps than can be enumerated: writes, transactions and
-// deletions in two resources and outside, batches of several revisions, progress that is late,
-// repeated, or missing, reads that share a revision or wait for a future one, a feed that breaks,
-// replies that fail, readers that give up, and time that passes.
+// TestOrderings_Random_HaveNoEarlyReads draws orderings of more steps than can be enumerated:
+// writes, transactions and deletions in two resources and outside, batches of several revisions,
+// progress that is late, repeated, or missing, reads that share a revision or wait for a future
+// one, a feed that breaks, replies that fail, readers that give up, and time that passes.
 func TestOrderings_Random_HaveNoEarlyReads(t *testing.T) {
 	slow(t)
 	t.Parallel()
@@ -390,8 +391,9 @@ var evenly = rapid.Custom(func(t *rapid.T) (n int) {
 	return n
 })
 
-// TestOrderings_ProgressBug_FindsEarlyReads shows that such orderings detect reads that are answered too early:
-// with progress ahead of events there are some, and only while an event is missing.
+// TestOrderings_ProgressBug_FindsEarlyReads shows that such orderings detect reads that are
+// answered too early: with progress ahead of events there are some, and only while an event is
+// missing.
 func TestOrderings_ProgressBug_FindsEarlyReads(t *testing.T) {
 	const runs = 50
 	found, early, answered := 0, 0, 0
@@ -426,10 +428,10 @@ func TestOrderings_ProgressBug_FindsEarlyReads(t *testing.T) {
 	}
 }
 
-// TestCheck_EventNeverDelivered_FindsDifference: progress overtakes an event and the feed breaks before
-// the event arrives. The mirror resumes after the revision of the progress, so the event never
-// arrives and nothing contradicts the cached state until the key is written again. A comparison
-// with etcd finds the difference at any later time.
+// TestCheck_EventNeverDelivered_FindsDifference: progress overtakes an event and the feed breaks
+// before the event arrives. The mirror resumes after the revision of the progress, so the event
+// never arrives and nothing contradicts the cached state until the key is written again. A
+// comparison with etcd finds the difference at any later time.
 func TestCheck_EventNeverDelivered_FindsDifference(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, err := newStage(nil)

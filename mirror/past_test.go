@@ -49,8 +49,8 @@ func lineageOf(t *testing.T, keys, events int) (l *lineage, want map[Revision][]
 
 func entriesOf(v *version) []*Entry { return slices.Collect(v.tree.All("", "")) }
 
-// TestLineage_RollForwardOrBack_ReachesEveryRevision rolls forward and backward. It also shows that the
-// comparison can fail: with a wrong Prev, the tree that is rolled backward differs.
+// TestLineage_RollForwardOrBack_ReachesEveryRevision rolls forward and backward. It also shows that
+// the comparison can fail: with a wrong Prev, the tree that is rolled backward differs.
 func TestLineage_RollForwardOrBack_ReachesEveryRevision(t *testing.T) {
 	const events = 100
 	l, want := lineageOf(t, 60, events)
@@ -93,8 +93,8 @@ func TestLineage_RollForwardOrBack_ReachesEveryRevision(t *testing.T) {
 	}
 }
 
-// TestLineage_ReadersBetweenTwoEvents_ShareTree: readers of any revisions between the same two events get the
-// same tree, also concurrently.
+// TestLineage_ReadersBetweenTwoEvents_ShareTree: readers of any revisions between the same two
+// events get the same tree, also concurrently.
 func TestLineage_ReadersBetweenTwoEvents_ShareTree(t *testing.T) {
 	l, want := lineageOf(t, 100, 500)
 	for rev := Revision(100); rev < 110; rev++ {
@@ -158,8 +158,8 @@ func TestCachedVersions_LeastRecentlyUsed_IsEvicted(t *testing.T) {
 	}
 }
 
-// TestCheckpoints_OfUnclaimedHistory_HaveUsualDistances: the checkpoints are as far apart as if the resource had
-// always been claimed.
+// TestCheckpoints_OfUnclaimedHistory_HaveUsualDistances: the checkpoints are as far apart as if the
+// resource had always been claimed.
 func TestCheckpoints_OfUnclaimedHistory_HaveUsualDistances(t *testing.T) {
 	const events, total = 4, 5000
 	l, want := lineageOf(t, 100, total)

@@ -158,9 +158,10 @@ var plantedBugs = []plantedBug{
 	},
 }
 
-// TestArrivalCheck_PlantedFeedBug_IsDetected breaks the feed in every way that the arrival check can detect. The
-// mirror must detect it, relist the affected resources, end the watches on them, and serve etcd's
-// state; a bug that is not visible at once must be detected at the next write of the key.
+// TestArrivalCheck_PlantedFeedBug_IsDetected breaks the feed in every way that the arrival check
+// can detect. The mirror must detect it, relist the affected resources, end the watches on them,
+// and serve etcd's state; a bug that is not visible at once must be detected at the next write of
+// the key.
 func TestArrivalCheck_PlantedFeedBug_IsDetected(t *testing.T) {
 	for _, bug := range plantedBugs {
 		t.Run(bug.name, func(t *testing.T) { synctest.Test(t, bug.test) })
@@ -205,8 +206,8 @@ func (bug plantedBug) test(t *testing.T) {
 	barrier(t, m)
 }
 
-// TestDivergence_BeforeRelist_ReadsFail: after the feed has contradicted itself and until the relist, all
-// reads fail.
+// TestDivergence_BeforeRelist_ReadsFail: after the feed has contradicted itself and until the
+// relist, all reads fail.
 func TestDivergence_BeforeRelist_ReadsFail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
@@ -237,8 +238,8 @@ func TestDivergence_BeforeRelist_ReadsFail(t *testing.T) {
 	})
 }
 
-// TestModel_WrongSource_DiffersFromMirror shows that the comparison of a mirror with a model can fail: a
-// source that is wrong from the beginning is served as it is.
+// TestModel_WrongSource_DiffersFromMirror shows that the comparison of a mirror with a model can
+// fail: a source that is wrong from the beginning is served as it is.
 func TestModel_WrongSource_DiffersFromMirror(t *testing.T) {
 	lies := map[string]func(kvs []driver.KV) []driver.KV{
 		"the list misses a key":      func(kvs []driver.KV) []driver.KV { return kvs[1:] },
@@ -270,8 +271,9 @@ func TestModel_WrongSource_DiffersFromMirror(t *testing.T) {
 	}
 }
 
-// TestArrivalCheck_LostEvent_IsDetectedAtNextWrite documents a limit of the arrival check: until the key is written
-// again, a lost event has no effect on reads (D11, the scheduled comparison, is for those).
+// TestArrivalCheck_LostEvent_IsDetectedAtNextWrite documents a limit of the arrival check: until
+// the key is written again, a lost event has no effect on reads (D11, the scheduled comparison, is
+// for those).
 func TestArrivalCheck_LostEvent_IsDetectedAtNextWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()

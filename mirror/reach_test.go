@@ -32,8 +32,8 @@ func reachable[T any](all []weak.Pointer[T]) (n int) {
 	return n
 }
 
-// TestCursor_AfterRelist_ReleasesEndedLineage: a watch whose client does not read references neither the entries
-// nor the events of a resource that was relisted since (I7).
+// TestCursor_AfterRelist_ReleasesEndedLineage: a watch whose client does not read references
+// neither the entries nor the events of a resource that was relisted since (I7).
 func TestCursor_AfterRelist_ReleasesEndedLineage(t *testing.T) {
 	for _, follows := range []string{"everything", "a directory", "a key"} {
 		t.Run(follows, func(t *testing.T) {
@@ -99,7 +99,8 @@ func TestCursor_AfterRelist_ReleasesEndedLineage(t *testing.T) {
 	}
 }
 
-// TestRestoredHistory_DroppedPart_IsReleased: the dropped part of a restored history is released (I7).
+// TestRestoredHistory_DroppedPart_IsReleased: the dropped part of a restored history is released
+// (I7).
 func TestRestoredHistory_DroppedPart_IsReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
@@ -136,8 +137,8 @@ func TestRestoredHistory_DroppedPart_IsReleased(t *testing.T) {
 	})
 }
 
-// TestMirror_EmptyUnclaimedResources_UseNoMemory: resources without a claim and without keys use no memory,
-// however many there were, and can be claimed again.
+// TestMirror_EmptyUnclaimedResources_UseNoMemory: resources without a claim and without keys use no
+// memory, however many there were, and can be claimed again.
 func TestMirror_EmptyUnclaimedResources_UseNoMemory(t *testing.T) {
 	slow(t)
 	synctest.Test(t, func(t *testing.T) {

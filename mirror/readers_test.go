@@ -9,8 +9,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// TestTrackReader_SupersededVersion_CountsReaders: readers of the latest version count only after a newer one
-// exists.
+// TestTrackReader_SupersededVersion_CountsReaders: readers of the latest version count only after a
+// newer one exists.
 func TestTrackReader_SupersededVersion_CountsReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()

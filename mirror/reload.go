@@ -23,8 +23,8 @@ func (w *writer) installAll(l *load) {
 		w.stats.Compacted.Store(0)
 		w.timeline.reset()
 	}
-	// Build all lineages, then publish them, then move the published revision: readers wait for the last two
-	// steps only.
+	// Build all lineages, then publish them, then move the published revision: readers wait for the
+	// last two steps only.
 	parts := w.divide(l)
 	drafts, again := w.buildLineages(l, parts)
 	w.cluster.Store(l.header.ClusterID)
@@ -73,8 +73,8 @@ func (w *writer) divide(l *load) map[*table]*load {
 	return parts
 }
 
-// buildLineages builds the lineages of all tables from their parts of the load. A table without one is
-// emptied: it is excluded, or the load lacks its keys and the table is returned in again.
+// buildLineages builds the lineages of all tables from their parts of the load. A table without one
+// is emptied: it is excluded, or the load lacks its keys and the table is returned in again.
 func (w *writer) buildLineages(l *load, parts map[*table]*load) (drafts map[*table]*lineage, again []*table) {
 	drafts = make(map[*table]*lineage, len(parts))
 	for t, p := range parts {
@@ -100,8 +100,8 @@ func (t *table) buildLineage(l *load) *lineage {
 	return lin
 }
 
-// onDivergence drops a resource whose feed contradicts the cached state, and relists it: at once the
-// first time, with growing delays if the contradictions continue.
+// onDivergence drops a resource whose feed contradicts the cached state, and relists it: at once
+// the first time, with growing delays if the contradictions continue.
 func (w *writer) onDivergence(t *table, err error) {
 	delay := t.divergenceBackoff.next(time.Now())
 	w.opts.Logger.Error("Event does not match the cached state (lost or duplicated event); relisting resource", "prefix", t.prefix, "delay", delay, "err", err)
@@ -124,8 +124,8 @@ func (w *writer) noteDivergence(t *table) {
 	}
 }
 
-// divergenceWindow is how long after a divergence another one is taken as a sign of a wider contradiction:
-// a guess, long enough for quiet resources to diverge too.
+// divergenceWindow is how long after a divergence another one is taken as a sign of a wider
+// contradiction: a guess, long enough for quiet resources to diverge too.
 const divergenceWindow = 10 * time.Minute
 
 // invalidateAll makes every resource unreadable until the whole prefix is relisted: the feed has
@@ -182,7 +182,8 @@ func (r *reload) loop(ctx context.Context, delay time.Duration) {
 		case <-ctx.Done():
 			return
 		}
-		// The list contains every change up to this revision; pending changes up to it are discarded, which bounds them (I7).
+		// The list contains every change up to this revision; pending changes up to it are
+		// discarded, which bounds them (I7).
 		seen := r.published.Revision()
 		command(func(w *writer) { r.discard(w, seen) })
 		l := r.loader.loadOne(ctx, r.resource.prefix, seen, r.history)

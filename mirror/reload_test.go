@@ -59,8 +59,8 @@ func (h *holdList) List(ctx context.Context, prefix string, at mirror.Revision, 
 	return header, err
 }
 
-// TestReload_OneResource_DoesNotDelayOthers: a resource that is being listed is not readable until it
-// is complete; other resources are not affected (I8, I9).
+// TestReload_OneResource_DoesNotDelayOthers: a resource that is being listed is not readable until
+// it is complete; other resources are not affected (I8, I9).
 func TestReload_OneResource_DoesNotDelayOthers(t *testing.T) {
 	for _, afterReading := range []bool{false, true} {
 		t.Run(fmt.Sprintf("afterReading=%v", afterReading), func(t *testing.T) {
@@ -178,8 +178,8 @@ func TestReload_ExcludedKeys_AreNotStored(t *testing.T) {
 	})
 }
 
-// TestReload_NotNeededAnyMore_IsStopped: when the claim, the state, or the cluster of a list is gone,
-// the list and its wait for the published revision end too.
+// TestReload_NotNeededAnyMore_IsStopped: when the claim, the state, or the cluster of a list is
+// gone, the list and its wait for the published revision end too.
 func TestReload_NotNeededAnyMore_IsStopped(t *testing.T) {
 	for _, why := range []string{"excluded", "restored", "compacted"} {
 		t.Run(why, func(t *testing.T) {
@@ -229,8 +229,8 @@ func TestReload_NotNeededAnyMore_IsStopped(t *testing.T) {
 	}
 }
 
-// TestReload_PendingChanges_AreBounded: while etcd does not answer a list, pending changes are kept only
-// as far as the next attempt needs them (I7).
+// TestReload_PendingChanges_AreBounded: while etcd does not answer a list, pending changes are kept
+// only as far as the next attempt needs them (I7).
 func TestReload_PendingChanges_AreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -258,8 +258,8 @@ func TestReload_PendingChanges_AreBounded(t *testing.T) {
 	})
 }
 
-// TestDivergence_Repeated_CausesBoundedLists: a feed that keeps losing events causes a bounded number of
-// lists, not one for each of them.
+// TestDivergence_Repeated_CausesBoundedLists: a feed that keeps losing events causes a bounded
+// number of lists, not one for each of them.
 func TestDivergence_Repeated_CausesBoundedLists(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -294,8 +294,8 @@ func TestDivergence_Repeated_CausesBoundedLists(t *testing.T) {
 	})
 }
 
-// TestLateClaim_AfterEtcdRestore_RelistsBeforeReads: a resource that is listed on its own must be of the same cluster
-// as the rest.
+// TestLateClaim_AfterEtcdRestore_RelistsBeforeReads: a resource that is listed on its own must be
+// of the same cluster as the rest.
 func TestLateClaim_AfterEtcdRestore_RelistsBeforeReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()

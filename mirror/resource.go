@@ -23,7 +23,8 @@ func (r *Resource) Ready() bool { return r.lineage.readable() != nil }
 func (r *Resource) WaitReady(ctx context.Context) error { return r.waitFor(ctx, r.Ready) }
 
 // WaitHistory returns when no restore of history is running that may add the events after rev, or
-// with ctx's error. CursorAfter then returns a cursor or ErrCompacted, At a snapshot or ErrCompacted.
+// with ctx's error. CursorAfter then returns a cursor or ErrCompacted, At a snapshot or
+// ErrCompacted.
 func (r *Resource) WaitHistory(ctx context.Context, rev Revision) error {
 	return r.waitFor(ctx, func() bool {
 		lin := r.lineage.readable()
@@ -48,12 +49,12 @@ func (r *Resource) waitFor(ctx context.Context, condition func() bool) error {
 	}
 }
 
-// latestPause is the pause of Latest between looks at a writer that does not continue: its thread was
-// suspended, or it replaces the lineages of many resources. A guess.
+// latestPause is the pause of Latest between looks at a writer that does not continue: its thread
+// was suspended, or it replaces the lineages of many resources. A guess.
 const latestPause = 100 * time.Microsecond
 
-// Latest returns a snapshot of the resource at the published revision. Cost is O(1), no lock. Errors:
-// ErrNotReady.
+// Latest returns a snapshot of the resource at the published revision. Cost is O(1), no lock.
+// Errors: ErrNotReady.
 func (r *Resource) Latest() (Snapshot, error) {
 	for tries := 0; ; tries++ {
 		if tries > 100 {
@@ -76,8 +77,8 @@ func (r *Resource) Latest() (Snapshot, error) {
 			continue // the lineage has ended meanwhile
 		}
 		if v.rev > now {
-			// The writer has published the version but not yet advanced the published revision. Until then the
-			// previous version is the latest one (I5).
+			// The writer has published the version but not yet advanced the published revision.
+			// Until then the previous version is the latest one (I5).
 			if v = v.prev.Load(); v == nil || v.rev > now {
 				continue
 			}
@@ -110,8 +111,8 @@ func (r *Resource) At(rev Revision) (Snapshot, error) {
 	}
 }
 
-// NearestRetained returns the retained version nearest to rev, from which At would start, for estimates. Cost
-// is O(log n). Errors: those of At.
+// NearestRetained returns the retained version nearest to rev, from which At would start, for
+// estimates. Cost is O(log n). Errors: those of At.
 func (r *Resource) NearestRetained(rev Revision) (Snapshot, error) {
 	for {
 		now, err := latestCovering(r, rev)
@@ -124,7 +125,8 @@ func (r *Resource) NearestRetained(rev Revision) (Snapshot, error) {
 	}
 }
 
-// latestCovering returns the latest snapshot of a lineage whose history includes rev. Errors: those of At.
+// latestCovering returns the latest snapshot of a lineage whose history includes rev. Errors: those
+// of At.
 func latestCovering(r *Resource, rev Revision) (Snapshot, error) {
 	now, err := r.Latest()
 	if err != nil {
@@ -139,11 +141,11 @@ func latestCovering(r *Resource, rev Revision) (Snapshot, error) {
 	return now, nil
 }
 
-// TrackReader registers a read of the snapshot until release, which must be called exactly once. While the
-// snapshot is a past one, ResourceStats.Readers and OldestRead include it. TrackReader keeps nothing alive
-// beyond the snapshot itself: a version can be collected as soon as its last reader has dropped its
-// snapshot. TrackReader takes a lock that only other calls of TrackReader for the same resource, and Stats, take.
-// Use it for long reads.
+// TrackReader registers a read of the snapshot until release, which must be called exactly once.
+// While the snapshot is a past one, ResourceStats.Readers and OldestRead include it. TrackReader
+// keeps nothing alive beyond the snapshot itself: a version can be collected as soon as its last
+// reader has dropped its snapshot. TrackReader takes a lock that only other calls of TrackReader
+// for the same resource, and Stats, take. Use it for long reads.
 func (r *Resource) TrackReader(s Snapshot) (release func()) {
 	return r.readers.track(readVersion{s.lin, s.seq, s.Rev})
 }
@@ -158,10 +160,10 @@ func (r *Resource) Oldest() (snapshot, floor Revision, err error) {
 	return lin.oldest(), lin.log.Floor(), nil
 }
 
-// ListFromEtcd returns the entries with start <= key < end as listed from etcd now, in key order, and
-// the revision of the list. Use it when the published revision must not be trusted. Entries that
-// are also cached are shared with the cache. start begins with the resource's prefix. Cost is a
-// list of the keys that begin with start. Errors: those of Source.List; ErrNotReady if the answer
+// ListFromEtcd returns the entries with start <= key < end as listed from etcd now, in key order,
+// and the revision of the list. Use it when the published revision must not be trusted. Entries
+// that are also cached are shared with the cache. start begins with the resource's prefix. Cost is
+// a list of the keys that begin with start. Errors: those of Source.List; ErrNotReady if the answer
 // is from another etcd cluster.
 func (r *Resource) ListFromEtcd(ctx context.Context, start, end string) ([]*Entry, Revision, error) {
 	cached, _ := r.Latest() // empty if the resource is not ready

@@ -66,8 +66,8 @@ func (p *past) complete(ctx context.Context, source driver.Source) error {
 	return err
 }
 
-// replay reads the history of a prefix, without excluded prefixes. Its last events share the entries
-// that listed returns. Changes out of revision order return ErrDiverged.
+// replay reads the history of a prefix, without excluded prefixes. Its last events share the
+// entries that listed returns. Changes out of revision order return ErrDiverged.
 func (o *loader) replay(ctx context.Context, prefix string, after driver.Header, through Revision, listed func(string) (*Entry, bool)) (*past, error) {
 	p := &past{after: after.Revision, listed: listed, last: map[string]*Event{}, first: map[string]*Event{}, gaps: map[string]error{}}
 	last := after.Revision
@@ -97,11 +97,12 @@ func (o *loader) replay(ctx context.Context, prefix string, after driver.Header,
 }
 
 const (
-	// historyTimeout bounds a restore. A guess: ten times the duration of the largest one on an idle
-	// machine with two processors.
+	// historyTimeout bounds a restore. A guess: ten times the duration of the largest one on an
+	// idle machine with two processors.
 	historyTimeout = time.Minute
-	// restoreQueue bounds the wait for other restores: resources that are claimed during the first one
-	// get their history, and many that are claimed at once do not read it one by one for minutes.
+	// restoreQueue bounds the wait for other restores: resources that are claimed during the first
+	// one get their history, and many that are claimed at once do not read it one by one for
+	// minutes.
 	restoreQueue = 10 * time.Second
 	// restoreAttempts bounds the retries after a compaction has overtaken the read, or resources
 	// were divided while events were joined to them.
@@ -174,15 +175,16 @@ func (p *past) divide(parts map[string]*part, root string) {
 }
 
 // build builds the table's versions and accounts; checkpointEvents is the distance of the newest
-// versions. It sets err, unless it is set, if the events do not lead to the base. A deletion that was
-// lost without another event of its key is not found.
+// versions. It sets err, unless it is set, if the events do not lead to the base. A deletion that
+// was lost without another event of its key is not found.
 func (x *part) build(after Revision, checkpointEvents int) {
 	if x.err != nil {
 		return
 	}
 	x.history = historyOf(x.events)
 	edit, n := x.base.Edit(), len(x.events)
-	for i, newer := n-1, n; i >= 0; i-- { // newer is the number of events before the next newer version
+	for i, newer := n-1, n; i >= 0; i-- {
+		// newer is the number of events before the next newer version
 		ev := x.events[i]
 		replace(edit, ev.Entry, ev.Prev)
 		rev := after
@@ -222,8 +224,8 @@ func (w *writer) parts(r *restore, leftOut map[*table]bool) (parts map[string]*p
 	return parts, awaited
 }
 
-// join adds a part of history to its table, unless the table has another lineage by now, for which it
-// returns false.
+// join adds a part of history to its table, unless the table has another lineage by now, for which
+// it returns false.
 func (w *writer) join(x *part, r *restore, after Revision) bool {
 	t, lin := x.t, x.lin
 	if x.err != nil || t.lineage.Load() != lin || !lin.awaitsHistory(r) {
@@ -269,8 +271,8 @@ type restorer struct {
 	prefix string
 }
 
-// newRestorer returns the restorer for a load of the prefix, nil if history is not restored. It must
-// be called before the load is installed; the caller must call run.
+// newRestorer returns the restorer for a load of the prefix, nil if history is not restored. It
+// must be called before the load is installed; the caller must call run.
 func newRestorer(s *shared, o *loader, l *load, prefix string) *restorer {
 	if l.restore == nil {
 		return nil
@@ -338,10 +340,10 @@ func (r *restorer) end() {
 	})
 }
 
-// joinTo joins a history to the lineages that await it. The writer only appends and publishes: events
-// are divided, and versions built, here. A lineage that another one has replaced meanwhile, because a
-// claim has divided its keys, is joined in the next round. A resource whose events do not lead to its
-// listed state gets none. It returns the number of tables that have got history.
+// joinTo joins a history to the lineages that await it. The writer only appends and publishes:
+// events are divided, and versions built, here. A lineage that another one has replaced meanwhile,
+// because a claim has divided its keys, is joined in the next round. A resource whose events do not
+// lead to its listed state gets none. It returns the number of tables that have got history.
 func (r *restorer) joinTo(ctx context.Context, p *past) (joined int, err error) {
 	diverged := map[*table]bool{}
 	for range restoreAttempts {

@@ -168,8 +168,8 @@ func TestLatest_WriterIsHeldBeforePublication_Sleeps(t *testing.T) {
 	})
 }
 
-// TestSnapshot_RestoresOfEtcd_AreNotMixed restores etcd under readers. No reader may see the data of one
-// incarnation at a revision of another, and a cursor never continues from one to the other.
+// TestSnapshot_RestoresOfEtcd_AreNotMixed restores etcd under readers. No reader may see the data
+// of one incarnation at a revision of another, and a cursor never continues from one to the other.
 func TestSnapshot_RestoresOfEtcd_AreNotMixed(t *testing.T) {
 	slow(t)
 	t.Parallel()
@@ -201,8 +201,8 @@ func TestSnapshot_RestoresOfEtcd_AreNotMixed(t *testing.T) {
 	}
 }
 
-// TestMirror_Close_EndsBlockedCalls: Close ends all calls that are blocked on the mirror, regardless of
-// their contexts.
+// TestMirror_Close_EndsBlockedCalls: Close ends all calls that are blocked on the mirror,
+// regardless of their contexts.
 func TestMirror_Close_EndsBlockedCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()

@@ -19,7 +19,8 @@ type flatRoot struct {
 	versions []*version
 }
 
-// blockRoot is flatRoot in two levels of about equal length, so that a batch copies two short slices.
+// blockRoot is flatRoot in two levels of about equal length, so that a batch copies two short
+// slices.
 type blockRoot struct {
 	rev    Revision
 	blocks [][]*version
@@ -32,7 +33,8 @@ func newBlocks(versions []*version) [][]*version {
 	return slices.Collect(slices.Chunk(versions, rootBlock))
 }
 
-// newRootModel returns resources with one lineage each, and their published revision and its publisher.
+// newRootModel returns resources with one lineage each, and their published revision and its
+// publisher.
 func newRootModel() ([]*Resource, []*version, freshness.Publisher) {
 	published, publisher := freshness.NewPublished(nil, nil)
 	s := &shared{published: published}
@@ -47,7 +49,8 @@ func newRootModel() ([]*Resource, []*version, freshness.Publisher) {
 }
 
 // BenchmarkPublish measures the publication of a batch with one event: by the pointer of its
-// resource and the published revision, as tableUpdate.commit and writer.commit publish, and by one root.
+// resource and the published revision, as tableUpdate.commit and writer.commit publish, and by one
+// root.
 func BenchmarkPublish(b *testing.B) {
 	resources, versions, publisher := newRootModel()
 	b.Run("resource", func(b *testing.B) {

@@ -77,8 +77,8 @@ func newOvertaken(t *testing.T) *overtaken {
 }
 
 // overtake writes 20 revisions that the feed does not deliver, and compacts etcd to all but the
-// last two. It returns when the mirror has relisted. Until then the published revision does not decrease, and
-// reads are correct.
+// last two. It returns when the mirror has relisted. Until then the published revision does not
+// decrease, and reads are correct.
 func (o *overtaken) overtake(t *testing.T) {
 	t.Helper()
 	o.store.Stall(true)
@@ -138,9 +138,9 @@ func (o *overtaken) requireFloor(t *testing.T) {
 	}
 }
 
-// TestFeed_OvertakenByCompaction_Relists: the mirror has missed revisions that etcd no longer has, and
-// relists. The published revision does not decrease, snapshots held by readers do not change, and watchers learn
-// of the gap.
+// TestFeed_OvertakenByCompaction_Relists: the mirror has missed revisions that etcd no longer has,
+// and relists. The published revision does not decrease, snapshots held by readers do not change,
+// and watchers learn of the gap.
 func TestFeed_OvertakenByCompaction_Relists(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := newOvertaken(t)
@@ -165,9 +165,9 @@ func TestFeed_OvertakenByCompaction_Relists(t *testing.T) {
 	})
 }
 
-// TestMirror_RestoredEtcd_StartsOver: etcd was restored from a backup, as another cluster or, with the same members,
-// as the same one at an older revision. The mirror starts from an empty state, the one exception to
-// I1.
+// TestMirror_RestoredEtcd_StartsOver: etcd was restored from a backup, as another cluster or, with
+// the same members, as the same one at an older revision. The mirror starts from an empty state,
+// the one exception to I1.
 func TestMirror_RestoredEtcd_StartsOver(t *testing.T) {
 	for _, by := range []string{"watch", "current"} {
 		t.Run("detected by "+by, func(t *testing.T) {
@@ -340,8 +340,8 @@ func TestClaim_EtcdDownAtStart_WaitsForEtcd(t *testing.T) {
 	})
 }
 
-// TestClaim_DuringRelist_GetsListedKeys: resources that are claimed, released or excluded during a relist
-// of the whole prefix get their keys when the list arrives.
+// TestClaim_DuringRelist_GetsListedKeys: resources that are claimed, released or excluded during a
+// relist of the whole prefix get their keys when the list arrives.
 func TestClaim_DuringRelist_GetsListedKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
@@ -392,8 +392,8 @@ func TestClaim_DuringRelist_GetsListedKeys(t *testing.T) {
 	})
 }
 
-// TestBatch_SeveralRevisions_EachIsReadable: a feed that is behind delivers several revisions in one batch; each
-// can be read, and followed from.
+// TestBatch_SeveralRevisions_EachIsReadable: a feed that is behind delivers several revisions in
+// one batch; each can be read, and followed from.
 func TestBatch_SeveralRevisions_EachIsReadable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
@@ -469,8 +469,8 @@ func TestBatch_SeveralRevisions_EachIsReadable(t *testing.T) {
 	})
 }
 
-// TestCursor_KeyRange_ReturnsOnlyItsKeys: a cursor returns only the keys of its range, but its position moves with
-// the published revision, as a bookmark requires (I4).
+// TestCursor_KeyRange_ReturnsOnlyItsKeys: a cursor returns only the keys of its range, but its
+// position moves with the published revision, as a bookmark requires (I4).
 func TestCursor_KeyRange_ReturnsOnlyItsKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()
@@ -501,7 +501,8 @@ func TestCursor_KeyRange_ReturnsOnlyItsKeys(t *testing.T) {
 	})
 }
 
-// TestCursor_AtFutureRevision_ReturnsOnlyLaterEvents: the cursor starts, and returns only later events.
+// TestCursor_AtFutureRevision_ReturnsOnlyLaterEvents: the cursor starts, and returns only later
+// events.
 func TestCursor_AtFutureRevision_ReturnsOnlyLaterEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		md := newModel()

@@ -7,8 +7,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// slow skips a test that takes seconds in `make quick`. `make test-invariants` is short too, and runs
-// it: the checks find other defects than the test's own comparisons.
+// slow skips a test that takes seconds in `make quick`. `make test-invariants` is short too, and
+// runs it: the checks find other defects than the test's own comparisons.
 func slow(t *testing.T) {
 	t.Helper()
 	if testing.Short() && !mirror.CheckInvariants {

@@ -10,7 +10,8 @@ import (
 // Snapshot is one revision of a resource. It is immutable, may be read
 // concurrently, and keeps its entries alive for as long as it is held.
 type Snapshot struct {
-	// Rev is the revision of the snapshot: the published revision for Latest, the requested revision for At.
+	// Rev is the revision of the snapshot: the published revision for Latest, the requested
+	// revision for At.
 	Rev  Revision
 	tree tree
 	seq  uint64
@@ -58,8 +59,8 @@ func (s Snapshot) Measure(start, end string, of any, measure func(Run) (int64, b
 // Sieve selects entries by digests of leaves; see btree.Sieve.
 type Sieve = btree.Sieve[*Entry]
 
-// Sift yields the entries with start <= key < end that the sieve selects, in key order; an empty end means no upper bound. Snapshots
-// share digests as they share leaves. See Tree.Sift.
+// Sift yields the entries with start <= key < end that the sieve selects, in key order; an empty
+// end means no upper bound. Snapshots share digests as they share leaves. See Tree.Sift.
 func (s Snapshot) Sift(start, end string, by Sieve) iter.Seq[*Entry] {
 	return s.tree.Sift(start, end, by)
 }
@@ -67,10 +68,10 @@ func (s Snapshot) Sift(start, end string, by Sieve) iter.Seq[*Entry] {
 // Digests yields the digests of all nodes of the snapshot. Cost is O(nodes).
 func (s Snapshot) Digests() iter.Seq[*btree.Digests] { return s.tree.Digests() }
 
-// DetachedRun returns a run of keys that were read from the source at another revision, in ascending
-// order, for readers of runs. A key with the same mod revision in the snapshot is represented by
-// the snapshot's entry, with its memos; bytes is the memory of the other entries. Cost is O(k log
-// n) for k keys.
+// DetachedRun returns a run of keys that were read from the source at another revision, in
+// ascending order, for readers of runs. A key with the same mod revision in the snapshot is
+// represented by the snapshot's entry, with its memos; bytes is the memory of the other entries.
+// Cost is O(k log n) for k keys.
 func (s Snapshot) DetachedRun(kvs []driver.KV) (run Run, bytes int64) {
 	entries := make([]*Entry, len(kvs))
 	for i := range kvs {

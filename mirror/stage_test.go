@@ -52,7 +52,8 @@ func newStage(change func(*mirror.Options)) (*stage, error) {
 	for _, prefix := range []string{busy, quietOne} {
 		put(g.md, prefix, "0", 2)
 	}
-	opts := mirror.Options{Prefix: root, Source: g.etcd, Logger: quiet(), FeedPatience: -1} // the stage controls the feed
+	// the stage controls the feed
+	opts := mirror.Options{Prefix: root, Source: g.etcd, Logger: quiet(), FeedPatience: -1}
 	if change != nil {
 		change(&opts)
 	}
@@ -281,8 +282,8 @@ func (g *stage) check() error {
 	return g.follow()
 }
 
-// follow drains a follower of each resource up to the published revision, where it must have etcd's state (I4):
-// a bookmark asserts this to a client. During a gap the state is unknown.
+// follow drains a follower of each resource up to the published revision, where it must have etcd's
+// state (I4): a bookmark asserts this to a client. During a gap the state is unknown.
 func (g *stage) follow() error {
 	for i, r := range g.res {
 		f := g.follows[i]
@@ -333,7 +334,8 @@ func (g *stage) checkReturned(rd *reader) error {
 			g.early = append(g.early, rd.name+d)
 		}
 	case errors.Is(rd.err, context.Canceled) && rd.cancelled:
-	case errors.Is(rd.err, errNoLeader), errors.Is(rd.err, context.DeadlineExceeded): // of its revision read
+	case errors.Is(rd.err, errNoLeader), errors.Is(rd.err, context.DeadlineExceeded):
+		// of its revision read
 	default:
 		return fmt.Errorf("%s: %w", rd.name, rd.err)
 	}

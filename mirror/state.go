@@ -23,12 +23,14 @@ type shared struct {
 	stats     counters
 	registry  registry
 
-	compacted      atomic.Int64             // the highest revision given to Compact
-	cluster        atomic.Uint64            // the mirrored cluster's ID, 0 before the first list
-	excluded       atomic.Pointer[[]string] // prefixes whose keys lists may leave out; stored by the writer
-	installedLists atomic.Int64             // times the whole prefix was listed and installed
-	loading        atomic.Bool              // the whole prefix is being loaded
-	trustedSince   atomic.Int64             // history before it may differ from the events that clients have received
+	compacted atomic.Int64  // the highest revision given to Compact
+	cluster   atomic.Uint64 // the mirrored cluster's ID, 0 before the first list
+	// prefixes whose keys lists may leave out; stored by the writer
+	excluded       atomic.Pointer[[]string]
+	installedLists atomic.Int64 // times the whole prefix was listed and installed
+	loading        atomic.Bool  // the whole prefix is being loaded
+	// history before it may differ from the events that clients have received
+	trustedSince atomic.Int64
 
 	restarts   chan restart // requests to leave the feed and to list the prefix
 	feedHealth *freshness.FeedHealth
@@ -54,7 +56,8 @@ func (s *shared) restart(lists int64, err error) {
 	}
 }
 
-// command runs f on the writer's goroutine, and returns when it has, or with ctx's error: f may then be running.
+// command runs f on the writer's goroutine, and returns when it has, or with ctx's error: f may
+// then be running.
 func (s *shared) command(ctx context.Context, f command) error {
 	done := make(chan struct{})
 	s.registry.enqueue(func(w *writer) {
@@ -76,8 +79,8 @@ func (s *shared) mirroredState() driver.Header {
 	return driver.Header{ClusterID: s.cluster.Load(), Revision: s.published.Revision()}
 }
 
-// Resource is one key prefix of a mirror, for example the ConfigMaps of a cluster.
-// All methods may be called concurrently, Release once for each claim. The writer's half of it is a table.
+// Resource is one key prefix of a mirror, for example the ConfigMaps of a cluster. All methods may
+// be called concurrently, Release once for each claim. The writer's half of it is a table.
 type Resource struct {
 	m      *shared
 	prefix string
@@ -95,8 +98,8 @@ type Resource struct {
 	exclude bool // the refs are exclusions
 }
 
-// lineagePointer points to the lineage of a resource, nil while the resource is being loaded. The writer
-// stores it.
+// lineagePointer points to the lineage of a resource, nil while the resource is being loaded. The
+// writer stores it.
 type lineagePointer struct{ atomic.Pointer[lineage] }
 
 // readable returns the lineage that readers may see, nil if there is none.
@@ -119,19 +122,22 @@ type table struct {
 	stopLoading       context.CancelFunc // set while loading
 	pending           []driver.Change    // arrived while loading
 	divergenceBackoff backoff            // between relists after divergences
-	unreadableSince   time.Time          // since when the resource is unreadable, zero if it can be read
-	inconsistent      bool               // whether the lineage that is being loaded is inconsistent, see lineage.inconsistent
+	// since when the resource is unreadable, zero if it can be read
+	unreadableSince time.Time
+	// whether the lineage that is being loaded is inconsistent, see lineage.inconsistent
+	inconsistent bool
 
 	bytes           int64 // of entries with value
 	missing         int   // entries and events whose value was not stored
 	sinceCheckpoint int   // events
 	history         history
 	lastMeasured    measuredVersions
-	absorbed        Revision // the log lacks events up to here of absorbed resources (writer.absorb)
+	// the log lacks events up to here of absorbed resources (writer.absorb)
+	absorbed Revision
 }
 
-// measuredVersions is the state of a resource's versions at the last weighing. It keeps them alive until the
-// next weighing or until the window drops some.
+// measuredVersions is the state of a resource's versions at the last weighing. It keeps them alive
+// until the next weighing or until the window drops some.
 type measuredVersions struct {
 	head                        *version
 	checkpoints, cachedVersions *[]*version

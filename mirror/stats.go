@@ -16,30 +16,35 @@ type publications [len(publicationBounds) + 1]struct {
 
 // Stats are a mirror's counters at one call.
 type Stats struct {
-	Ready               bool     // the first list is in place
-	PublishedRevision   Revision // the published revision
-	EtcdRevision        Revision // the newest revision reported by etcd, at least the published revision; see ReadRevision
-	Compacted           Revision // versions below were dropped because etcd was compacted
-	HistoryFloor        Revision // every history reaches back to here
-	HistoryBytes        int64    // stored bytes that only history keeps alive
-	Versions            int      // retained past versions, of all resources
-	VersionBytes        int64    // bytes of their trees that the latest version does not share
-	HistoryLimit        int64    // the bound of HistoryBytes and VersionBytes together, Window.MaxBytes
-	UnclaimedBytes      int64    // values stored for resources without a claim
-	UnclaimedLimit      int64    // their bound, Options.UnclaimedBytes
-	Events              int64    // events applied
-	Dropped             int64    // events of excluded resources
-	ListedKeys          int64    // keys listed, all lists together
-	Relists             int64    // times the whole prefix had to be relisted, or could not be listed
-	Reconnects          int64    // times the feed was resumed
-	SilentFeeds         int64    // reconnects because the feed delivered nothing while etcd's revision advanced
-	Divergences         int64    // relists because the feed contradicted the cached state
-	Repairs             int64    // times keys were read again because a check found them to differ from etcd
-	RevisionReads       int64    // linearizable reads of etcd's revision
-	RevisionReadWaiters int64    // calls of ReadRevision that shared those reads
-	ProgressRequests    int64    // progress requests sent
-	EtcdRestores        int64    // times etcd was another cluster, or an older state of the same
-	CompressedValues    int64    // times a value was compressed
+	Ready             bool     // the first list is in place
+	PublishedRevision Revision // the published revision
+	// the newest revision reported by etcd, at least the published revision; see ReadRevision
+	EtcdRevision Revision
+	Compacted    Revision // versions below were dropped because etcd was compacted
+	HistoryFloor Revision // every history reaches back to here
+	HistoryBytes int64    // stored bytes that only history keeps alive
+	Versions     int      // retained past versions, of all resources
+	VersionBytes int64    // bytes of their trees that the latest version does not share
+	// the bound of HistoryBytes and VersionBytes together, Window.MaxBytes
+	HistoryLimit   int64
+	UnclaimedBytes int64 // values stored for resources without a claim
+	UnclaimedLimit int64 // their bound, Options.UnclaimedBytes
+	Events         int64 // events applied
+	Dropped        int64 // events of excluded resources
+	ListedKeys     int64 // keys listed, all lists together
+	// times the whole prefix had to be relisted, or could not be listed
+	Relists    int64
+	Reconnects int64 // times the feed was resumed
+	// reconnects because the feed delivered nothing while etcd's revision advanced
+	SilentFeeds int64
+	Divergences int64 // relists because the feed contradicted the cached state
+	// times keys were read again because a check found them to differ from etcd
+	Repairs             int64
+	RevisionReads       int64 // linearizable reads of etcd's revision
+	RevisionReadWaiters int64 // calls of ReadRevision that shared those reads
+	ProgressRequests    int64 // progress requests sent
+	EtcdRestores        int64 // times etcd was another cluster, or an older state of the same
+	CompressedValues    int64 // times a value was compressed
 	// History read from etcd after the whole prefix or a resource was listed.
 	Restoring      int64         // restores in progress or waiting
 	Replays        int64         // times
@@ -90,19 +95,22 @@ type ResourceStats struct {
 	Compressed       int   // of Entries, those with a compressed value, counted every few minutes
 	CompressionSaves int64 // the bytes of memory that this saves
 
-	Versions       int      // retained past versions, those made for readers included
-	VersionBytes   int64    // bytes of their trees that the latest version does not share, measured about once a second
+	Versions int // retained past versions, those made for readers included
+	// bytes of their trees that the latest version does not share, measured about once a second
+	VersionBytes   int64
 	OldestRevision Revision // the oldest revision that At serves
 	Readers        int      // registered reads of past versions, see Resource.TrackReader
 	OldestRead     Revision // the oldest revision of those, 0 if there is none
 
 	// Counters, which continue when the resource is claimed again.
-	Received     int64         // events that the feed has delivered
-	Published    int64         // events published to cursors; events of a loading resource are part of the load
-	Publications publications  // of the batches with these events
-	Loads        int64         // times the resource became readable, or a list replaced its content
-	LoadFailures int64         // failed lists for a load
-	LoadTime     time.Duration // of all Loads: from the claim, or the loss of the content, until the resource was readable
+	Received int64 // events that the feed has delivered
+	// events published to cursors; events of a loading resource are part of the load
+	Published    int64
+	Publications publications // of the batches with these events
+	Loads        int64        // times the resource became readable, or a list replaced its content
+	LoadFailures int64        // failed lists for a load
+	// of all Loads: from the claim, or the loss of the content, until the resource was readable
+	LoadTime time.Duration
 }
 
 // Stats returns the counters of the resource. Cost is a few loads, and O(Readers).

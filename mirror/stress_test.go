@@ -358,9 +358,9 @@ func (x *race) write(txns int) {
 	}
 }
 
-// TestReaders_ConcurrentWriter_SeeInvariants runs readers of every kind on real threads while a writer commits, the
-// window trims, etcd is compacted, a resource is claimed and released, and the feed breaks. It is
-// for the race detector, and it checks the reads:
+// TestReaders_ConcurrentWriter_SeeInvariants runs readers of every kind on real threads while a
+// writer commits, the window trims, etcd is compacted, a resource is claimed and released, and the
+// feed breaks. It is for the race detector, and it checks the reads:
 //
 //	I1  published revision and Latest never decrease
 //	I2  a snapshot does not change while it is read

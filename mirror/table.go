@@ -68,7 +68,8 @@ func (t *table) setLineage(lin *lineage, h history) {
 	t.sinceCheckpoint = 0
 	old := t.lineage.Load()
 	if old != nil {
-		old.log.Abandon() // first: a reader that loads the new lineage observes the end of the old one
+		// first: a reader that loads the new lineage observes the end of the old one
+		old.log.Abandon()
 	}
 	t.lineage.Store(lin)
 	if old != nil {
@@ -168,7 +169,8 @@ func (t *table) countPublication(events int, took time.Duration) {
 	c.publications[i].time.Add(int64(took))
 }
 
-// notifyCursors wakes the cursors of the newest events of the log, which the published revision has reached.
+// notifyCursors wakes the cursors of the newest events of the log, which the published revision has
+// reached.
 func (t *table) notifyCursors(lin *lineage, events []*Event) {
 	c := &t.changed
 	c.notifier.wake()
@@ -227,7 +229,8 @@ func (t *table) countVersionBytes(lin *lineage) {
 // is a prefix of every key of the feed.
 func (w *writer) route(key string) *table { return longestPrefix(w.tables, w.opts.Prefix, key) }
 
-// longestPrefix returns the element of byPrefix with the longest prefix of key; root is the shortest.
+// longestPrefix returns the element of byPrefix with the longest prefix of key; root is the
+// shortest.
 func longestPrefix[T any](byPrefix map[string]T, root, key string) T {
 	for end := len(key); end > len(root); {
 		end = strings.LastIndexByte(key[:end], '/')

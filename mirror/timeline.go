@@ -13,16 +13,18 @@ type RevisionTime struct {
 	Time     time.Time
 }
 
-// timeline records when the published revision reached which value, at most twice a second. The writer adds to it.
+// timeline records when the published revision reached which value, at most twice a second. The
+// writer adds to it.
 type timeline struct {
 	mu sync.Mutex // leaf
-	// times are ascending by revision and by the monotonic clock; the last is of the newest revision. Of three in a row, the last is at
-	// least a second after the first.
+	// times are ascending by revision and by the monotonic clock; the last is of the newest
+	// revision. Of three in a row, the last is at least a second after the first.
 	times []RevisionTime
 }
 
-// add records that the published revision has reached rev, unless that was recorded. Within a second of the last record but one it
-// replaces the last, so that the newest revision always has its own time, however long no other follows.
+// add records that the published revision has reached rev, unless that was recorded. Within a
+// second of the last record but one it replaces the last, so that the newest revision always has
+// its own time, however long no other follows.
 func (l *timeline) add(rev Revision, now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -51,12 +53,14 @@ func (l *timeline) trim(before time.Time) {
 	l.times = l.times[max(0, n-1):]
 }
 
-// Times returns when the published revision reached which value, both ascending, at most twice a second, from the first list or the
-// beginning of the window on: revisions that were restored from etcd's history have no times. If the clock was set back, times from before
-// that are at most the time to which it was set. Cost is a copy of at most 7,200 elements for a window of an hour.
+// Times returns when the published revision reached which value, both ascending, at most twice a
+// second, from the first list or the beginning of the window on: revisions that were restored from
+// etcd's history have no times. If the clock was set back, times from before that are at most the
+// time to which it was set. Cost is a copy of at most 7,200 elements for a window of an hour.
 func (m *Mirror) Times() []RevisionTime { return m.timeline.timesOfDay(time.Now()) }
 
-// timesOfDay returns the records without their monotonic times; none is later than now, or than the next.
+// timesOfDay returns the records without their monotonic times; none is later than now, or than the
+// next.
 func (l *timeline) timesOfDay(now time.Time) []RevisionTime {
 	l.mu.Lock()
 	times := slices.Clone(l.times)

@@ -24,8 +24,8 @@ type topic struct {
 }
 
 // topics contains the topics of one lineage that have the same poster. The poster posts events into
-// them after the published revision has reached the events and in the log's order. The writer is the poster of
-// keys and directories, the goroutine of a WatchIndex is the poster of values.
+// them after the published revision has reached the events and in the log's order. The writer is
+// the poster of keys and directories, the goroutine of a WatchIndex is the poster of values.
 //
 // Guarantee for readers: every event numbered from topic.from up to posted is in the topics that it
 // concerns. So a cursor that joins needs no agreement with the poster, and its position is never
@@ -95,8 +95,8 @@ func (ts *topics) postLocked(t *topic, seq, first uint64) {
 	}
 }
 
-// notify publishes the posted events up to the number end, exclusive, and wakes the cursors of topics
-// with new events.
+// notify publishes the posted events up to the number end, exclusive, and wakes the cursors of
+// topics with new events.
 func (ts *topics) notify(end uint64) {
 	ts.posted.Store(end)
 	for _, t := range ts.due {

@@ -27,8 +27,8 @@ type benchFollowers struct {
 	seen, wakes, waiting atomic.Int64
 }
 
-// newCursor returns a cursor for the key: it reads the key without following it, or follows the key, its directory of 1,000
-// keys, or its value.
+// newCursor returns a cursor for the key: it reads the key without following it, or follows the
+// key, its directory of 1,000 keys, or its value.
 func (f *benchFollowers) newCursor(snap mirror.Snapshot, how, key string, i int) *mirror.Cursor {
 	c := snap.Cursor(key, key+"\x00")
 	switch how {

@@ -106,8 +106,8 @@ func (w waitingCursors) requireEnd(t *testing.T, store *memory.Store) {
 	}
 }
 
-// TestTopic_Event_WakesOnlyItsFollowers: with 1,000 cursors on 1,000 keys, namespaces and values, one
-// event wakes exactly the cursors that follow it, and each reads only this event.
+// TestTopic_Event_WakesOnlyItsFollowers: with 1,000 cursors on 1,000 keys, namespaces and values,
+// one event wakes exactly the cursors that follow it, and each reads only this event.
 func TestTopic_Event_WakesOnlyItsFollowers(t *testing.T) {
 	const n = 1000
 	synctest.Test(t, func(t *testing.T) {
@@ -153,8 +153,8 @@ func goes(c *cleanups) func(func()) bool {
 	return func(run func()) bool { wg.Go(run); return true }
 }
 
-// TestCursor_WithoutOwnEvents_OutlivesWindow: the window moves past the position of a cursor without
-// events of its own, and the cursor continues. If one of its events was dropped, it returns
+// TestCursor_WithoutOwnEvents_OutlivesWindow: the window moves past the position of a cursor
+// without events of its own, and the cursor continues. If one of its events was dropped, it returns
 // ErrCompacted.
 func TestCursor_WithoutOwnEvents_OutlivesWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -217,8 +217,9 @@ func TestCursor_WithoutOwnEvents_OutlivesWindow(t *testing.T) {
 	})
 }
 
-// TestWatchIndex_BusyWithEvent_HoldsPositionsBack: while the watch index is busy with an event, the positions of
-// cursors that follow a value do not pass it; the published revision and other cursors continue.
+// TestWatchIndex_BusyWithEvent_HoldsPositionsBack: while the watch index is busy with an event, the
+// positions of cursors that follow a value do not pass it; the published revision and other cursors
+// continue.
 func TestWatchIndex_BusyWithEvent_HoldsPositionsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -276,8 +277,9 @@ func TestWatchIndex_BusyWithEvent_HoldsPositionsBack(t *testing.T) {
 	})
 }
 
-// TestWatchIndex_ValuesWithoutCursor_AreBounded: a bounded number of values without a cursor keep their topics for
-// cursors that join later at an older position; a cursor on another value reads the log.
+// TestWatchIndex_ValuesWithoutCursor_AreBounded: a bounded number of values without a cursor keep
+// their topics for cursors that join later at an older position; a cursor on another value reads
+// the log.
 func TestWatchIndex_ValuesWithoutCursor_AreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -329,8 +331,8 @@ func TestWatchIndex_ValuesWithoutCursor_AreBounded(t *testing.T) {
 	})
 }
 
-// TestWatchIndex_CursorFarBehind_DelaysNoOther: a cursor that follows a value from far behind delays no other cursor,
-// and no other cursor loses its position.
+// TestWatchIndex_CursorFarBehind_DelaysNoOther: a cursor that follows a value from far behind
+// delays no other cursor, and no other cursor loses its position.
 func TestWatchIndex_CursorFarBehind_DelaysNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -384,8 +386,8 @@ func TestWatchIndex_CursorFarBehind_DelaysNoOther(t *testing.T) {
 	})
 }
 
-// TestWatchIndex_FallsBehindWindow_CursorsReadLog: if events leave the window before a watch index has sorted them, the
-// cursors on a value read them in the log, or return ErrCompacted.
+// TestWatchIndex_FallsBehindWindow_CursorsReadLog: if events leave the window before a watch index
+// has sorted them, the cursors on a value read them in the log, or return ErrCompacted.
 func TestWatchIndex_FallsBehindWindow_CursorsReadLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()

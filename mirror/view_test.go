@@ -11,7 +11,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// BenchmarkView captures all keys of 300 resources, and one key, as the revision reads of mirrors of a feed do.
+// BenchmarkView captures all keys of 300 resources, and one key, as the revision reads of mirrors
+// of a feed do.
 func BenchmarkView(b *testing.B) {
 	const resources = 300
 	m, _ := startBench(b, newBenchSource(3000, resources, 100), resources, nil)

@@ -43,8 +43,8 @@ func (a *asks) since(begin time.Time) (ms []int) {
 	return ms
 }
 
-// TestProgress_ReaderWaits_IsRequestedAtIntervals: the intervals are short at first and grow to 100 ms;
-// there are no requests without a waiting reader.
+// TestProgress_ReaderWaits_IsRequestedAtIntervals: the intervals are short at first and grow to 100
+// ms; there are no requests without a waiting reader.
 func TestProgress_ReaderWaits_IsRequestedAtIntervals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -118,8 +118,8 @@ func TestProgress_ReaderWaits_IsRequestedAtIntervals(t *testing.T) {
 	})
 }
 
-// TestWait_HighestRevision_DoesNotAffectOtherWaits: a client may wait for any revision, without an effect on other
-// waits.
+// TestWait_HighestRevision_DoesNotAffectOtherWaits: a client may wait for any revision, without an
+// effect on other waits.
 func TestWait_HighestRevision_DoesNotAffectOtherWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -141,8 +141,8 @@ func TestWait_HighestRevision_DoesNotAffectOtherWaits(t *testing.T) {
 	})
 }
 
-// TestProgress_EventsEndWaits_KeepsInterval: while events move the published revision and end the waits, progress is
-// not requested every other millisecond.
+// TestProgress_EventsEndWaits_KeepsInterval: while events move the published revision and end the
+// waits, progress is not requested every other millisecond.
 func TestProgress_EventsEndWaits_KeepsInterval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -168,9 +168,9 @@ func TestProgress_EventsEndWaits_KeepsInterval(t *testing.T) {
 	})
 }
 
-// TestProgress_DistantWait_KeepsInterval: a reader waits for a revision that does not come. Reads of writes
-// outside the prefix are served as quickly as without this wait. Without reads, progress is
-// requested every 100 ms, although it moves the published revision each time.
+// TestProgress_DistantWait_KeepsInterval: a reader waits for a revision that does not come. Reads
+// of writes outside the prefix are served as quickly as without this wait. Without reads, progress
+// is requested every 100 ms, although it moves the published revision each time.
 func TestProgress_DistantWait_KeepsInterval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -207,8 +207,8 @@ func TestProgress_DistantWait_KeepsInterval(t *testing.T) {
 	})
 }
 
-// TestProgress_WaitingReaders_IsSentWithRevisionRead: when readers wait for writes outside the prefix, progress
-// is requested at the same time as the revision.
+// TestProgress_WaitingReaders_IsSentWithRevisionRead: when readers wait for writes outside the
+// prefix, progress is requested at the same time as the revision.
 func TestProgress_WaitingReaders_IsSentWithRevisionRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -258,8 +258,8 @@ func TestProgress_WaitingReaders_IsSentWithRevisionRead(t *testing.T) {
 	})
 }
 
-// TestProgress_WantedWhileIdle_IsRequestedAtIntervals: with WantProgress the published revision follows writes outside the prefix without a waiting
-// reader.
+// TestProgress_WantedWhileIdle_IsRequestedAtIntervals: with WantProgress the published revision
+// follows writes outside the prefix without a waiting reader.
 func TestProgress_WantedWhileIdle_IsRequestedAtIntervals(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
@@ -318,8 +318,8 @@ func TestProgress_WantedWhileIdle_IsRequestedAtIntervals(t *testing.T) {
 	}
 }
 
-// TestEventsOnly_IgnoresProgress: progress neither moves the published revision nor is requested, and a resource that is claimed
-// late is read at the published revision without a wait.
+// TestEventsOnly_IgnoresProgress: progress neither moves the published revision nor is requested,
+// and a resource that is claimed late is read at the published revision without a wait.
 func TestEventsOnly_IgnoresProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -348,7 +348,8 @@ func TestEventsOnly_IgnoresProgress(t *testing.T) {
 		}
 		reach(t, m, store.Put("/registry/a/x", "2"), r)
 
-		// etcd is compacted past the published revision, which does not advance: the whole prefix is relisted.
+		// etcd is compacted past the published revision, which does not advance: the whole prefix
+		// is relisted.
 		rev = store.Put("/elsewhere", "2")
 		store.Compact(rev)
 		store.Put("/registry/b/y", "1")
@@ -371,9 +372,9 @@ func ctxFor(t *testing.T) context.Context {
 	return ctx
 }
 
-// TestProgress_OtherReaderWaits_NewReaderIsNotDelayed: there are writes outside the prefix, and always a
-// reader that waits for one; each is answered as quickly as the first (k/k: p90 = 93 ms on a quiet
-// resource).
+// TestProgress_OtherReaderWaits_NewReaderIsNotDelayed: there are writes outside the prefix, and
+// always a reader that waits for one; each is answered as quickly as the first (k/k: p90 = 93 ms on
+// a quiet resource).
 func TestProgress_OtherReaderWaits_NewReaderIsNotDelayed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -407,8 +408,8 @@ func TestProgress_OtherReaderWaits_NewReaderIsNotDelayed(t *testing.T) {
 	})
 }
 
-// TestReadRevision_FeedStalled_ReturnsEtcdRevision: the revision is known although the feed stalls, and the cached state can
-// still be read.
+// TestReadRevision_FeedStalled_ReturnsEtcdRevision: the revision is known although the feed stalls,
+// and the cached state can still be read.
 func TestReadRevision_FeedStalled_ReturnsEtcdRevision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()

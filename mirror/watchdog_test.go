@@ -13,9 +13,9 @@ import (
 	"github.com/stratakube/strata/mirror/driver"
 )
 
-// TestWatchdog_SilentFeed_IsRestarted: a feed that delivers nothing while etcd's revision advances is restarted,
-// soon at first and with growing patience while the next feeds are silent too. There is no relist,
-// and no watch ends.
+// TestWatchdog_SilentFeed_IsRestarted: a feed that delivers nothing while etcd's revision advances
+// is restarted, soon at first and with growing patience while the next feeds are silent too. There
+// is no relist, and no watch ends.
 func TestWatchdog_SilentFeed_IsRestarted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -129,7 +129,8 @@ func TestWatchdog_EtcdDoesNotAnswer_FeedIsKept(t *testing.T) {
 	})
 }
 
-// TestWatchdog_RevisionReads_AreFew: one revision read a second on an idle etcd, none on a busy one.
+// TestWatchdog_RevisionReads_AreFew: one revision read a second on an idle etcd, none on a busy
+// one.
 func TestWatchdog_RevisionReads_AreFew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()

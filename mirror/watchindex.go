@@ -29,17 +29,19 @@ type WatchIndex struct {
 	cur *indexedEvents // nil while no cursor follows a value
 }
 
-// NewWatchIndex returns an index of the events of a resource. Its goroutine calls valuesOf once for each event and
-// blocks on nothing else; a slow valuesOf delays only the cursors of this index. startGoroutine runs a
-// function on a goroutine, or reports false if the owner of its goroutines has ended. The function
-// ends when no cursor follows a value, with the resource's lineage, and with ctx.
+// NewWatchIndex returns an index of the events of a resource. Its goroutine calls valuesOf once for
+// each event and blocks on nothing else; a slow valuesOf delays only the cursors of this index.
+// startGoroutine runs a function on a goroutine, or reports false if the owner of its goroutines
+// has ended. The function ends when no cursor follows a value, with the resource's lineage, and
+// with ctx.
 //
-// valuesOf returns the values of the object before and after an event (Prev, Entry), as far as they exist. It reports false if they
-// cannot be determined: the event then concerns every value.
+// valuesOf returns the values of the object before and after an event (Prev, Entry), as far as they
+// exist. It reports false if they cannot be determined: the event then concerns every value.
 //
-// With covers, cursors follow sets of values. Sets have names and may overlap: FollowIndex takes a name, and covers reports
-// whether the named set contains a value. An event costs a call of covers for each followed set and each of its values. A nil
-// covers means that cursors follow single values.
+// With covers, cursors follow sets of values. Sets have names and may overlap: FollowIndex takes a
+// name, and covers reports whether the named set contains a value. An event costs a call of covers
+// for each followed set and each of its values. A nil covers means that cursors follow single
+// values.
 func NewWatchIndex(ctx context.Context, r *Resource, startGoroutine func(run func()) bool, valuesOf func(*Event) (before, now string, known bool),
 	covers func(set, value string) bool) *WatchIndex {
 	return &WatchIndex{res: r, ctx: ctx, startGoroutine: startGoroutine, valuesOf: valuesOf, covers: covers}
@@ -50,9 +52,9 @@ func (p *WatchIndex) subscribe(lin *lineage, value string) *topic {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.cur == nil || p.cur.lin != lin || p.cur.ended.Load() {
-		// Cursors of the previous indexedEvents, if any, keep it until they leave. The new one begins at
-		// the log's end. A cursor that is behind reads the log up to there by itself, so that no
-		// cursor waits for the backlog of another.
+		// Cursors of the previous indexedEvents, if any, keep it until they leave. The new one
+		// begins at the log's end. A cursor that is behind reads the log up to there by itself, so
+		// that no cursor waits for the backlog of another.
 		end := lin.log.End()
 		s := &indexedEvents{lin: lin, res: p.res, valuesOf: p.valuesOf, covers: p.covers, from: end, next: end}
 		s.log, s.idle, s.keep = lin.log, make(chan struct{}), p.covers == nil
@@ -131,7 +133,8 @@ func (s *indexedEvents) loop(ctx context.Context) {
 // advance posts the new events, revision by revision. It reports false if the goroutine must end:
 // the lineage is dead, the log has dropped the next event, no cursor is left, or ctx has ended.
 func (s *indexedEvents) advance(ctx context.Context) bool {
-	now := s.res.m.published.Revision() // before the log's end: the log then contains all events up to the published revision
+	// before the log's end: the log then contains all events up to the published revision
+	now := s.res.m.published.Revision()
 	for end := s.log.End(); s.next < end; {
 		ev := s.log.At(s.next)
 		if ev == nil || s.log.Dead() || ctx.Err() != nil || s.unused() {

@@ -43,8 +43,8 @@ func (w *writer) weigh(now time.Time) {
 	})
 }
 
-// versionsToMeasure returns the versions of the table to be weighed, nil if they have not changed since the
-// last time or the latest version is the only one.
+// versionsToMeasure returns the versions of the table to be weighed, nil if they have not changed
+// since the last time or the latest version is the only one.
 func (t *table) versionsToMeasure() *measurement {
 	lin := t.lineage.Load()
 	if lin == nil {

@@ -89,7 +89,9 @@ func (t *table) trim(rev Revision) {
 		if e.Prev == nil {
 			return
 		}
-		e.Prev.memos.Supersede(false) // memos for the deletion, or of past readers; a watch that still has to send the event rebuilds them
+		// memos for the deletion, or of past readers; a watch that still has to send the event
+		// rebuilds them
+		e.Prev.memos.Supersede(false)
 		if !e.Prev.hasValue() {
 			t.missing--
 		}

@@ -16,8 +16,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// TestWindow_MaxBytes_BoundsHistory writes values of all sizes to several resources. After every batch
-// the history is within the bound (I7), and not empty.
+// TestWindow_MaxBytes_BoundsHistory writes values of all sizes to several resources. After every
+// batch the history is within the bound (I7), and not empty.
 func TestWindow_MaxBytes_BoundsHistory(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -95,8 +95,8 @@ func TestWindow_BusyResource_LosesHistoryFirst(t *testing.T) {
 	})
 }
 
-// TestWindow_MaxAge_EndsHistory: an event stays readable for MaxAge, and not much longer, even without
-// further events.
+// TestWindow_MaxAge_EndsHistory: an event stays readable for MaxAge, and not much longer, even
+// without further events.
 func TestWindow_MaxAge_EndsHistory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -220,8 +220,8 @@ func TestWindow_ValuesOutside_AreReleased(t *testing.T) {
 	})
 }
 
-// TestCheckpoints_AreCheckpointEventsApart: there is one for CheckpointEvents events, and every revision
-// between them can be read.
+// TestCheckpoints_AreCheckpointEventsApart: there is one for CheckpointEvents events, and every
+// revision between them can be read.
 func TestCheckpoints_AreCheckpointEventsApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
@@ -263,8 +263,8 @@ func TestCheckpoints_AreCheckpointEventsApart(t *testing.T) {
 	})
 }
 
-// TestHistory_MemoryPerRevision_IsBounded is a small BenchmarkHistoryMemory: the memory of history in addition to the
-// superseded keys and values (events, entries, allocator rounding, versions).
+// TestHistory_MemoryPerRevision_IsBounded is a small BenchmarkHistoryMemory: the memory of history
+// in addition to the superseded keys and values (events, entries, allocator rounding, versions).
 func TestHistory_MemoryPerRevision_IsBounded(t *testing.T) {
 	slow(t)
 	if testrace.Enabled {
@@ -283,7 +283,8 @@ func TestHistory_MemoryPerRevision_IsBounded(t *testing.T) {
 	}
 }
 
-// TestWindow_CachedVersions_AreEvictedBeforeEvents: versions cached for readers are evicted before events.
+// TestWindow_CachedVersions_AreEvictedBeforeEvents: versions cached for readers are evicted before
+// events.
 func TestWindow_CachedVersions_AreEvictedBeforeEvents(t *testing.T) {
 	slow(t)
 	oneSequence(t)

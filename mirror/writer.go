@@ -189,8 +189,8 @@ func (w *writer) follow(ctx context.Context) error {
 }
 
 // apply commits a batch. It builds the next version of every touched resource privately, appends to
-// the logs, publishes the versions and advances the published revision last. After an error the published revision is
-// unchanged.
+// the logs, publishes the versions and advances the published revision last. After an error the
+// published revision is unchanged.
 func (w *writer) apply(b driver.Batch) error {
 	now := w.published.Revision()
 	if w.opts.EventsOnly {
@@ -250,7 +250,8 @@ func (w *writer) update(t *table, arrived int64) *tableUpdate {
 	return x
 }
 
-// commit publishes the transactions of the current batch, and advances the published revision to through.
+// commit publishes the transactions of the current batch, and advances the published revision to
+// through.
 func (w *writer) commit(through Revision, progress bool) {
 	for _, x := range w.updates {
 		x.commit()

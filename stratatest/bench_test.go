@@ -13,7 +13,8 @@ import (
 
 // The benchmarks measure the time until a control plane is ready: docs/testing.md has the results.
 
-// BenchmarkFirst starts the first control plane of a process, from the start of the strata program on.
+// BenchmarkFirst starts the first control plane of a process, from the start of the strata program
+// on.
 func BenchmarkFirst(b *testing.B) {
 	var times []time.Duration
 	for b.Loop() {
@@ -31,8 +32,8 @@ func BenchmarkFirst(b *testing.B) {
 	report(b, times)
 }
 
-// BenchmarkFurther starts ten further control planes in a process, one after another: without a pause, and each half a second after the one
-// before, in place of the test that uses it.
+// BenchmarkFurther starts ten further control planes in a process, one after another: without a
+// pause, and each half a second after the one before, in place of the test that uses it.
 func BenchmarkFurther(b *testing.B) {
 	for _, pause := range []time.Duration{0, 500 * time.Millisecond} {
 		b.Run("pause="+pause.String(), func(b *testing.B) {
@@ -55,7 +56,8 @@ func BenchmarkFurther(b *testing.B) {
 	}
 }
 
-// BenchmarkTenAtOnce starts ten further control planes in a process at the same time, and waits for all.
+// BenchmarkTenAtOnce starts ten further control planes in a process at the same time, and waits for
+// all.
 func BenchmarkTenAtOnce(b *testing.B) {
 	var times []time.Duration
 	for b.Loop() {

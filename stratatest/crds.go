@@ -30,7 +30,8 @@ type definition struct {
 	object *unstructured.Unstructured
 }
 
-// readDefinitions returns the definitions in files, and in the files of directories. Each path must have one.
+// readDefinitions returns the definitions in files, and in the files of directories. Each path must
+// have one.
 func readDefinitions(paths []string) (all []definition, err error) {
 	for _, path := range paths {
 		files, err := filesOf(path)
@@ -103,7 +104,8 @@ func readFile(file string) (found []definition, err error) {
 	}
 }
 
-// pollInterval is the interval of requests for the state of a definition, which is established within some 10 ms.
+// pollInterval is the interval of requests for the state of a definition, which is established
+// within some 10 ms.
 const pollInterval = 10 * time.Millisecond
 
 // install creates the definitions and returns when the API serves all of them.

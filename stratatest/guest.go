@@ -16,7 +16,8 @@ import (
 	"time"
 )
 
-// protocol is the version of the protocol. It is the one of server/internal/guest, which describes it.
+// protocol is the version of the protocol. It is the one of server/internal/guest, which describes
+// it.
 const protocol = 1
 
 // request asks for one thing; the other fields are nil.
@@ -49,8 +50,9 @@ type response struct {
 	Key   []byte `json:"key"`
 }
 
-// guest is a process of the strata program that runs control planes. There is no goroutine for it, so that tests may look for leaked ones:
-// a call is a connection to its socket, its log is a file, and the end of this process closes its standard input, which ends it.
+// guest is a process of the strata program that runs control planes. There is no goroutine for it,
+// so that tests may look for leaked ones: a call is a connection to its socket, its log is a file,
+// and the end of this process closes its standard input, which ends it.
 type guest struct {
 	dir   string // with the socket and the data; the guest removes it
 	cmd   *exec.Cmd
@@ -58,7 +60,8 @@ type guest struct {
 	log   *os.File  // readable also after dir was removed
 }
 
-// guests has the running processes, by their flags. The lock is held while one is started, which takes some 50 ms.
+// guests has the running processes, by their flags. The lock is held while one is started, which
+// takes some 50 ms.
 var guests = struct {
 	sync.Mutex
 	running map[string]*guest

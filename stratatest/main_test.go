@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// startEnv makes the test binary start a control plane, print the process id and the directory of the guest, and wait.
+// startEnv makes the test binary start a control plane, print the process id and the directory of
+// the guest, and wait.
 const startEnv = "STRATATEST_START"
 
 func TestMain(m *testing.M) {
@@ -25,7 +26,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// buildBinary builds the strata program as the tests of the server do, and sets the variable that names it.
+// buildBinary builds the strata program as the tests of the server do, and sets the variable that
+// names it.
 func buildBinary() error {
 	path, err := filepath.Abs("../bin/test/strata")
 	if err != nil {

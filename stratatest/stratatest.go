@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// startTimeout bounds a start, and the wait for definitions, on a machine that is busy with other tests; it takes a second on an
-	// idle one.
+	// startTimeout bounds a start, and the wait for definitions, on a machine that is busy with
+	// other tests; it takes a second on an idle one.
 	startTimeout = 2 * time.Minute
 	// stopTimeout bounds a stop, which takes some 10 ms.
 	stopTimeout = 30 * time.Second
@@ -34,20 +34,21 @@ type options struct {
 	flags []string
 }
 
-// WithCRDs creates the CustomResourceDefinitions in YAML or JSON files, and in the files of directories, and waits until the API serves
-// them. Objects of other kinds are ignored.
+// WithCRDs creates the CustomResourceDefinitions in YAML or JSON files, and in the files of
+// directories, and waits until the API serves them. Objects of other kinds are ignored.
 func WithCRDs(paths ...string) Option {
 	return func(o *options) { o.crds = append(o.crds, paths...) }
 }
 
-// WithFlags adds flags of kube-apiserver, in the form --name=value. Control planes with equal values of feature gates, emulated
-// versions and log flags share a process of the strata program.
+// WithFlags adds flags of kube-apiserver, in the form --name=value. Control planes with equal
+// values of feature gates, emulated versions and log flags share a process of the strata program.
 func WithFlags(flags ...string) Option {
 	return func(o *options) { o.flags = append(o.flags, flags...) }
 }
 
-// Start starts a control plane and returns an administrator's configuration for clients. The control plane is ready, and is stopped when
-// the test and its subtests have ended; its data is deleted. An error ends the test.
+// Start starts a control plane and returns an administrator's configuration for clients. The
+// control plane is ready, and is stopped when the test and its subtests have ended; its data is
+// deleted. An error ends the test.
 func Start(t testing.TB, opts ...Option) *rest.Config {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
@@ -64,8 +65,9 @@ func Start(t testing.TB, opts ...Option) *rest.Config {
 	return p.Config()
 }
 
-// User returns a configuration with the credentials of another user of the control plane of cfg, which Start or New returned. The
-// user has no rights but those that RBAC gives to the name and the groups. An error ends the test.
+// User returns a configuration with the credentials of another user of the control plane of cfg,
+// which Start or New returned. The user has no rights but those that RBAC gives to the name and the
+// groups. An error ends the test.
 func User(t testing.TB, cfg *rest.Config, name string, groups ...string) *rest.Config {
 	t.Helper()
 	p, err := planeOf(cfg)
@@ -78,8 +80,8 @@ func User(t testing.TB, cfg *rest.Config, name string, groups ...string) *rest.C
 	return cfg
 }
 
-// Kubeconfig writes cfg to a kubeconfig in a temporary directory of the test, for programs that tests run, and returns its path. An error
-// ends the test.
+// Kubeconfig writes cfg to a kubeconfig in a temporary directory of the test, for programs that
+// tests run, and returns its path. An error ends the test.
 func Kubeconfig(t testing.TB, cfg *rest.Config) string {
 	t.Helper()
 	const name = "stratatest"
@@ -102,8 +104,8 @@ type ControlPlane struct {
 	config *rest.Config
 }
 
-// New starts a control plane for code that has no test, such as TestMain, and returns when it is ready. The caller stops it; otherwise it
-// ends with the process.
+// New starts a control plane for code that has no test, such as TestMain, and returns when it is
+// ready. The caller stops it; otherwise it ends with the process.
 func New(ctx context.Context, opts ...Option) (*ControlPlane, error) {
 	var o options
 	for _, opt := range opts {
@@ -164,7 +166,8 @@ func (p *ControlPlane) User(name string, groups ...string) (*rest.Config, error)
 	return newConfig(p.config.Host, p.config.CAData, r.Cert, r.Key), nil
 }
 
-// Stop closes the connections of all clients, stops the control plane, and deletes its data. A second call has no effect.
+// Stop closes the connections of all clients, stops the control plane, and deletes its data. A
+// second call has no effect.
 func (p *ControlPlane) Stop() error {
 	if _, running := planes.LoadAndDelete(p.config.Host); !running {
 		return nil

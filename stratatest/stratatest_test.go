@@ -234,7 +234,8 @@ func TestProcess_TestIsKilled_GuestEndsAndRemovesItsDirectory(t *testing.T) {
 		return errors.Is(err, os.ErrNotExist)
 	})
 	await(t, "the guest to end", func() bool {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)) // a zombie where no process reaps orphans
+		// a zombie where no process reaps orphans
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		return syscall.Kill(pid, 0) != nil || err == nil && strings.Contains(string(stat), ") Z ")
 	})
 }

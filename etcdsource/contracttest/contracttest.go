@@ -1,5 +1,6 @@
-// Package contracttest tests the requirements of the engine on a store that speaks etcd's protocol: docs/etcd-contract.md lists them by
-// number, with the reason and with the effect of a store that lacks one.
+// Package contracttest tests the requirements of the engine on a store that speaks etcd's protocol:
+// docs/etcd-contract.md lists them by number, with the reason and with the effect of a store that
+// lacks one.
 package contracttest
 
 import (
@@ -24,13 +25,13 @@ const (
 type Requirement struct {
 	// ID is its number in docs/etcd-contract.md and in the comments of the code that relies on it.
 	ID, Name string
-	// Test returns the answer of a store. An error is a broken promise without a degradation, or a failure of the test. It writes keys
-	// below the store's prefix, and E13 the compaction key.
+	// Test returns the answer of a store. An error is a broken promise without a degradation, or a
+	// failure of the test. It writes keys below the store's prefix, and E13 the compaction key.
 	Test func(context.Context, *Store) (Answer, error)
 }
 
-// Requirements returns all requirements in the order of their numbers. The tests may run on one store one after the other, not
-// concurrently; E6 compacts it.
+// Requirements returns all requirements in the order of their numbers. The tests may run on one
+// store one after the other, not concurrently; E6 compacts it.
 func Requirements() []Requirement {
 	return []Requirement{
 		{"E1", "linearizable revision", linearizableRevision},
@@ -71,8 +72,9 @@ func (s *Store) key(name string) string {
 // dir returns a prefix that no test has used.
 func (s *Store) dir(name string) string { return s.key(name) + "/" }
 
-// put writes a key in the transaction of upstream's etcd3 store, the only form that kine accepts: it has to be at the revision last, 0 for a
-// key that does not exist. It returns the revision of the write.
+// put writes a key in the transaction of upstream's etcd3 store, the only form that kine accepts:
+// it has to be at the revision last, 0 for a key that does not exist. It returns the revision of
+// the write.
 func (s *Store) put(ctx context.Context, key, value string, last int64) (int64, error) {
 	return s.transact(ctx, key, last, clientv3.OpPut(key, value))
 }
@@ -122,13 +124,15 @@ func revision(ctx context.Context, client *clientv3.Client, key string) (int64, 
 	return resp.Header.Revision, nil
 }
 
-// answerTimeout bounds the wait for an answer that a store may owe. A guess, far above the time that a store needs.
+// answerTimeout bounds the wait for an answer that a store may owe. A guess, far above the time
+// that a store needs.
 const answerTimeout = 10 * time.Second
 
 // askInterval is the interval of requests for progress: a store may drop one.
 const askInterval = 50 * time.Millisecond
 
-// events returns the events of a watch until n have arrived. Errors: those of the watch, and the end of ctx.
+// events returns the events of a watch until n have arrived. Errors: those of the watch, and the
+// end of ctx.
 func events(ctx context.Context, responses clientv3.WatchChan, n int) (all []*clientv3.Event, err error) {
 	for len(all) < n {
 		resp, err := next(ctx, responses)
@@ -142,7 +146,8 @@ func events(ctx context.Context, responses clientv3.WatchChan, n int) (all []*cl
 
 var errNoAnswer = errors.New("the watch delivered nothing in time")
 
-// next returns the next response of a watch. Errors: that of the watch, its end, and errNoAnswer after answerTimeout.
+// next returns the next response of a watch. Errors: that of the watch, its end, and errNoAnswer
+// after answerTimeout.
 func next(ctx context.Context, responses clientv3.WatchChan) (clientv3.WatchResponse, error) {
 	return nextWithin(ctx, responses, answerTimeout)
 }

@@ -14,7 +14,8 @@ import (
 	"github.com/stratakube/strata/etcdsource"
 )
 
-// linearizableRevision is E1: a read by another client, after a write was acknowledged, has the revision of the write or a later one.
+// linearizableRevision is E1: a read by another client, after a write was acknowledged, has the
+// revision of the write or a later one.
 func linearizableRevision(ctx context.Context, s *Store) (Answer, error) {
 	key, missing := s.key("revision"), s.key("missing")
 	last := int64(0)
@@ -38,10 +39,12 @@ func linearizableRevision(ctx context.Context, s *Store) (Answer, error) {
 	return Yes, nil
 }
 
-// keepsMore is the answer to E6 of a store that serves revisions for some time after their compaction.
+// keepsMore is the answer to E6 of a store that serves revisions for some time after their
+// compaction.
 const keepsMore Answer = "later"
 
-// compaction is E6: after a compaction to R, R is readable, an older revision is not, and a watch from below is canceled with R.
+// compaction is E6: after a compaction to R, R is readable, an older revision is not, and a watch
+// from below is canceled with R.
 func compaction(ctx context.Context, s *Store) (Answer, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -156,8 +159,8 @@ func clusterID(ctx context.Context, s *Store) (Answer, error) {
 	return Yes, nil
 }
 
-// compareAndPut is E13: the transaction of the compactor's protocol, on its key. Of two writers that have seen one version, one succeeds, and
-// the other one gets the key.
+// compareAndPut is E13: the transaction of the compactor's protocol, on its key. Of two writers
+// that have seen one version, one succeeds, and the other one gets the key.
 func compareAndPut(ctx context.Context, s *Store) (Answer, error) {
 	turn := func(client *clientv3.Client, version int64) (*clientv3.TxnResponse, error) {
 		return client.Txn(ctx).If(clientv3.Compare(clientv3.Version(etcdsource.CompactionKey), "=", version)).
@@ -205,7 +208,8 @@ func versionIn(resp *clientv3.TxnResponse) (int64, error) {
 	return resp.Responses[0].GetResponseRange().GetKvs()[0].Version, nil
 }
 
-// pages is E14: the pages of a range at one revision are of that revision, also if keys are written, created and deleted meanwhile.
+// pages is E14: the pages of a range at one revision are of that revision, also if keys are
+// written, created and deleted meanwhile.
 func pages(ctx context.Context, s *Store) (Answer, error) {
 	dir := s.dir("pages")
 	const n, limit = 30, 7

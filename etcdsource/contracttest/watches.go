@@ -17,7 +17,8 @@ import (
 	"github.com/stratakube/strata/etcdsource"
 )
 
-// orderedWatch is E2: several writers write below a prefix; one watch returns all their writes, once, in revision order.
+// orderedWatch is E2: several writers write below a prefix; one watch returns all their writes,
+// once, in revision order.
 func orderedWatch(ctx context.Context, s *Store) (Answer, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -75,7 +76,8 @@ func orderedWatch(ctx context.Context, s *Store) (Answer, error) {
 // oneKey is the answer to E3 and E16 of a store that refuses transactions of several keys.
 const oneKey Answer = "one key"
 
-// wholeRevisions is E3: the events of a transaction arrive in one response. A store without such transactions has one event for each revision.
+// wholeRevisions is E3: the events of a transaction arrive in one response. A store without such
+// transactions has one event for each revision.
 func wholeRevisions(ctx context.Context, s *Store) (Answer, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -112,7 +114,8 @@ func wholeRevisions(ctx context.Context, s *Store) (Answer, error) {
 	return Yes, nil
 }
 
-// fragments is E4: a response of many megabytes arrives in parts. The protocol's own messages are read, because the client joins them.
+// fragments is E4: a response of many megabytes arrives in parts. The protocol's own messages are
+// read, because the client joins them.
 func fragments(ctx context.Context, s *Store) (Answer, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -122,7 +125,8 @@ func fragments(ctx context.Context, s *Store) (Answer, error) {
 	if err != nil {
 		return No, err
 	}
-	stream, err := pb.NewWatchClient(s.Client.ActiveConnection()).Watch(ctx, grpc.MaxCallRecvMsgSize(math.MaxInt32)) // as the client
+	// as the client
+	stream, err := pb.NewWatchClient(s.Client.ActiveConnection()).Watch(ctx, grpc.MaxCallRecvMsgSize(math.MaxInt32))
 	if err != nil {
 		return No, err
 	}
@@ -179,7 +183,8 @@ const (
 	badProgress Answer = "unreliable"
 )
 
-// progress is E7: by the probes of the engine. Where it is used, progress at R follows every event up to R.
+// progress is E7: by the probes of the engine. Where it is used, progress at R follows every event
+// up to R.
 func progress(ctx context.Context, s *Store) (Answer, error) {
 	if err := etcdsource.CheckVersions(ctx, s.Client); errors.Is(err, etcdsource.ErrProgressBug) {
 		return badProgress, nil
@@ -259,7 +264,8 @@ func progressOfStream(ctx context.Context, s *Store) (Answer, error) {
 			return No, fmt.Errorf("create a watch: %v, %v", resp, err)
 		}
 	}
-	if _, err := s.put(ctx, dir+"k", "x", 0); err != nil { // since 3.6.2 etcd reports no progress that is known
+	if _, err := s.put(ctx, dir+"k", "x", 0); err != nil {
+		// since 3.6.2 etcd reports no progress that is known
 		return No, err
 	}
 	for i, responses := range []clientv3.WatchChan{asked, silent} {
@@ -289,7 +295,8 @@ func progressOfStream(ctx context.Context, s *Store) (Answer, error) {
 	}
 }
 
-// newestIsEvent is E9: a watch of all keys receives an event at the newest revision, whichever key was written last.
+// newestIsEvent is E9: a watch of all keys receives an event at the newest revision, whichever key
+// was written last.
 func newestIsEvent(ctx context.Context, s *Store) (Answer, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -53,7 +53,8 @@ func want(t *testing.T, got []string, want ...string) {
 	}
 }
 
-// The tests below are transcripts of the behaviour that a mirror relies on, on one of two histories.
+// The tests below are transcripts of the behaviour that a mirror relies on, on one of two
+// histories.
 
 // threeRevisions returns a store with a=1 at revision 2, and a=2 and b=1 at revision 3.
 func threeRevisions(t *testing.T) *Store {

@@ -1,5 +1,5 @@
-// Command etcd mirrors the keys of an etcd below a prefix, prints their changes, and answers reads of old revisions from memory. It is an
-// example of the engine without Kubernetes.
+// Command etcd mirrors the keys of an etcd below a prefix, prints their changes, and answers reads
+// of old revisions from memory. It is an example of the engine without Kubernetes.
 //
 //	etcd -endpoints=http://127.0.0.1:2379 -prefix=/app/
 //
@@ -11,8 +11,8 @@
 //	range [REVISION]        all keys and values, from memory
 //	compare [REVISION]      the same range read from etcd, compared with memory
 //
-// Without a revision, an answer has all writes that were complete before the request; their changes are printed before it. The end of
-// the input, or a signal, ends the program.
+// Without a revision, an answer has all writes that were complete before the request; their changes
+// are printed before it. The end of the input, or a signal, ends the program.
 package main
 
 import (

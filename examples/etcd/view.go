@@ -31,14 +31,15 @@ func open(ctx context.Context, client *clientv3.Client, prefix string) (*view, e
 	if !strings.HasPrefix(prefix, "/") || !strings.HasSuffix(prefix, "/") || len(prefix) < 3 {
 		return nil, fmt.Errorf("-prefix %q is not a name between two slashes, such as /app/", prefix)
 	}
-	// An etcd before 3.4.31 or 3.5.13 may send progress ahead of events. Source.WithoutProgress supports it, with weaker reads.
+	// An etcd before 3.4.31 or 3.5.13 may send progress ahead of events. Source.WithoutProgress
+	// supports it, with weaker reads.
 	if err := etcdsource.CheckVersions(ctx, client); err != nil {
 		return nil, err
 	}
 	// The key "probe" is read to find etcd's revision. It need not exist.
 	source := etcdsource.New(client, "example", prefix+"probe")
-	// Resources are parts of a mirror, so its own prefix is the directory above. Only key and revision are stored of keys outside of
-	// the resource.
+	// Resources are parts of a mirror, so its own prefix is the directory above. Only key and
+	// revision are stored of keys outside of the resource.
 	above := path.Dir(strings.TrimSuffix(prefix, "/"))
 	m, err := mirror.New(mirror.Options{
 		Source:         source,
@@ -60,8 +61,8 @@ func open(ctx context.Context, client *clientv3.Client, prefix string) (*view, e
 	return &view{client: client, prefix: prefix, mirror: m, keys: keys}, nil
 }
 
-// serve prints every change after the first snapshot once, in the order of revisions, and answers requests in between. It returns when
-// requests is closed, or ctx is cancelled.
+// serve prints every change after the first snapshot once, in the order of revisions, and answers
+// requests in between. It returns when requests is closed, or ctx is cancelled.
 func (v *view) serve(ctx context.Context, requests <-chan string, out io.Writer) error {
 	snapshot, err := v.keys.Latest()
 	if err != nil {
@@ -110,7 +111,8 @@ func printChanges(cursor *mirror.Cursor, out io.Writer) error {
 	}
 }
 
-// current returns etcd's current revision, when memory has it: the beginning of a linearizable read.
+// current returns etcd's current revision, when memory has it: the beginning of a linearizable
+// read.
 func (v *view) current(ctx context.Context) (mirror.Revision, error) {
 	revision, err := v.mirror.ReadRevision(ctx)
 	if err != nil {
@@ -165,7 +167,8 @@ func (v *view) answer(ctx context.Context, request []string, current mirror.Revi
 	return nil
 }
 
-// at returns the state at the revision of the argument, if there is one, or at the current revision.
+// at returns the state at the revision of the argument, if there is one, or at the current
+// revision.
 func (v *view) at(ctx context.Context, argument []string, current mirror.Revision) (mirror.Snapshot, error) {
 	revision := current
 	if len(argument) > 0 {

@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// listenerEnv makes the test binary a server that accepts one connection on the address it names, and then ends.
+// listenerEnv makes the test binary a server that accepts one connection on the address it names,
+// and then ends.
 const listenerEnv = "STRATA_TEST_LISTEN"
 
 func TestMain(m *testing.M) {

@@ -6,9 +6,9 @@ import (
 	"syscall"
 )
 
-// reserve binds a socket that never listens to a port, 0 for any. Linux admits a second socket with SO_REUSEADDR to its port if both have the
-// option and the first is not listening (socket(7)), but never chooses that port by itself (inet_csk_find_open_port and
-// __inet_hash_connect in net/ipv4).
+// reserve binds a socket that never listens to a port, 0 for any. Linux admits a second socket with
+// SO_REUSEADDR to its port if both have the option and the first is not listening (socket(7)), but
+// never chooses that port by itself (inet_csk_find_open_port and __inet_hash_connect in net/ipv4).
 func reserve(port int) (int, func() error, error) {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -1,9 +1,11 @@
-// Package process runs programs, such as servers, as child processes of a test, a benchmark or `strata up --ha`: it starts a
-// program, waits until it is ready, reads its output and its cost in CPU time and memory, and stops it by its own process id.
+// Package process runs programs, such as servers, as child processes of a test, a benchmark or
+// `strata up --ha`: it starts a program, waits until it is ready, reads its output and its cost in
+// CPU time and memory, and stops it by its own process id.
 //
-// On Linux the kernel kills a child when its parent dies, for any reason. A child also has its own process group there:
-// a Ctrl-C reaches the parent alone, which then stops its children in order. On other systems a child may outlive its parent,
-// and CPU, Memory, ResetPeak, LimitMemory and Spec.Prepare do not work.
+// On Linux the kernel kills a child when its parent dies, for any reason. A child also has its own
+// process group there: a Ctrl-C reaches the parent alone, which then stops its children in order.
+// On other systems a child may outlive its parent, and CPU, Memory, ResetPeak, LimitMemory and
+// Spec.Prepare do not work.
 package process
 
 import (
@@ -22,19 +24,21 @@ import (
 
 // Spec describes a child process. Name, Path and Log are required.
 type Spec struct {
-	Name  string    // of the process, in errors
-	Path  string    // of the executable, or its name in $PATH
-	Args  []string  // without the executable's name
-	Dir   string    // working directory; "" is the parent's
-	Env   []string  // the whole environment; nil is the parent's
-	Stdin *os.File  // standard input; nil is an empty one
-	Log   string    // path of a file, created or truncated, that receives standard output and standard error
-	Out   io.Writer // writes the file Log in place of this package, unless nil; with Lines, concurrently
+	Name  string   // of the process, in errors
+	Path  string   // of the executable, or its name in $PATH
+	Args  []string // without the executable's name
+	Dir   string   // working directory; "" is the parent's
+	Env   []string // the whole environment; nil is the parent's
+	Stdin *os.File // standard input; nil is an empty one
+	// path of a file, created or truncated, that receives standard output and standard error
+	Log string
+	// writes the file Log in place of this package, unless nil; with Lines, concurrently
+	Out   io.Writer
 	Tee   io.Writer // receives a copy of both, unless nil; with Lines, concurrently
 	Lines bool      // keep the lines of standard output in memory, for WaitLine and Lines
 
-	// Prepare, unless nil, is called before the first instruction of the program. If it returns an error the process is killed,
-	// and Start returns that error.
+	// Prepare, unless nil, is called before the first instruction of the program. If it returns an
+	// error the process is killed, and Start returns that error.
 	Prepare func(pid int) error
 }
 
@@ -44,13 +48,15 @@ type Child struct {
 	log  string
 	cmd  *exec.Cmd
 	out  lines
-	done chan struct{} // closed when the process has ended and its output is complete; err is set before
+	// closed when the process has ended and its output is complete; err is set before
+	done chan struct{}
 	err  error
 }
 
-// Start starts a process and does not wait until it is ready. The caller must Stop or Kill it, or wait for Done. Until then it
-// costs an OS thread and, with Out, Tee or Lines, goroutines that copy its output; otherwise the process writes to the log by itself.
-// Errors: the log cannot be created, the program cannot be started, or Prepare failed.
+// Start starts a process and does not wait until it is ready. The caller must Stop or Kill it, or
+// wait for Done. Until then it costs an OS thread and, with Out, Tee or Lines, goroutines that copy
+// its output; otherwise the process writes to the log by itself. Errors: the log cannot be created,
+// the program cannot be started, or Prepare failed.
 func Start(spec Spec) (*Child, error) {
 	output, log := spec.Out, io.Closer(io.NopCloser(nil))
 	if output == nil {
@@ -79,7 +85,8 @@ func Start(spec Spec) (*Child, error) {
 	go func() {
 		defer close(c.done)
 		defer log.Close()
-		// The kernel ties a child to the thread that started it, so the thread must last as long as the child.
+		// The kernel ties a child to the thread that started it, so the thread must last as long as
+		// the child.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := startPrepared(c.cmd, spec.Prepare)
@@ -104,8 +111,8 @@ func (c *Child) PID() int { return c.cmd.Process.Pid }
 // Done is closed when the process has ended and its output is complete.
 func (c *Child) Done() <-chan struct{} { return c.done }
 
-// Wait waits until the process has ended, or ctx is done, and returns the exit code: -1 after a signal. A code other than 0 is no
-// error; that ctx is done is one.
+// Wait waits until the process has ended, or ctx is done, and returns the exit code: -1 after a
+// signal. A code other than 0 is no error; that ctx is done is one.
 func (c *Child) Wait(ctx context.Context) (code int, err error) {
 	select {
 	case <-c.done:
@@ -115,13 +122,15 @@ func (c *Child) Wait(ctx context.Context) (code int, err error) {
 	}
 }
 
-// ExitError waits for the end of the process and returns nil if its exit code is 0, otherwise an *exec.ExitError.
+// ExitError waits for the end of the process and returns nil if its exit code is 0, otherwise an
+// *exec.ExitError.
 func (c *Child) ExitError() error {
 	<-c.done
 	return c.err
 }
 
-// Ended returns nil while the process runs, afterwards an error with its exit status and Tail, also for exit code 0.
+// Ended returns nil while the process runs, afterwards an error with its exit status and Tail, also
+// for exit code 0.
 func (c *Child) Ended() error {
 	select {
 	case <-c.done:
@@ -135,8 +144,8 @@ func (c *Child) Ended() error {
 	return fmt.Errorf("%s ended (%w); %s", c.name, status, c.logEnd())
 }
 
-// Signal sends a signal. It returns os.ErrProcessDone once the process has ended: another process with the same id receives no
-// signal.
+// Signal sends a signal. It returns os.ErrProcessDone once the process has ended: another process
+// with the same id receives no signal.
 func (c *Child) Signal(sig os.Signal) error {
 	if err := c.cmd.Process.Signal(sig); err != nil {
 		return fmt.Errorf("send %v to %s: %w", sig, c.name, err)
@@ -144,8 +153,9 @@ func (c *Child) Signal(sig os.Signal) error {
 	return nil
 }
 
-// Stop sends sig and returns when the process has ended. If the signal cannot be sent, or the process still runs after grace, it
-// kills the process and returns an error. The exit code is no error, and neither is a process that has ended before.
+// Stop sends sig and returns when the process has ended. If the signal cannot be sent, or the
+// process still runs after grace, it kills the process and returns an error. The exit code is no
+// error, and neither is a process that has ended before.
 func (c *Child) Stop(sig os.Signal, grace time.Duration) error {
 	if err := c.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		c.Kill()
@@ -168,8 +178,9 @@ func (c *Child) Kill() {
 	<-c.done
 }
 
-// Await calls ready until it returns nil: at once, and again a pause after each error. Errors: Ended if the process ends, the
-// cause of ctx and the last error of ready if ctx is done. Both also cancel the context of ready.
+// Await calls ready until it returns nil: at once, and again a pause after each error. Errors:
+// Ended if the process ends, the cause of ctx and the last error of ready if ctx is done. Both also
+// cancel the context of ready.
 func (c *Child) Await(ctx context.Context, pause time.Duration, ready func(context.Context) error) error {
 	attempt, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -186,7 +197,8 @@ func (c *Child) Await(ctx context.Context, pause time.Duration, ready func(conte
 		if err == nil {
 			return nil
 		}
-		if last == nil || attempt.Err() == nil { // keeps the last error from before the context was cancelled
+		if last == nil || attempt.Err() == nil {
+			// keeps the last error from before the context was cancelled
 			last = err
 		}
 		select {
@@ -199,9 +211,9 @@ func (c *Child) Await(ctx context.Context, pause time.Duration, ready func(conte
 	}
 }
 
-// WaitLine waits for a line of standard output that contains text, after the first `after` lines, and returns it without its line
-// feed, and its number, counted from 1. Errors: Ended if the process ends without such a line, the cause of ctx if ctx is done.
-// The Spec must have Lines.
+// WaitLine waits for a line of standard output that contains text, after the first `after` lines,
+// and returns it without its line feed, and its number, counted from 1. Errors: Ended if the
+// process ends without such a line, the cause of ctx if ctx is done. The Spec must have Lines.
 func (c *Child) WaitLine(ctx context.Context, after int, text string) (line string, number int, err error) {
 	for {
 		ended := c.Ended() // before the lines are read, which are then all
@@ -223,7 +235,8 @@ func (c *Child) WaitLine(ctx context.Context, after int, text string) (line stri
 	}
 }
 
-// Lines returns the lines of standard output so far. The caller must not change them. The Spec must have Lines.
+// Lines returns the lines of standard output so far. The caller must not change them. The Spec must
+// have Lines.
 func (c *Child) Lines() []string {
 	lines, _ := c.out.get()
 	return lines

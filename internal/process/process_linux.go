@@ -10,13 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tieToParent makes the kernel kill the process when this one dies, and keeps the terminal's signals from it.
+// tieToParent makes the kernel kill the process when this one dies, and keeps the terminal's
+// signals from it.
 func tieToParent(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
 
-// startPrepared starts a process and calls prepare, unless it is nil, before the first instruction of the program. The caller has
-// locked its goroutine to its thread, to which the kernel ties the child and its tracing.
+// startPrepared starts a process and calls prepare, unless it is nil, before the first instruction
+// of the program. The caller has locked its goroutine to its thread, to which the kernel ties the
+// child and its tracing.
 func startPrepared(cmd *exec.Cmd, prepare func(pid int) error) error {
 	if prepare == nil {
 		return cmd.Start()
@@ -40,9 +42,9 @@ func startPrepared(cmd *exec.Cmd, prepare func(pid int) error) error {
 	return nil
 }
 
-// cpuTime reads the CPU-time clock of a process, in nanoseconds; /proc counts ticks of 10 ms. The clock's number is the result
-// of clock_getcpuclockid(3): the inverted process id above three bits with the value 2 (CPUCLOCK_SCHED), which selects the
-// scheduled time of all threads.
+// cpuTime reads the CPU-time clock of a process, in nanoseconds; /proc counts ticks of 10 ms. The
+// clock's number is the result of clock_getcpuclockid(3): the inverted process id above three bits
+// with the value 2 (CPUCLOCK_SCHED), which selects the scheduled time of all threads.
 func cpuTime(pid int) (time.Duration, error) {
 	const cpuclockSched = 2
 	var used unix.Timespec

@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// CPU returns the processor time that the process has used in user and kernel mode. It is an error once the process has ended.
+// CPU returns the processor time that the process has used in user and kernel mode. It is an error
+// once the process has ended.
 func (c *Child) CPU() (time.Duration, error) {
 	cpu, err := cpuTime(c.PID())
 	if err != nil {
@@ -18,7 +19,8 @@ func (c *Child) CPU() (time.Duration, error) {
 	return cpu, nil
 }
 
-// Memory is resident memory in bytes: now, and at its highest since the start or the last ResetPeak.
+// Memory is resident memory in bytes: now, and at its highest since the start or the last
+// ResetPeak.
 type Memory struct{ Resident, Peak uint64 }
 
 // Memory reads the memory of the process from /proc. It is an error once the process has ended.
@@ -47,8 +49,9 @@ func (c *Child) ResetPeak() error {
 	return nil
 }
 
-// LimitMemory kills the process when its resident memory exceeds limitBytes, and returns when the process has ended or ctx is done.
-// It reads the memory every 50 ms: a process that grows by 2 GB/s is killed 100 MB too late.
+// LimitMemory kills the process when its resident memory exceeds limitBytes, and returns when the
+// process has ended or ctx is done. It reads the memory every 50 ms: a process that grows by 2 GB/s
+// is killed 100 MB too late.
 func (c *Child) LimitMemory(ctx context.Context, limitBytes uint64) {
 	ticker := time.NewTicker(50 * time.Millisecond)
 	defer ticker.Stop()
@@ -67,9 +70,10 @@ func (c *Child) LimitMemory(ctx context.Context, limitBytes uint64) {
 	}
 }
 
-// WaitQuiet returns when all children together use less than a tenth of a core, or when limit has passed or ctx is done:
-// earlier work then no longer affects the next measurement. It takes at least a quarter of a second, or limit if that is less.
-// Errors: the cause of ctx, or Ended of a child.
+// WaitQuiet returns when all children together use less than a tenth of a core, or when limit has
+// passed or ctx is done: earlier work then no longer affects the next measurement. It takes at
+// least a quarter of a second, or limit if that is less. Errors: the cause of ctx, or Ended of a
+// child.
 func WaitQuiet(ctx context.Context, limit time.Duration, children ...*Child) error {
 	const window = 250 * time.Millisecond
 	deadline := time.Now().Add(limit)

@@ -1,5 +1,6 @@
-// Package progress shows how far long work is. Work that ends within two seconds shows nothing. After that, the progress is one line
-// that is updated on a terminal, and otherwise a line every five seconds. There are three forms:
+// Package progress shows how far long work is. Work that ends within two seconds shows nothing.
+// After that, the progress is one line that is updated on a terminal, and otherwise a line every
+// five seconds. There are three forms:
 //
 //	Every   calls a function, for log messages
 //	Line    a line of a caller's text, between other lines of the same stream
@@ -38,8 +39,9 @@ func IsTerminal(stream any) bool {
 	return err != nil || !os.SameFile(info, null)
 }
 
-// Every calls report when the work takes longer than After, and then once an Interval, until report returns false or stop is called.
-// stop returns when no call is running or will follow; a second call has no effect. elapsed is the time since the call of Every.
+// Every calls report when the work takes longer than After, and then once an Interval, until report
+// returns false or stop is called. stop returns when no call is running or will follow; a second
+// call has no effect. elapsed is the time since the call of Every.
 func Every(report func(elapsed time.Duration) bool) (stop func()) { return every(Interval, report) }
 
 func every(interval time.Duration, report func(elapsed time.Duration) bool) (stop func()) {
@@ -67,7 +69,8 @@ func every(interval time.Duration, report func(elapsed time.Duration) bool) (sto
 	})
 }
 
-// Line writes lines to a stream, and below them, while Watch runs, one line of progress. Its methods may be called concurrently.
+// Line writes lines to a stream, and below them, while Watch runs, one line of progress. Its
+// methods may be called concurrently.
 type Line struct {
 	w        io.Writer
 	terminal bool
@@ -94,8 +97,8 @@ func (l *Line) clearLocked() {
 	}
 }
 
-// Watch shows text as progress until stop is called, which removes the line from a terminal. An empty text is not shown. At most one
-// Watch of a Line may run.
+// Watch shows text as progress until stop is called, which removes the line from a terminal. An
+// empty text is not shown. At most one Watch of a Line may run.
 func (l *Line) Watch(text func(elapsed time.Duration) string) (stop func()) {
 	interval := Interval
 	if l.terminal {
@@ -124,7 +127,8 @@ func (l *Line) Watch(text func(elapsed time.Duration) string) (stop func()) {
 	}
 }
 
-// Steps is the progress of work in steps, each of which counts. Its methods may be called concurrently.
+// Steps is the progress of work in steps, each of which counts. Its methods may be called
+// concurrently.
 type Steps struct {
 	step atomic.Pointer[step]
 	end  func()
@@ -154,7 +158,8 @@ func (s *Steps) text(elapsed time.Duration) string {
 	return fmt.Sprintf("%s, %s", text, elapsed.Round(time.Second))
 }
 
-// Count returns the text of a count, and of its total unless that is unknown: 0, or less than the count.
+// Count returns the text of a count, and of its total unless that is unknown: 0, or less than the
+// count.
 func Count(n, total int64) string {
 	if total < n || total == 0 {
 		return fmt.Sprintf("%d so far", n)
@@ -188,5 +193,6 @@ func (s *Steps) Set(n int) {
 	}
 }
 
-// Stop removes the line from a terminal, and returns when nothing more is written. A second call has no effect.
+// Stop removes the line from a terminal, and returns when nothing more is written. A second call
+// has no effect.
 func (s *Steps) Stop() { s.end() }

@@ -1,5 +1,5 @@
-// Package consistency compares resources of a mirror with etcd (KEP-4988, D11): keys and revisions only, at every interval and
-// on demand.
+// Package consistency compares resources of a mirror with etcd (KEP-4988, D11): keys and revisions
+// only, at every interval and on demand.
 package consistency
 
 import (
@@ -25,8 +25,8 @@ import (
 // DefaultInterval is that of KEP-4988.
 const DefaultInterval = 5 * time.Minute
 
-// uncheckedInterval is the longest time between two comparisons where the store does not count the writes to a
-// key: a comparison is then the only way to find a lost event. A guess.
+// uncheckedInterval is the longest time between two comparisons where the store does not count the
+// writes to a key: a comparison is then the only way to find a lost event. A guess.
 const uncheckedInterval = time.Minute
 
 // Values of Result.Status, the label status of upstream's metric.
@@ -36,8 +36,9 @@ const (
 	Error   = "error"   // not compared, for example because etcd was compacted meanwhile
 )
 
-// checkTimeout bounds a comparison, so that an etcd that hangs does not delay the others: 300,000 keys take a second.
-// AnswerTime is how long before the deadline of its request a comparison on demand ends, so that the request is answered.
+// checkTimeout bounds a comparison, so that an etcd that hangs does not delay the others: 300,000
+// keys take a second. AnswerTime is how long before the deadline of its request a comparison on
+// demand ends, so that the request is answered.
 const (
 	checkTimeout = 30 * time.Second
 	AnswerTime   = time.Second
@@ -58,8 +59,9 @@ var (
 	})
 )
 
-// Checker compares resources of a mirror with etcd (D11): each at every interval, and on demand, one at a time, so that the load
-// on etcd does not grow with the number of resources. Methods may be called concurrently.
+// Checker compares resources of a mirror with etcd (D11): each at every interval, and on demand,
+// one at a time, so that the load on etcd does not grow with the number of resources. Methods may
+// be called concurrently.
 type Checker struct {
 	opts Options
 
@@ -92,12 +94,13 @@ type checked struct {
 
 // Options configures a Checker.
 type Options struct {
-	// Interval is the time between two comparisons of a resource; 0 means DefaultInterval, a negative one compares on
-	// demand only.
+	// Interval is the time between two comparisons of a resource; 0 means DefaultInterval, a
+	// negative one compares on demand only.
 	Interval time.Duration
 	// Off disables comparisons, on demand as well.
 	Off bool
-	// VerifiesVersions reports whether events are checked when they arrive; otherwise comparisons are more frequent.
+	// VerifiesVersions reports whether events are checked when they arrive; otherwise comparisons
+	// are more frequent.
 	VerifiesVersions func() bool
 	// OnFailure, if set, is called with each result of status Failure after it was logged.
 	OnFailure func(Result)
@@ -123,7 +126,8 @@ func (k *Checker) Close() {
 	k.wg.Wait()
 }
 
-// Add compares a resource until remove is called, once. It may be added several times, by storages that share it.
+// Add compares a resource until remove is called, once. It may be added several times, by storages
+// that share it.
 func (k *Checker) Add(r *mirror.Resource, group schema.GroupResource) (remove func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -257,7 +261,8 @@ var (
 	ErrLate = errors.New("checks did not complete before the request deadline; results of completed checks are recorded")
 )
 
-// Check compares all resources now, or the one given by only, if it is not nil. Errors: ErrOff, ErrLate.
+// Check compares all resources now, or the one given by only, if it is not nil. Errors: ErrOff,
+// ErrLate.
 func (k *Checker) Check(ctx context.Context, only *schema.GroupResource) (all []Result, err error) {
 	if k.opts.Off {
 		return nil, ErrOff
@@ -325,8 +330,9 @@ func byResource(a, b Result) int {
 	return strings.Compare(a.Resource+"."+a.Group, b.Resource+"."+b.Group)
 }
 
-// Check compares resources with etcd now, all that are served from memory or one: keys and resource versions, never a value
-// (KEP-4988). Differences are repaired as by a scheduled comparison. Results are in alphabetical order. Errors: ErrOff, ErrLate.
+// Check compares resources with etcd now, all that are served from memory or one: keys and resource
+// versions, never a value (KEP-4988). Differences are repaired as by a scheduled comparison.
+// Results are in alphabetical order. Errors: ErrOff, ErrLate.
 func (all Checkers) Check(ctx context.Context, only *schema.GroupResource) (results []Result, err error) {
 	for _, k := range all {
 		some, err := k.Check(ctx, only)
@@ -347,8 +353,8 @@ func (all Checkers) Last(only *schema.GroupResource) (results []Result) {
 	return results
 }
 
-// Hashes returns the hashes of memory at a revision, for comparison with those of another server. It does not read from etcd. A
-// resource whose revision is not in memory has an Error.
+// Hashes returns the hashes of memory at a revision, for comparison with those of another server.
+// It does not read from etcd. A resource whose revision is not in memory has an Error.
 func (all Checkers) Hashes(rev int64, only *schema.GroupResource) (results []Result) {
 	for _, k := range all {
 		results = append(results, k.Hashes(rev, only)...)

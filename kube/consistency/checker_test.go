@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestChecker_WaitBetweenChecks_IsWithinBounds: resources are not compared in step, and often enough if comparisons are the only
-// way to detect a lost event.
+// TestChecker_WaitBetweenChecks_IsWithinBounds: resources are not compared in step, and often
+// enough if comparisons are the only way to detect a lost event.
 func TestChecker_WaitBetweenChecks_IsWithinBounds(t *testing.T) {
 	for _, c := range []struct {
 		interval      time.Duration

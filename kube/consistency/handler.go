@@ -14,16 +14,16 @@ import (
 // Path is where servers mount Handler.
 const Path = "/debug/strata/consistency"
 
-// Handler returns a handler that answers with results as JSON: an object whose items are Results. checkers is called for each
-// request.
+// Handler returns a handler that answers with results as JSON: an object whose items are Results.
+// checkers is called for each request.
 //
 //	GET                    the last check of each resource
 //	GET ?revision=N        the hash of memory at a revision; etcd is not read
 //	POST                   check now
 //	... resource=R[.group] only that resource
 //
-// Results contain the names of objects, but not their contents. The handler does not authorize requests: mount it behind filters
-// that do.
+// Results contain the names of objects, but not their contents. The handler does not authorize
+// requests: mount it behind filters that do.
 func Handler(checkers func() Checkers) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		q, all := r.URL.Query(), checkers()

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// schedule compares each resource at every interval, one after the other, until the checker is closed. One goroutine and one timer
-// serve all resources: a server may have thousands.
+// schedule compares each resource at every interval, one after the other, until the checker is
+// closed. One goroutine and one timer serve all resources: a server may have thousands.
 func (k *Checker) schedule() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -30,7 +30,8 @@ func (k *Checker) schedule() {
 	}
 }
 
-// due removes and returns the resource whose time has come, and otherwise returns the time until the first one.
+// due removes and returns the resource whose time has come, and otherwise returns the time until
+// the first one.
 func (k *Checker) due(now time.Time) (x *checked, wait time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -43,8 +44,8 @@ func (k *Checker) due(now time.Time) (x *checked, wait time.Duration) {
 	return heap.Pop(&k.queue).(*checked), 0
 }
 
-// plan sets the time of the next comparison of a resource, which is no later than one that is planned already. A resource that was not
-// ready is planned again too.
+// plan sets the time of the next comparison of a resource, which is no later than one that is
+// planned already. A resource that was not ready is planned again too.
 func (k *Checker) plan(x *checked) {
 	wait := checkWait(k.opts.Interval, k.opts.VerifiesVersions(), x.resource.Inconsistent())
 	k.mu.Lock()
@@ -74,9 +75,10 @@ func (k *Checker) planLocked(x *checked, at time.Time) {
 // periodic reports whether resources are compared at intervals.
 func (k *Checker) periodic() bool { return !k.opts.Off && k.opts.Interval > 0 }
 
-// checkWait returns the time until the next comparison of a resource: the interval and up to a half of it, so that not all
-// resources are compared at once. Where events are not checked when they arrive it is no longer than uncheckedInterval, and for
-// a resource that may have lost an event a tenth: a successful check lets memory serve lists at old revisions again.
+// checkWait returns the time until the next comparison of a resource: the interval and up to a half
+// of it, so that not all resources are compared at once. Where events are not checked when they
+// arrive it is no longer than uncheckedInterval, and for a resource that may have lost an event a
+// tenth: a successful check lets memory serve lists at old revisions again.
 func checkWait(interval time.Duration, verifiesVersions, inconsistent bool) time.Duration {
 	wait := interval + rand.N(interval/2+1)
 	if !verifiesVersions && wait > uncheckedInterval {

@@ -19,7 +19,8 @@ import (
 	"github.com/stratakube/strata/mirror/driver"
 )
 
-// checking is a checker of resources of a mirror of the in-memory twin of etcd, in a synctest bubble.
+// checking is a checker of resources of a mirror of the in-memory twin of etcd, in a synctest
+// bubble.
 type checking struct {
 	*Checker
 	t      *testing.T
@@ -69,8 +70,8 @@ func (c *checking) during(d time.Duration) map[string][]time.Time {
 	return times
 }
 
-// TestSchedule_ManyResources_EachAtItsInterval adds resources at different times and removes one: each of the others is compared at its
-// interval, all by one goroutine.
+// TestSchedule_ManyResources_EachAtItsInterval adds resources at different times and removes one:
+// each of the others is compared at its interval, all by one goroutine.
 func TestSchedule_ManyResources_EachAtItsInterval(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newChecking(t)
@@ -105,8 +106,8 @@ func TestSchedule_ManyResources_EachAtItsInterval(t *testing.T) {
 	})
 }
 
-// TestSchedule_DifferenceOnDemand_IsComparedAgainSoon: a comparison on demand that finds a difference brings the next one forward, and
-// the one that finds none restores the interval.
+// TestSchedule_DifferenceOnDemand_IsComparedAgainSoon: a comparison on demand that finds a
+// difference brings the next one forward, and the one that finds none restores the interval.
 func TestSchedule_DifferenceOnDemand_IsComparedAgainSoon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newChecking(t)

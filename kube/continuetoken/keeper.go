@@ -47,8 +47,8 @@ type Options struct {
 	// Seal creates a ring if there is none, replaces its keys, and reads it in the background.
 	// Without Seal the ring is read when a sealed token has to be opened.
 	Seal bool
-	// ReadOnly makes the Keeper read the ring only. With Seal it reads in the background, and seals with keys that others make;
-	// ErrUnavailable while there are none.
+	// ReadOnly makes the Keeper read the ring only. With Seal it reads in the background, and seals
+	// with keys that others make; ErrUnavailable while there are none.
 	ReadOnly bool
 	// Rotation is how long a key seals before it is replaced; 0 disables rotation.
 	Rotation time.Duration
@@ -313,7 +313,8 @@ func (k *Keeper) readRing(ctx context.Context) error {
 	return errors.New("too many conflicting updates of the key ring by other replicas")
 }
 
-// tryRead is one attempt of readRing; done is false if another replica has changed the ring meanwhile.
+// tryRead is one attempt of readRing; done is false if another replica has changed the ring
+// meanwhile.
 func (k *Keeper) tryRead(ctx context.Context) (done bool, err error) {
 	stored, mod, err := k.stored.get(ctx)
 	if err != nil {
@@ -432,7 +433,8 @@ func (e etcdKey) put(ctx context.Context, data []byte, mod int64) (int64, bool, 
 	resp, err := e.kv.Txn(ctx).
 		If(clientv3.Compare(clientv3.ModRevision(e.key), "=", mod)).
 		Then(clientv3.OpPut(e.key, string(data))).
-		Else(clientv3.OpGet(e.key)). // not needed by us; kine recognizes transactions by their form, and supports this one
+		// not needed by us; kine recognizes transactions by their form, and supports this one
+		Else(clientv3.OpGet(e.key)).
 		Commit()
 	if err != nil {
 		return 0, false, err

@@ -62,8 +62,8 @@ func TestKeeper_CachedRing_DoesNotReadEtcd(t *testing.T) {
 	})
 }
 
-// TestKeeper_Rotation_ExpiresTokensOfDroppedKeys: a key seals for the rotation period, opens for the keep period, and its tokens are
-// then refused as expired.
+// TestKeeper_Rotation_ExpiresTokensOfDroppedKeys: a key seals for the rotation period, opens for
+// the keep period, and its tokens are then refused as expired.
 func TestKeeper_Rotation_ExpiresTokensOfDroppedKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster
@@ -129,8 +129,8 @@ func TestKeeper_TokenOfNewKey_OpensAtOnce(t *testing.T) {
 	})
 }
 
-// TestKeeper_InventedKeyIDs_CauseBoundedReads: tokens with invented ids cause a bounded rate of reads, and each is
-// refused.
+// TestKeeper_InventedKeyIDs_CauseBoundedReads: tokens with invented ids cause a bounded rate of
+// reads, and each is refused.
 func TestKeeper_InventedKeyIDs_CauseBoundedReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster
@@ -184,7 +184,8 @@ func TestKeeper_WithoutSealing_CreatesNoRing(t *testing.T) {
 	})
 }
 
-// TestKeeper_ReadOnly_SealsWithRingOfOthers: it makes no ring and rotates none, and seals once another replica has made one.
+// TestKeeper_ReadOnly_SealsWithRingOfOthers: it makes no ring and rotates none, and seals once
+// another replica has made one.
 func TestKeeper_ReadOnly_SealsWithRingOfOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster
@@ -209,8 +210,8 @@ func TestKeeper_ReadOnly_SealsWithRingOfOthers(t *testing.T) {
 	})
 }
 
-// TestKeeper_Outage_RefusesOnlyWithoutCachedRing: without a ring, requests are refused after a short wait, and not one wait each; with
-// a cached ring requests succeed.
+// TestKeeper_Outage_RefusesOnlyWithoutCachedRing: without a ring, requests are refused after a
+// short wait, and not one wait each; with a cached ring requests succeed.
 func TestKeeper_Outage_RefusesOnlyWithoutCachedRing(t *testing.T) {
 	for name, outage := range map[string]struct {
 		begin, end func(*cluster)
@@ -299,8 +300,8 @@ func TestKeeper_ContextDone_EndsWait(t *testing.T) {
 	})
 }
 
-// TestKeeper_StaleEncryption_IsRewritten: the encryption of the ring follows the configuration, whether the old key can still decrypt or
-// was removed at once; the keys in the ring stay.
+// TestKeeper_StaleEncryption_IsRewritten: the encryption of the ring follows the configuration,
+// whether the old key can still decrypt or was removed at once; the keys in the ring stay.
 func TestKeeper_StaleEncryption_IsRewritten(t *testing.T) {
 	for name, reads := range map[string]map[int]bool{"the old key still reads": {0: true}, "the old key is removed": nil} {
 		t.Run(name, func(t *testing.T) {
@@ -340,8 +341,8 @@ func TestKeeper_StaleEncryption_IsRewritten(t *testing.T) {
 	})
 }
 
-// TestKeeper_UnreadableRing_IsNotOverwritten: a ring written with another configuration, or by a later
-// release, is not overwritten.
+// TestKeeper_UnreadableRing_IsNotOverwritten: a ring written with another configuration, or by a
+// later release, is not overwritten.
 func TestKeeper_UnreadableRing_IsNotOverwritten(t *testing.T) {
 	for name, spoil := range map[string]func(*cluster){
 		"encrypted with another key": func(c *cluster) { c.kms.set(func(f *fakeKMS) { f.writes = 5 }) },
@@ -378,8 +379,8 @@ func TestKeeper_UnreadableRing_IsNotOverwritten(t *testing.T) {
 	}
 }
 
-// TestKeeper_RemovedRing_IsReplaced: a new ring replaces a removed one, and replicas that have read the
-// old ring refuse its tokens as expired.
+// TestKeeper_RemovedRing_IsReplaced: a new ring replaces a removed one, and replicas that have read
+// the old ring refuse its tokens as expired.
 func TestKeeper_RemovedRing_IsReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster
@@ -396,8 +397,8 @@ func TestKeeper_RemovedRing_IsReplaced(t *testing.T) {
 	})
 }
 
-// TestKeeper_WriteConflict_UsesRingOfOtherReplica: a write by another replica between a read and a write wins, and its ring
-// is used.
+// TestKeeper_WriteConflict_UsesRingOfOtherReplica: a write by another replica between a read and a
+// write wins, and its ring is used.
 func TestKeeper_WriteConflict_UsesRingOfOtherReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster
@@ -466,8 +467,8 @@ func TestKeeper_Close_EndsHangingCalls(t *testing.T) {
 	})
 }
 
-// TestKeeper_ConcurrentReplicas_OpenEachOthersTokens seals and opens on several replicas while keys are replaced and the ring is removed; run it with the
-// race detector.
+// TestKeeper_ConcurrentReplicas_OpenEachOthersTokens seals and opens on several replicas while keys
+// are replaced and the ring is removed; run it with the race detector.
 func TestKeeper_ConcurrentReplicas_OpenEachOthersTokens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c cluster

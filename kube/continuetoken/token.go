@@ -135,7 +135,8 @@ func (k *key) open(scope Scope, sealed []byte) (Token, error) {
 		length = uint64(binary.BigEndian.Uint32(plain[8:]))
 	}
 	if uint64(len(plain)) < headSize+length {
-		return Token{}, fmt.Errorf("%w: token content is truncated", ErrInvalid) // the sealer had the key
+		// the sealer had the key
+		return Token{}, fmt.Errorf("%w: token content is truncated", ErrInvalid)
 	}
 	return Token{
 		Revision: int64(binary.BigEndian.Uint64(plain)),

@@ -65,7 +65,8 @@ func TestToken_OpensForItsScopeOnly(t *testing.T) {
 func TestScope_FieldsSplitDifferently_AreAnotherScope(t *testing.T) {
 	k := newKey(time.Now())
 	scopes := []Scope{{"ab", "c", "d"}, {"a", "bc", "d"}, {"a", "b", "cd"}, {"", "abc", "d"}, {"abcd", "", ""}, {"", "", "abcd"},
-		{"ab", "c", "e"}, {"ab", "e", "d"}, {"e", "c", "d"}} // the last ones differ from the first in one field
+		// the last ones differ from the first in one field
+		{"ab", "c", "e"}, {"ab", "e", "d"}, {"e", "c", "d"}}
 	for _, made := range scopes {
 		token := k.seal(made, page)
 		for _, asked := range scopes {
@@ -76,8 +77,8 @@ func TestScope_FieldsSplitDifferently_AreAnotherScope(t *testing.T) {
 	}
 }
 
-// TestToken_AnyChange_IsRefused replaces each character of a token by each other one, truncates it and
-// appends to it.
+// TestToken_AnyChange_IsRefused replaces each character of a token by each other one, truncates it
+// and appends to it.
 func TestToken_AnyChange_IsRefused(t *testing.T) {
 	k := newKey(time.Now())
 	token := k.seal(widgets, page)
@@ -130,7 +131,8 @@ func TestToken_HidesNameAndItsLength(t *testing.T) {
 	}
 }
 
-// TestToken_OpenErrors_HideContents: error messages describe the failure without the contents of the token.
+// TestToken_OpenErrors_HideContents: error messages describe the failure without the contents of
+// the token.
 func TestToken_OpenErrors_HideContents(t *testing.T) {
 	k := newKey(time.Now())
 	token := k.seal(widgets, page)

@@ -9,8 +9,9 @@ import (
 // admitKey is the context key of WithAdmission.
 type admitKey struct{}
 
-// WithAdmission returns the context of a list that is sent from memory, for Store.Read. If the revision has to be read from etcd,
-// admit is called with the approximate bytes of the list before the first read. Read returns its error.
+// WithAdmission returns the context of a list that is sent from memory, for Store.Read. If the
+// revision has to be read from etcd, admit is called with the approximate bytes of the list before
+// the first read. Read returns its error.
 func WithAdmission(ctx context.Context, admit func(bytes int64) error) context.Context {
 	return context.WithValue(ctx, admitKey{}, admit)
 }

@@ -18,7 +18,8 @@ func TestGetList_TakesBytesUntilRequestEnds(t *testing.T) {
 	var pods []*example.Pod
 	for i := range 40 {
 		pod := newPod(fmt.Sprintf("large-%d", i))
-		pod.Annotations = map[string]string{"value": strings.Repeat("0123456789", 10_000)} // 4 MB in total
+		// 4 MB in total
+		pod.Annotations = map[string]string{"value": strings.Repeat("0123456789", 10_000)}
 		pods = append(pods, pod)
 	}
 	pods[0].Labels = map[string]string{"chosen": "yes"}

@@ -18,8 +18,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// TestWatch_ClientStopsReading_HoldsNoVersion moves the window past a watch whose client has stopped
-// reading in the middle of its initial events (I7).
+// TestWatch_ClientStopsReading_HoldsNoVersion moves the window past a watch whose client has
+// stopped reading in the middle of its initial events (I7).
 func TestWatch_ClientStopsReading_HoldsNoVersion(t *testing.T) {
 	f := setup(t, withWindow(mirror.Window{MaxBytes: 20_000}))
 	const n = 2*initialAtOnce + 10

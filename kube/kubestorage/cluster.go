@@ -25,26 +25,27 @@ import (
 
 // cluster is the state shared by all storages of one etcd cluster and prefix.
 type cluster struct {
-	opts         Options
-	prefix       string // of every key, with a slash at both ends
-	client       *kubernetes.Client
-	mirror       *mirror.Mirror       // nil: every storage reads from etcd
-	compactor    *compactor           // nil: compactions are not followed
-	checker      *consistency.Checker // nil without a mirror
-	cache        *metrics.Cache
-	scraped      *metrics.Cluster
-	stop         context.CancelFunc // stops the goroutines that wg counts
-	wg           sync.WaitGroup
-	blocks       *blockcache.Cache // of the engine
-	tokens       *pages.Tokens
-	watches      watchset.Watches
-	resources    sync.Map     // from resource prefix, without slashes at its ends, to the name of the resource
+	opts      Options
+	prefix    string // of every key, with a slash at both ends
+	client    *kubernetes.Client
+	mirror    *mirror.Mirror       // nil: every storage reads from etcd
+	compactor *compactor           // nil: compactions are not followed
+	checker   *consistency.Checker // nil without a mirror
+	cache     *metrics.Cache
+	scraped   *metrics.Cluster
+	stop      context.CancelFunc // stops the goroutines that wg counts
+	wg        sync.WaitGroup
+	blocks    *blockcache.Cache // of the engine
+	tokens    *pages.Tokens
+	watches   watchset.Watches
+	// from resource prefix, without slashes at its ends, to the name of the resource
+	resources    sync.Map
 	total        atomic.Int64 // see totalKeys
 	reloads      keyrotation.Reloads
 	latestReads  latestReads
 	progressMode etcdsource.ProgressMode
-	// eventsOnly: see mirror.Options. Reads at or above a revision beyond the published revision then go to
-	// etcd, because the mirror may not reach that revision soon.
+	// eventsOnly: see mirror.Options. Reads at or above a revision beyond the published revision
+	// then go to etcd, because the mirror may not reach that revision soon.
 	eventsOnly bool
 	lag        replicaLag // followed with Options.ReadOnly
 
@@ -57,7 +58,8 @@ type cluster struct {
 // GET beyond the bound is refused with 429, a page waits.
 const (
 	maxEtcdGets = 100
-	// maxEtcdPages is how many pages of lists are read at once: few, because etcd holds 8 MiB for each.
+	// maxEtcdPages is how many pages of lists are read at once: few, because etcd holds 8 MiB for
+	// each.
 	maxEtcdPages = 4
 )
 

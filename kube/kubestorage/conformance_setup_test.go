@@ -126,7 +126,8 @@ func (f *fixture) compact(ctx context.Context, t *testing.T, resourceVersion str
 	if err != nil {
 		t.Fatalf("compact to %d: %v", rev, err)
 	}
-	if utilfeature.DefaultFeatureGate.Enabled(features.ListFromCacheSnapshot) { // upstream's compactor follows others
+	if utilfeature.DefaultFeatureGate.Enabled(features.ListFromCacheSnapshot) {
+		// upstream's compactor follows others
 		eventually(t, "the mirror detects the compaction", func() bool { return f.CompactRevision() == rev })
 	}
 }

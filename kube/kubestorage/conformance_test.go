@@ -51,8 +51,8 @@ func suite(t *testing.T, name string, run func(t *testing.T)) {
 	})
 }
 
-// parallelSuite is suite for one that sets no gate: it runs in parallel with the others of t, most of
-// which wait. Gates that t has set stay set until the suites of t have ended.
+// parallelSuite is suite for one that sets no gate: it runs in parallel with the others of t, most
+// of which wait. Gates that t has set stay set until the suites of t have ended.
 func parallelSuite(t *testing.T, name string, run func(t *testing.T)) {
 	t.Helper()
 	suite(t, name, func(t *testing.T) {
@@ -133,7 +133,8 @@ func TestStorageSuites(t *testing.T) {
 		})
 	}
 
-	suite(t, "Get", func(t *testing.T) { // not in parallel: it reads an object that expires after a second
+	suite(t, "Get", func(t *testing.T) {
+		// not in parallel: it reads an object that expires after a second
 		f := setup(t)
 		storagetesting.RunTestGet(contextFor(t), t, f.engine(t))
 	})
@@ -281,7 +282,8 @@ func TestStorageSuitesFromEtcd(t *testing.T) {
 		f := setup(t, fromEtcd)
 		storagetesting.RunTestListInconsistentContinuation(contextFor(t), t, f, f.compact)
 	})
-	parallelSuite(t, "List", func(t *testing.T) { // including the two cases that it skips for caches
+	parallelSuite(t, "List", func(t *testing.T) {
+		// including the two cases that it skips for caches
 		f := setup(t, fromEtcd)
 		storagetesting.RunTestList(contextFor(t), t, f, f.compact, false, f.lists)
 	})
@@ -319,7 +321,8 @@ func TestRecordersRecord(t *testing.T) {
 				t.Errorf("requests to etcd: %+v, want %+v", got, c.want)
 			}
 			reads := f.reads.GetReadsAndReset()
-			if r, ok := any(f.reads).(interface{ GetStreamReadsAndReset() uint64 }); ok { // since v0.37
+			if r, ok := any(f.reads).(interface{ GetStreamReadsAndReset() uint64 }); ok {
+				// since v0.37
 				reads += r.GetStreamReadsAndReset()
 			}
 			if reads < uint64(got.Revisions+got.Gets+got.Ranges) {

@@ -171,8 +171,8 @@ func requireExpired(t *testing.T, w watch.Interface) {
 	}
 }
 
-// listExactly returns the pods at the resource version, and whether they were read from etcd because memory was
-// inconsistent.
+// listExactly returns the pods at the resource version, and whether they were read from etcd
+// because memory was inconsistent.
 func (c *checkedPods) listExactly(t *testing.T, resourceVersion string) (names string, fromEtcd bool) {
 	t.Helper()
 	suspect := func() float64 {
@@ -186,8 +186,8 @@ func (c *checkedPods) listExactly(t *testing.T, resourceVersion string) (names s
 	return names, suspect() == before+1
 }
 
-// TestConsistencyCheck_LostChanges_AreFoundAndRepaired: lost changes are found, logged, counted and repaired; lists of the past come
-// from etcd until the next check finds no difference.
+// TestConsistencyCheck_LostChanges_AreFoundAndRepaired: lost changes are found, logged, counted and
+// repaired; lists of the past come from etcd until the next check finds no difference.
 func TestConsistencyCheck_LostChanges_AreFoundAndRepaired(t *testing.T) {
 	c := newCheckedPods(t)
 	f, pods := c.f, c.pods
@@ -249,8 +249,8 @@ func TestConsistencyCheck_Hash_IsOfKEP4988(t *testing.T) {
 	}
 }
 
-// TestConsistencyCheck_Schedule_IsOnePerResource: each resource is checked by one schedule, however many
-// storages it has, until the last one is closed; with the gate off there are no checks.
+// TestConsistencyCheck_Schedule_IsOnePerResource: each resource is checked by one schedule, however
+// many storages it has, until the last one is closed; with the gate off there are no checks.
 func TestConsistencyCheck_Schedule_IsOnePerResource(t *testing.T) {
 	f := setup(t, func(o *options) { o.engine.ConsistencyCheckInterval = 20 * time.Millisecond })
 	s := f.engine(t)
@@ -290,8 +290,8 @@ func TestConsistencyCheck_Schedule_IsOnePerResource(t *testing.T) {
 	}
 }
 
-// TestConsistencyCheck_ConcurrentChanges_AreNoDifference: a compaction during a check makes it an error, and a change
-// of all objects meanwhile is no difference.
+// TestConsistencyCheck_ConcurrentChanges_AreNoDifference: a compaction during a check makes it an
+// error, and a change of all objects meanwhile is no difference.
 func TestConsistencyCheck_ConcurrentChanges_AreNoDifference(t *testing.T) {
 	l := &lossy{}
 	f := setup(t, l.through, onDemand)
@@ -325,8 +325,8 @@ func TestConsistencyCheck_ConcurrentChanges_AreNoDifference(t *testing.T) {
 	}
 }
 
-// TestConsistencyCheck_EtcdHangs_ReturnsErrorInTime: a check on demand returns the error before its request ends and counts it; a second one in
-// the remaining time sends no request to etcd.
+// TestConsistencyCheck_EtcdHangs_ReturnsErrorInTime: a check on demand returns the error before its
+// request ends and counts it; a second one in the remaining time sends no request to etcd.
 func TestConsistencyCheck_EtcdHangs_ReturnsErrorInTime(t *testing.T) {
 	l := &lossy{}
 	of := schema.GroupResource{Group: "consistency", Resource: "hanging"}
@@ -335,8 +335,8 @@ func TestConsistencyCheck_EtcdHangs_ReturnsErrorInTime(t *testing.T) {
 	f.create(t, newPod("a"))
 	f.catchUp(t)
 	l.hang = true
-	// On a busy machine a check may not reach etcd in its time, or its result may come after the request has ended: such an attempt
-	// shows nothing, and the next one has twice the time.
+	// On a busy machine a check may not reach etcd in its time, or its result may come after the
+	// request has ended: such an attempt shows nothing, and the next one has twice the time.
 	for budget := 200 * time.Millisecond; ; budget *= 2 {
 		ctx, cancel := context.WithTimeout(t.Context(), consistency.AnswerTime+budget)
 		defer cancel()

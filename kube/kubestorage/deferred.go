@@ -16,10 +16,11 @@ import (
 )
 
 const (
-	// deferAfter is the time for which the first storage of a deferrable cluster waits for its etcd. An etcd that runs
-	// answers within milliseconds.
+	// deferAfter is the time for which the first storage of a deferrable cluster waits for its
+	// etcd. An etcd that runs answers within milliseconds.
 	deferAfter = 2 * time.Second
-	// deferredDial bounds one attempt to connect; short, because gRPC waits longer after each failure of one attempt.
+	// deferredDial bounds one attempt to connect; short, because gRPC waits longer after each
+	// failure of one attempt.
 	deferredDial = 3 * time.Second
 	// deferredPause is the pause between two attempts; a guess.
 	deferredPause = time.Second
@@ -27,8 +28,8 @@ const (
 	logEvery = 15
 )
 
-// deferredCluster is a cluster whose etcd may be down when its storages are made. A goroutine connects until it succeeds or the engine
-// closes.
+// deferredCluster is a cluster whose etcd may be down when its storages are made. A goroutine
+// connects until it succeeds or the engine closes.
 type deferredCluster struct {
 	engine    *Engine
 	key       string
@@ -44,7 +45,8 @@ type deferredCluster struct {
 	awaiting []func(*cluster)
 }
 
-// deferred returns the deferred cluster of a config, and starts to connect if the call is the first one for it. Errors: errClosed.
+// deferred returns the deferred cluster of a config, and starts to connect if the call is the first
+// one for it. Errors: errClosed.
 func (e *Engine) deferred(config *storagebackend.ConfigForResource) (*deferredCluster, error) {
 	key := clusterKey(config)
 	e.mu.Lock()
@@ -105,7 +107,8 @@ func (d *deferredCluster) open(c *cluster) {
 	close(d.opened)
 }
 
-// wait returns the cluster when it is open, or nil after deferAfter since the first call for this cluster.
+// wait returns the cluster when it is open, or nil after deferAfter since the first call for this
+// cluster.
 func (d *deferredCluster) wait() *cluster {
 	select {
 	case <-d.opened:
@@ -116,7 +119,8 @@ func (d *deferredCluster) wait() *cluster {
 	return d.cluster
 }
 
-// whenOpen calls f with the cluster, at once if it is open, and otherwise when it opens, before the cluster counts as open.
+// whenOpen calls f with the cluster, at once if it is open, and otherwise when it opens, before the
+// cluster counts as open.
 func (d *deferredCluster) whenOpen(f func(*cluster)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -132,8 +136,9 @@ func (d *deferredCluster) unavailable(resource schema.GroupResource) error {
 	return apierrors.NewServiceUnavailable(fmt.Sprintf("etcd at %s, which stores %s, has not answered since this server started; the request can be retried", d.endpoints, resource))
 }
 
-// deferredStore is the storage of a resource whose etcd was down when the storage was made. Until the
-// cluster opens, each request fails with 503; then the requests go to the storage of the cluster.
+// deferredStore is the storage of a resource whose etcd was down when the storage was made. Until
+// the cluster opens, each request fails with 503; then the requests go to the storage of the
+// cluster.
 type deferredStore struct {
 	guarded
 	cluster  *deferredCluster

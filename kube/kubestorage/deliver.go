@@ -13,8 +13,9 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Sink writes a watch in the form of its client. Stream.Deliver calls its methods in order on one goroutine. A method
-// that returns ErrStreamEnded reports that the client is gone; any other error is reported to the client at the end.
+// Sink writes a watch in the form of its client. Stream.Deliver calls its methods in order on one
+// goroutine. A method that returns ErrStreamEnded reports that the client is gone; any other error
+// is reported to the client at the end.
 type Sink interface {
 	// Refresh is called before each batch and before an event is retried, because the keys that
 	// decrypt values may have changed.
@@ -25,8 +26,8 @@ type Sink interface {
 	Added(e *mirror.Entry) error
 	// Listed is called once if the watch has initial events, when the last of them was written.
 	Listed()
-	// Event writes an event as the type. An error other than ErrStreamEnded is a decoding or encoding error: no bytes were written,
-	// and Event is called again for the same event.
+	// Event writes an event as the type. An error other than ErrStreamEnded is a decoding or
+	// encoding error: no bytes were written, and Event is called again for the same event.
 	Event(t watch.EventType, ev *mirror.Event) error
 	// Bookmark writes a bookmark.
 	Bookmark(b Bookmark) error
@@ -34,9 +35,10 @@ type Sink interface {
 	Flush() error
 }
 
-// Deliver writes the stream to the sink until it ends: initial events, then events and bookmarks in revision order (I4). An event
-// that cannot be decoded or encoded is retried and delays later events. Closing stop, which may be nil, ends the stream. Deliver
-// returns the error to report to the client, or nil if the request, the storage or the server has ended. It must not be called
+// Deliver writes the stream to the sink until it ends: initial events, then events and bookmarks in
+// revision order (I4). An event that cannot be decoded or encoded is retried and delays later
+// events. Closing stop, which may be nil, ends the stream. Deliver returns the error to report to
+// the client, or nil if the request, the storage or the server has ended. It must not be called
 // concurrently or twice. It does not allocate per event.
 func (st *Stream) Deliver(stop <-chan struct{}, sink Sink) error {
 	err := st.undelivered
@@ -54,13 +56,15 @@ func (st *Stream) Deliver(stop <-chan struct{}, sink Sink) error {
 	return err
 }
 
-// DeliverPending is the part of Deliver before the stream waits: it writes the initial events and the events so far. It may be called
-// once before Deliver, on another goroutine. If it fails, Deliver returns the error.
+// DeliverPending is the part of Deliver before the stream waits: it writes the initial events and
+// the events so far. It may be called once before Deliver, on another goroutine. If it fails,
+// Deliver returns the error.
 func (st *Stream) DeliverPending(stop <-chan struct{}, sink Sink) {
 	st.undelivered = st.deliverPending(stop, sink)
 }
 
-// deliverPending writes all pending batches. It returns the reason of the stream's end, or nil when the stream has to wait.
+// deliverPending writes all pending batches. It returns the reason of the stream's end, or nil when
+// the stream has to wait.
 func (st *Stream) deliverPending(stop <-chan struct{}, sink Sink) error {
 	for listing := st.listing; ; {
 		b, err := st.next()
@@ -204,9 +208,10 @@ func (st *Stream) countFiltered(entries ...*mirror.Entry) {
 	st.store.watchMetrics.Filtered(n)
 }
 
-// retry tries again, with growing pauses, to write an event that failed with err because it cannot be decoded, converted or
-// encoded: sending later events first would break the order of a watch. Events written before are flushed first; other watches, and
-// watches of other objects, continue. It returns nil on success, ErrStreamEnded, or the error for the client: 410 at once if only
+// retry tries again, with growing pauses, to write an event that failed with err because it cannot
+// be decoded, converted or encoded: sending later events first would break the order of a watch.
+// Events written before are flushed first; other watches, and watches of other objects, continue.
+// It returns nil on success, ErrStreamEnded, or the error for the client: 410 at once if only
 // history lacks the event's states (lost).
 func (st *Stream) retry(sink Sink, ev *mirror.Event, err error) error {
 	if err := sink.Flush(); err != nil {

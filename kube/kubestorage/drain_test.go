@@ -47,8 +47,9 @@ func record(st *Stream) (got []delivery, err error) {
 	}
 }
 
-// TestDrain_Watch_GetsPendingEventsAndBookmark: each watch gets its pending events, up to etcd's revision at the start of the drain,
-// then one bookmark if it requested any, then its end; later watches are refused.
+// TestDrain_Watch_GetsPendingEventsAndBookmark: each watch gets its pending events, up to etcd's
+// revision at the start of the drain, then one bookmark if it requested any, then its end; later
+// watches are refused.
 func TestDrain_Watch_GetsPendingEventsAndBookmark(t *testing.T) {
 	for _, bookmarks := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -104,8 +105,8 @@ func TestDrain_Watch_GetsPendingEventsAndBookmark(t *testing.T) {
 	}
 }
 
-// TestDrain_WatchWithoutDrain_Continues: a watch of a client that stops with the server continues, and
-// may start, while the others end. It ends with its storage.
+// TestDrain_WatchWithoutDrain_Continues: a watch of a client that stops with the server continues,
+// and may start, while the others end. It ends with its storage.
 func TestDrain_WatchWithoutDrain_Continues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTwin(t, mirror.DefaultWindow)
@@ -152,8 +153,8 @@ func TestDrain_WatchWithoutDrain_Continues(t *testing.T) {
 	})
 }
 
-// TestDrain_DuringInitialEvents_SendsNoBookmark of initial events ends a watch without a bookmark, because the list is not
-// complete.
+// TestDrain_DuringInitialEvents_SendsNoBookmark of initial events ends a watch without a bookmark,
+// because the list is not complete.
 func TestDrain_DuringInitialEvents_SendsNoBookmark(t *testing.T) {
 	w := newTwin(t, mirror.DefaultWindow)
 	for _, name := range []string{"a", "b"} {
@@ -187,8 +188,8 @@ func TestDrain_DuringInitialEvents_SendsNoBookmark(t *testing.T) {
 	}
 }
 
-// TestDrain_EtcdOrClientHangs_IsBounded: neither an etcd that does not answer nor a client that does not read delays
-// it further.
+// TestDrain_EtcdOrClientHangs_IsBounded: neither an etcd that does not answer nor a client that
+// does not read delays it further.
 func TestDrain_EtcdOrClientHangs_IsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTwin(t, mirror.DefaultWindow)
@@ -211,8 +212,9 @@ func TestDrain_EtcdOrClientHangs_IsBounded(t *testing.T) {
 	})
 }
 
-// TestDrain_ThroughStorageInterface_EndsWatches is TestDrain_Watch_GetsPendingEventsAndBookmark through storage.Interface, and of an uncached resource: its
-// watches end, and get no bookmarks that Kubernetes would not send.
+// TestDrain_ThroughStorageInterface_EndsWatches is TestDrain_Watch_GetsPendingEventsAndBookmark
+// through storage.Interface, and of an uncached resource: its watches end, and get no bookmarks
+// that Kubernetes would not send.
 func TestDrain_ThroughStorageInterface_EndsWatches(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -258,7 +260,8 @@ func TestDrain_ThroughStorageInterface_EndsWatches(t *testing.T) {
 	}
 }
 
-// TestBookmark_GateOff_OnlyEndsInitialEvents: without the gate only the bookmark that closes initial events is sent.
+// TestBookmark_GateOff_OnlyEndsInitialEvents: without the gate only the bookmark that closes
+// initial events is sent.
 func TestBookmark_GateOff_OnlyEndsInitialEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTwin(t, mirror.DefaultWindow)
@@ -275,8 +278,8 @@ func TestBookmark_GateOff_OnlyEndsInitialEvents(t *testing.T) {
 	})
 }
 
-// TestEventsOnly_WatchResumptionGateOff_RequestsNoProgress: without EfficientWatchResumption etcd gets no progress requests, and gates
-// that depend on progress cannot be set.
+// TestEventsOnly_WatchResumptionGateOff_RequestsNoProgress: without EfficientWatchResumption etcd
+// gets no progress requests, and gates that depend on progress cannot be set.
 func TestEventsOnly_WatchResumptionGateOff_RequestsNoProgress(t *testing.T) {
 	f := setup(t, withGates(gates(t, Gates(), "EfficientWatchResumption=false")))
 	pod := f.create(t, newPod("a"))[0]
@@ -299,8 +302,8 @@ func TestEventsOnly_WatchResumptionGateOff_RequestsNoProgress(t *testing.T) {
 	}
 }
 
-// TestWatchMetrics_CountStartsBookmarksAndEnds: the cost of their start, their bookmarks, the reasons of their ends, and
-// their lag.
+// TestWatchMetrics_CountStartsBookmarksAndEnds: the cost of their start, their bookmarks, the
+// reasons of their ends, and their lag.
 func TestWatchMetrics_CountStartsBookmarksAndEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTwin(t, mirror.DefaultWindow)
@@ -388,7 +391,8 @@ func TestDrain_LargeRevision_IsDeliveredWhole(t *testing.T) {
 	drained := make(chan error, 1)
 	go func() { drained <- w.cluster.watches.Drain(contextFor(t)) }()
 	eventually(t, "the watches are drained", w.cluster.watches.Draining)
-	if b := take(t, st); len(b.events) != readAhead { // the last revision of the drain is that of the next event
+	if b := take(t, st); len(b.events) != readAhead {
+		// the last revision of the drain is that of the next event
 		t.Fatalf("%d events, want %d", len(b.events), readAhead)
 	}
 	var ops []memory.Op

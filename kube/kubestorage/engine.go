@@ -33,8 +33,9 @@ import (
 	"github.com/stratakube/strata/kube/internal/etcdclient"
 )
 
-// newBlocks returns a block cache of at most so many bytes. A quarter of its size at rest may be decoded objects: they are several
-// times as large as their bytes, and the collector has to follow their pointers.
+// newBlocks returns a block cache of at most so many bytes. A quarter of its size at rest may be
+// decoded objects: they are several times as large as their bytes, and the collector has to follow
+// their pointers.
 func newBlocks(bytes int64) *blockcache.Cache {
 	rest := min(bytes, DefaultRepresentationBytes)
 	return blockcache.New(bytes, rest, rest/4)
@@ -46,7 +47,8 @@ type Engine struct {
 	opts   Options
 	blocks *blockcache.Cache
 
-	opening sync.Mutex // held while a cluster is opened, which may take as long as a dial to etcd; taken before mu
+	// held while a cluster is opened, which may take as long as a dial to etcd; taken before mu
+	opening sync.Mutex
 
 	mu       sync.Mutex // guards the fields below; held briefly
 	closed   bool

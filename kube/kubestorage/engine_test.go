@@ -75,8 +75,8 @@ func requireSharedMirror(t *testing.T, all ...storage.Interface) {
 	}
 }
 
-// TestEngine_StoragesOfOneEtcd_ShareCluster: all storages on one etcd and prefix, of any resource and version, have
-// one client, one mirror and one compactor.
+// TestEngine_StoragesOfOneEtcd_ShareCluster: all storages on one etcd and prefix, of any resource
+// and version, have one client, one mirror and one compactor.
 func TestEngine_StoragesOfOneEtcd_ShareCluster(t *testing.T) {
 	pods, events := schema.GroupResource{Resource: "pods"}, schema.GroupResource{Resource: "events"}
 	engine := &openedEngine{New(Options{
@@ -163,9 +163,9 @@ func (f getterFunc) GetRESTOptions(r schema.GroupResource, _ runtime.Object) (ge
 	return f(r), nil
 }
 
-// TestEngine_EtcdWithoutProgress_ServesFromMemory: a store that answers no progress requests, such as
-// etcd's gRPC proxy, feeds a mirror with a watch of all keys. Reads of the present come from memory
-// and are as new as the store, after writes to any key, and no progress is requested.
+// TestEngine_EtcdWithoutProgress_ServesFromMemory: a store that answers no progress requests, such
+// as etcd's gRPC proxy, feeds a mirror with a watch of all keys. Reads of the present come from
+// memory and are as new as the store, after writes to any key, and no progress is requested.
 func TestEngine_EtcdWithoutProgress_ServesFromMemory(t *testing.T) {
 	var log syncBuffer
 	f := setup(t, func(o *options) {
@@ -206,8 +206,8 @@ func TestEngine_EtcdWithoutProgress_ServesFromMemory(t *testing.T) {
 	nextPod(t, w, watch.Added)
 }
 
-// TestEngine_FreshnessUnproven_ReadsFromEtcd: without progress and without a watch of all keys, reads of the
-// present go to etcd, and gates cannot move them to memory.
+// TestEngine_FreshnessUnproven_ReadsFromEtcd: without progress and without a watch of all keys,
+// reads of the present go to etcd, and gates cannot move them to memory.
 func TestEngine_FreshnessUnproven_ReadsFromEtcd(t *testing.T) {
 	t.Parallel()
 	client := startEtcd(t, testetcd.Config{})
@@ -257,8 +257,8 @@ func (b *syncBuffer) String() string {
 	return b.Buffer.String()
 }
 
-// TestDecryption_Hangs_DelaysNoOtherResource (I9): while a KMS does not answer for one resource, reads,
-// watches and writes of another resource on the same feed are not delayed.
+// TestDecryption_Hangs_DelaysNoOtherResource (I9): while a KMS does not answer for one resource,
+// reads, watches and writes of another resource on the same feed are not delayed.
 func TestDecryption_Hangs_DelaysNoOtherResource(t *testing.T) {
 	kms := &valve{}
 	f := setup(t, withTransformer(hanging{kms}))
@@ -341,7 +341,8 @@ func (h hanging) TransformToStorage(_ context.Context, data []byte, _ value.Cont
 	return data, nil
 }
 
-// TestEngine_DialHangs_OtherClustersAreServed: a dial does not delay the engine's other methods, and Close waits for it.
+// TestEngine_DialHangs_OtherClustersAreServed: a dial does not delay the engine's other methods,
+// and Close waits for it.
 func TestEngine_DialHangs_OtherClustersAreServed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short: waits for etcd for 10 s")

@@ -11,15 +11,16 @@ import (
 
 // ListEstimate is the expected extent of a list, as far as it can be estimated without waiting.
 type ListEstimate struct {
-	Objects    Objects // of the revision, or one near it; only the shard's objects if its selection is cached
-	Start, End string  // keys
-	Limit      int64   // of objects, 0 for all
+	// of the revision, or one near it; only the shard's objects if its selection is cached
+	Objects    Objects
+	Start, End string // keys
+	Limit      int64  // of objects, 0 for all
 }
 
-// EstimateList estimates the result of Read with the same options, before a request has waited. It does
-// not wait or build a old version, and costs O(log n). ok is false if memory may not be
-// able to answer: the resource is not loaded, or the revision is older than memory, not yet
-// reached, or only available from etcd.
+// EstimateList estimates the result of Read with the same options, before a request has waited. It
+// does not wait or build a old version, and costs O(log n). ok is false if memory may not be able
+// to answer: the resource is not loaded, or the revision is older than memory, not yet reached, or
+// only available from etcd.
 func (s *Store) EstimateList(key string, opts storage.ListOptions) (x ListEstimate, ok bool) {
 	q, err := newListRequest(noWait, s, key, opts)
 	if err != nil || q.exact == math.MaxInt64 || !s.resource.Ready() || !q.fromMemory(s) {
@@ -43,8 +44,8 @@ func (s *Store) EstimateList(key string, opts storage.ListOptions) (x ListEstima
 }
 
 // EstimatedBytes returns the approximate number of stored bytes that a list reads: the bytes of its
-// candidates, or for a page the share of its limit. Not for a list FromEtcd. Cost is O(log n), with indexes that of finding the candidates up to the limit,
-// which are not searched again.
+// candidates, or for a page the share of its limit. Not for a list FromEtcd. Cost is O(log n), with
+// indexes that of finding the candidates up to the limit, which are not searched again.
 func (r *ListRead) EstimatedBytes() int64 {
 	n, bytes := r.Objects().Count(r.Start, r.End)
 	if r.plan != nil {

@@ -24,8 +24,9 @@ import (
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
-// Serve every resource of an API server from memory: the engine wraps the getter by which the registries make their storages.
-// Writes, and reads that memory cannot answer, go to etcd as before.
+// Serve every resource of an API server from memory: the engine wraps the getter by which the
+// registries make their storages. Writes, and reads that memory cannot answer, go to etcd as
+// before.
 func ExampleEngine_RESTOptionsGetter() {
 	config, stop := newServerConfig() // with the options of an etcd applied
 	defer stop()
@@ -60,7 +61,8 @@ func newServerConfig() (config *genericapiserver.RecommendedConfig, stop func())
 	etcd.Dir, etcd.UnsafeNoFsync = filepath.Join(dir, "data"), true
 	etcd.ListenPeerUrls = nil
 	etcd.ListenClientUrls = []url.URL{{Scheme: "unix", Path: socket}}
-	etcd.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Host: "localhost:0"}} // there are no peers
+	// there are no peers
+	etcd.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Host: "localhost:0"}}
 	etcd.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
 	server, err := embed.StartEtcd(etcd)
 	must(err)

@@ -63,14 +63,17 @@ func foundTwin(t *testing.T, n int, found *atomic.Int64) *twin {
 	return w
 }
 
-// TestFinder_UndecodableObjects_FailListsThatMaySelectThem: an object whose bytes are intact where the finder reads is not decoded by a list that excludes its
-// value, and is not among the objects that the list reports. One whose bytes are malformed, or hidden by a missing key, fails every list.
+// TestFinder_UndecodableObjects_FailListsThatMaySelectThem: an object whose bytes are intact where
+// the finder reads is not decoded by a list that excludes its value, and is not among the objects
+// that the list reports. One whose bytes are malformed, or hidden by a missing key, fails every
+// list.
 func TestFinder_UndecodableObjects_FailListsThatMaySelectThem(t *testing.T) {
 	for _, unsafe := range []bool{false, true} {
 		var found atomic.Int64
 		w := foundTwin(t, 200, &found)
 		w.unsafeDelete = unsafe
-		// reports are the objects that a list reports: the first one, or all with AllowUnsafeMalformedObjectDeletion.
+		// reports are the objects that a list reports: the first one, or all with
+		// AllowUnsafeMalformedObjectDeletion.
 		reports := func(selector string) (n int) {
 			t.Helper()
 			pred := storage.SelectionPredicate{Label: parseLabels(t, selector), Field: fields.Everything(), GetAttrs: involvedAttrs}

@@ -21,8 +21,8 @@ import (
 	"github.com/stratakube/strata/mirror/driver"
 )
 
-// TestConsistentRead_WritesOfOtherClients_AreSeen: a read without a resource version sees every write by any client that
-// etcd acknowledged before it, and reads no object from etcd (I6).
+// TestConsistentRead_WritesOfOtherClients_AreSeen: a read without a resource version sees every
+// write by any client that etcd acknowledged before it, and reads no object from etcd (I6).
 func TestConsistentRead_WritesOfOtherClients_AreSeen(t *testing.T) {
 	f := setup(t)
 	other, err := clientv3.New(clientv3.Config{Endpoints: f.client.Endpoints(), Logger: zap.NewNop()})
@@ -65,8 +65,8 @@ func TestConsistentRead_WritesOfOtherClients_AreSeen(t *testing.T) {
 	}
 }
 
-// TestConsistentRead_FeedStalled_Returns429: reads of the present are refused with 429, never passed on to etcd, except
-// for a GET of one key; reads that accept older data are served.
+// TestConsistentRead_FeedStalled_Returns429: reads of the present are refused with 429, never
+// passed on to etcd, except for a GET of one key; reads that accept older data are served.
 func TestConsistentRead_FeedStalled_Returns429(t *testing.T) {
 	t.Parallel()
 	s := &stallable{}
@@ -146,8 +146,8 @@ func TestConsistentRead_FeedStalled_Returns429(t *testing.T) {
 	}
 }
 
-// TestRead_FutureRevision_Returns504: reads wait for it and then fail with 504; a watch starts at once, and
-// delivers only later events.
+// TestRead_FutureRevision_Returns504: reads wait for it and then fail with 504; a watch starts at
+// once, and delivers only later events.
 func TestRead_FutureRevision_Returns504(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
@@ -178,8 +178,8 @@ func TestRead_FutureRevision_Returns504(t *testing.T) {
 	}
 }
 
-// TestRead_RestoredEtcd_ReturnsItsContents: reads of the present are refused until everything is relisted, watches end
-// with 410, and then reads return exactly etcd's contents.
+// TestRead_RestoredEtcd_ReturnsItsContents: reads of the present are refused until everything is
+// relisted, watches end with 410, and then reads return exactly etcd's contents.
 func TestRead_RestoredEtcd_ReturnsItsContents(t *testing.T) {
 	etcd := memory.New()
 	f := setup(t, withSource(func(driver.Source) driver.Source { return etcd }))

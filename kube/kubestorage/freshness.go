@@ -53,8 +53,8 @@ func (s *revisionWaiter) ready(ctx context.Context) error {
 }
 
 // waitHistory returns when the history since rev is restored, for at most freshWait: a watch from
-// before a restart then resumes (KEP-1904). Error: 429 with Retry-After; clients retry a watch after
-// that without a relist.
+// before a restart then resumes (KEP-1904). Error: 429 with Retry-After; clients retry a watch
+// after that without a relist.
 func (s *revisionWaiter) waitHistory(ctx context.Context, rev mirror.Revision) error {
 	waitCtx, cancel := waitContext(ctx, freshWait)
 	defer cancel()
@@ -148,8 +148,8 @@ func (s *revisionWaiter) await(ctx context.Context, rev mirror.Revision) error {
 	return err
 }
 
-// readRevision returns etcd's revision (I6). Errors: mirror.ErrNotReady after a restore of etcd, until
-// everything is relisted.
+// readRevision returns etcd's revision (I6). Errors: mirror.ErrNotReady after a restore of etcd,
+// until everything is relisted.
 func (s *revisionWaiter) readRevision(ctx context.Context) (mirror.Revision, error) {
 	rev, err := s.mirror.ReadRevision(ctx)
 	if errors.Is(err, mirror.ErrRestored) {

@@ -44,8 +44,8 @@ func dropClosed(ctx context.Context, r *mirror.Resource) {
 	}
 }
 
-// dropClosedEvents is dropClosed for the events of the log. Error: mirror.ErrCompacted if the window
-// has moved meanwhile; other errors of Resource.Oldest and CursorAfter.
+// dropClosedEvents is dropClosed for the events of the log. Error: mirror.ErrCompacted if the
+// window has moved meanwhile; other errors of Resource.Oldest and CursorAfter.
 func dropClosedEvents(ctx context.Context, r *mirror.Resource) error {
 	_, floor, err := r.Oldest()
 	if err != nil {

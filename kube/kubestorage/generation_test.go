@@ -165,8 +165,9 @@ func (d *derivedReads) events(t *testing.T) error {
 	return nil
 }
 
-// requireReadable reads twice in each way, the second time from the caches filled by the first, in random order except for the
-// size, which is last. Each read must succeed if readable, and fail otherwise.
+// requireReadable reads twice in each way, the second time from the caches filled by the first, in
+// random order except for the size, which is last. Each read must succeed if readable, and fail
+// otherwise.
 func requireReadable(t *testing.T, reads map[string]func() error, readable bool) {
 	t.Helper()
 	var names []string
@@ -185,8 +186,9 @@ func requireReadable(t *testing.T, reads map[string]func() error, readable bool)
 	}
 }
 
-// TestReload_KeyRemoved_InvalidatesDerivedData reads in every way, removes the key, and reads again: no read
-// may be answered from data that was decrypted before. When the key returns, everything is readable.
+// TestReload_KeyRemoved_InvalidatesDerivedData reads in every way, removes the key, and reads
+// again: no read may be answered from data that was decrypted before. When the key returns,
+// everything is readable.
 func TestReload_KeyRemoved_InvalidatesDerivedData(t *testing.T) {
 	shardGate(t)
 	r := newReloaded(encryption(t, "1"))
@@ -331,8 +333,8 @@ func (p *pausing) TransformFromStorage(ctx context.Context, data []byte, dataCtx
 	return out, stale, err
 }
 
-// TestReload_DuringDecryption_ValueIsNotCached: later readers do not get a value that was being decrypted while its
-// key was removed.
+// TestReload_DuringDecryption_ValueIsNotCached: later readers do not get a value that was being
+// decrypted while its key was removed.
 func TestReload_DuringDecryption_ValueIsNotCached(t *testing.T) {
 	slow := &pausing{Transformer: encryption(t, "1"), entered: make(chan struct{}), release: make(chan struct{})}
 	r := newReloaded(slow)
@@ -415,7 +417,8 @@ func (g *generations) load(t value.Transformer) {
 	g.n.Store(new(int))
 }
 
-// TestRekeyed_KeysReplaced_AreReported: a transformer that implements Rekeyed is trusted to report replaced keys.
+// TestRekeyed_KeysReplaced_AreReported: a transformer that implements Rekeyed is trusted to report
+// replaced keys.
 func TestRekeyed_KeysReplaced_AreReported(t *testing.T) {
 	g := &generations{}
 	g.load(encryption(t, "1"))
@@ -444,8 +447,8 @@ func (c hookedContext) Err() error {
 	return c.Context.Err()
 }
 
-// TestDropClosed_WindowMovesMeanwhile_DropsRest: the window drops the oldest events of the log while
-// derived data of closed keys is dropped. The remaining events do not keep theirs.
+// TestDropClosed_WindowMovesMeanwhile_DropsRest: the window drops the oldest events of the log
+// while derived data of closed keys is dropped. The remaining events do not keep theirs.
 func TestDropClosed_WindowMovesMeanwhile_DropsRest(t *testing.T) {
 	store := memory.New()
 	m, err := mirror.New(mirror.Options{Prefix: "/registry/", Source: store, Window: mirror.Window{MaxAge: time.Hour, MaxBytes: 2 << 20}})

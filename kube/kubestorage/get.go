@@ -44,8 +44,8 @@ func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 	return err
 }
 
-// DecodeError returns the error of a GET whose entry could not be decoded: ErrReadEtcd if upstream's
-// store words it. Its read may succeed, but would call a conversion webhook again.
+// DecodeError returns the error of a GET whose entry could not be decoded: ErrReadEtcd if
+// upstream's store words it. Its read may succeed, but would call a conversion webhook again.
 func (s *Store) DecodeError(ctx context.Context, key string, err error) error {
 	switch {
 	case ctx.Err() != nil:

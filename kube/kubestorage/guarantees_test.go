@@ -27,7 +27,8 @@ type resumingClient struct {
 	sessions []watchcheck.Session
 }
 
-// newResumingClient returns the client i: one third each selects every pod, the pods of a color, and one pod by name.
+// newResumingClient returns the client i: one third each selects every pod, the pods of a color,
+// and one pod by name.
 func newResumingClient(i, colors int) *resumingClient {
 	c := &resumingClient{pred: storage.SelectionPredicate{Label: labels.Everything(), Field: fields.Everything(), GetAttrs: podAttrs, AllowWatchBookmarks: true}}
 	color := fmt.Sprint(i % colors)
@@ -44,8 +45,8 @@ func newResumingClient(i, colors int) *resumingClient {
 	return c
 }
 
-// run records sessions. Each starts after the last complete revision of the one before or, half of the time, at a random revision
-// between that and from.
+// run records sessions. Each starts after the last complete revision of the one before or, half of
+// the time, at a random revision between that and from.
 func (c *resumingClient) run(t *testing.T, f *fixture, from int64, sessions int) {
 	after := from
 	for range sessions {
@@ -59,7 +60,8 @@ func (c *resumingClient) run(t *testing.T, f *fixture, from int64, sessions int)
 	}
 }
 
-// session records up to 30 events after the revision. It returns the revision up to which the client has every event.
+// session records up to 30 events after the revision. It returns the revision up to which the
+// client has every event.
 func (c *resumingClient) session(t *testing.T, f *fixture, after int64) (whole int64, ok bool) {
 	w, err := f.Watch(contextFor(t), "/pods/", storage.ListOptions{Recursive: true, ResourceVersion: fmt.Sprint(after), Predicate: c.pred})
 	if err != nil {
@@ -84,8 +86,9 @@ func (c *resumingClient) session(t *testing.T, f *fixture, after int64) (whole i
 	return whole, true
 }
 
-// TestWatch_Resumed_KeepsWatchGuarantees: watches with different selectors resume at random revisions while transactions change several
-// pods each, with labels that start and cease to match. Every guarantee is checked by its validator.
+// TestWatch_Resumed_KeepsWatchGuarantees: watches with different selectors resume at random
+// revisions while transactions change several pods each, with labels that start and cease to match.
+// Every guarantee is checked by its validator.
 func TestWatch_Resumed_KeepsWatchGuarantees(t *testing.T) {
 	t.Parallel()
 	const (
@@ -171,7 +174,8 @@ func (f *fixture) writeMany(t testing.TB, ctx context.Context, h *watchcheck.His
 	h.Through = r.Header.Revision
 }
 
-// recordedEvent returns an event in watchcheck's form. The zero Event, of a watch that has ended, is an error.
+// recordedEvent returns an event in watchcheck's form. The zero Event, of a watch that has ended,
+// is an error.
 func recordedEvent(e watch.Event) (watchcheck.Event, error) {
 	kind, err := watchcheck.KindOf(string(e.Type))
 	if err != nil {

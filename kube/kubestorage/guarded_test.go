@@ -24,8 +24,8 @@ func methods(t *testing.T) (names []string) {
 	return names
 }
 
-// call calls a method with zero values, and returns its error, and whether it has reached the storage
-// none, whose methods panic.
+// call calls a method with zero values, and returns its error, and whether it has reached the
+// storage none, whose methods panic.
 func call(s storage.Interface, method string) (reached bool, err error) {
 	defer func() { reached = recover() != nil }()
 	m := reflect.ValueOf(s).MethodByName(method)

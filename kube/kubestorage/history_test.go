@@ -80,8 +80,9 @@ func TestList_AtZero_IgnoresLimit(t *testing.T) {
 	}
 }
 
-// TestContinueToken_Expired_ContinuesAtLatest (KEP-365): the 410 of a token whose revision was compacted
-// has a token that continues at the same key; the pages from there on are of one revision again.
+// TestContinueToken_Expired_ContinuesAtLatest (KEP-365): the 410 of a token whose revision was
+// compacted has a token that continues at the same key; the pages from there on are of one revision
+// again.
 func TestContinueToken_Expired_ContinuesAtLatest(t *testing.T) {
 	f := setup(t)
 	f.create(t, newPod("a"), newPod("b"), newPod("c"), newPod("d"))

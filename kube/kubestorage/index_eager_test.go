@@ -18,7 +18,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// involvedAttrs are the attributes of pods that stand for events: their node is the name of the involved object.
+// involvedAttrs are the attributes of pods that stand for events: their node is the name of the
+// involved object.
 func involvedAttrs(obj runtime.Object) (labels.Set, fields.Set, error) {
 	l, f, err := podAttrs(obj)
 	if err != nil {
@@ -56,8 +57,9 @@ func eventTwin(t *testing.T, n int) *twin {
 	return w
 }
 
-// TestEagerField_FullPage_IsFollowedByAnyEvent: the first list by the involved object of events uses an index, and a full page is
-// followed by another if any event follows, as upstream has it without a declared index.
+// TestEagerField_FullPage_IsFollowedByAnyEvent: the first list by the involved object of events
+// uses an index, and a full page is followed by another if any event follows, as upstream has it
+// without a declared index.
 func TestEagerField_FullPage_IsFollowedByAnyEvent(t *testing.T) {
 	w := eventTwin(t, 500)
 	r, err := w.Read(contextFor(t), "/pods/", storage.ListOptions{Recursive: true, ResourceVersion: "0", Predicate: involved(t, "involvedObject.name=object-7")})
@@ -73,7 +75,8 @@ func TestEagerField_FullPage_IsFollowedByAnyEvent(t *testing.T) {
 	}
 }
 
-// TestEagerFields_ByResource_AreDeclaredOnes: they are the selectable fields of custom resources and the involved object of events.
+// TestEagerFields_ByResource_AreDeclaredOnes: they are the selectable fields of custom resources
+// and the involved object of events.
 func TestEagerFields_ByResource_AreDeclaredOnes(t *testing.T) {
 	attrs := func(f fields.Set, err error) storage.AttrFunc {
 		return func(runtime.Object) (labels.Set, fields.Set, error) { return nil, f, err }

@@ -56,7 +56,8 @@ func podsOnNode(t *testing.T, names ...string) map[string]string {
 	return kvs
 }
 
-// indexTwin returns a storage of a resource of its own, so that its metrics are not those of other tests.
+// indexTwin returns a storage of a resource of its own, so that its metrics are not those of other
+// tests.
 func indexTwin(t *testing.T, resource string) *twin {
 	return newTwinWith(t, mirror.Window{}, func(cfg *storeConfig) {
 		cfg.GroupResource = schema.GroupResource{Group: "bounds", Resource: resource}

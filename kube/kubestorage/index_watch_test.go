@@ -58,8 +58,8 @@ func (f *fixture) after(ctx context.Context, t testing.TB, rev mirror.Revision, 
 	return w
 }
 
-// TestIndexedWatch_StoreEnds_LeavesNoFollower: its watches end, and so do the followers of the log for
-// them, even while an object is decoded slowly.
+// TestIndexedWatch_StoreEnds_LeavesNoFollower: its watches end, and so do the followers of the log
+// for them, even while an object is decoded slowly.
 func TestIndexedWatch_StoreEnds_LeavesNoFollower(t *testing.T) {
 	slow := &slowTransformer{Transformer: encryption(t, "1"), begun: make(chan struct{})}
 	f, etcd := inMemory(t, withTransformer(slow))

@@ -9,8 +9,9 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 )
 
-// TestKeyOtherThanName_Reads_FollowKey (D-KEY): an object that a direct write to etcd has stored under another key than its name is read
-// by that key, at any resource version, and lists have it at the place of the key: as in etcd.
+// TestKeyOtherThanName_Reads_FollowKey (D-KEY): an object that a direct write to etcd has stored
+// under another key than its name is read by that key, at any resource version, and lists have it
+// at the place of the key: as in etcd.
 func TestKeyOtherThanName_Reads_FollowKey(t *testing.T) {
 	moved := newPod("z")
 	f := setup(t, withData(func(client *kubernetes.Client) {

@@ -134,7 +134,8 @@ func (r *ListRead) fill(ctx context.Context, decoded *listadmission.Decoded, lis
 	return nil
 }
 
-// appendItem appends the struct that obj points to. Unlike reflect.Append it allocates only to grow.
+// appendItem appends the struct that obj points to. Unlike reflect.Append it allocates only to
+// grow.
 func appendItem(items reflect.Value, obj runtime.Object) {
 	n := items.Len()
 	if n == items.Cap() {

@@ -57,18 +57,20 @@ type ListRead struct {
 	// Limit is the requested number of selected objects, 0 for all.
 	Limit int64
 
-	store        *Store
-	request      listRequest
-	selector     objects.Selector
-	shard        *index.ShardVersion // nil: the request is not for a whole shard, or its shard has no tree
-	plan         *index.Plan         // nil: all objects of the range are candidates
-	known        *index.Known        // candidates of the plan that an estimate has found; nil before the first one
-	declared     *index.Declared     // nil: upstream uses no index
-	etcdRange    *etcdread.Range     // nil: memory has the revision
-	inconsistent bool                // memory has the revision too, and may be wrong
-	err          error               // see Err
-	release      func()              // nil: no place is held
-	span         *readSpan           // until Served or Close
+	store    *Store
+	request  listRequest
+	selector objects.Selector
+	// nil: the request is not for a whole shard, or its shard has no tree
+	shard *index.ShardVersion
+	plan  *index.Plan // nil: all objects of the range are candidates
+	// candidates of the plan that an estimate has found; nil before the first one
+	known        *index.Known
+	declared     *index.Declared // nil: upstream uses no index
+	etcdRange    *etcdread.Range // nil: memory has the revision
+	inconsistent bool            // memory has the revision too, and may be wrong
+	err          error           // see Err
+	release      func()          // nil: no place is held
+	span         *readSpan       // until Served or Close
 }
 
 // FromEtcd reports whether the revision is read from etcd during the walk: it is older than memory,
@@ -109,8 +111,8 @@ func (r *ListRead) endSpan() {
 	r.span = nil
 }
 
-// Candidates yields, in key order, a superset of the selected entries: those that the selector's indexes select if there are any,
-// else all of Runs.
+// Candidates yields, in key order, a superset of the selected entries: those that the selector's
+// indexes select if there are any, else all of Runs.
 func (r *ListRead) Candidates() iter.Seq[*mirror.Entry] {
 	switch {
 	case r.etcdRange != nil:
@@ -131,8 +133,8 @@ func (r *ListRead) Candidates() iter.Seq[*mirror.Entry] {
 	return r.Objects().All(r.Start, r.End)
 }
 
-// Selecting is Candidates for a loop that selects and does not wait for a client. It yields the processor to short requests
-// periodically while other lists are in flight.
+// Selecting is Candidates for a loop that selects and does not wait for a client. It yields the
+// processor to short requests periodically while other lists are in flight.
 func (r *ListRead) Selecting() iter.Seq[*mirror.Entry] {
 	if r.etcdRange != nil {
 		return r.Candidates() // waits for etcd
@@ -159,9 +161,10 @@ func (r *ListRead) ShardSelector() string {
 	return r.selector.Predicate.ShardSelector.String()
 }
 
-// MoreAfter reports whether a full page, the last object of which has the key, is followed by another. As upstream does, it counts
-// entries that the request does not select: all of the range or, where upstream uses a declared index, those of the index. Not for a
-// list FromEtcd. Cost is O(log n), with a declared index that of finding its next entry.
+// MoreAfter reports whether a full page, the last object of which has the key, is followed by
+// another. As upstream does, it counts entries that the request does not select: all of the range
+// or, where upstream uses a declared index, those of the index. Not for a list FromEtcd. Cost is
+// O(log n), with a declared index that of finding its next entry.
 func (r *ListRead) MoreAfter(ctx context.Context, key string) bool {
 	start := key + "\x00"
 	if r.declared != nil {
@@ -171,10 +174,12 @@ func (r *ListRead) MoreAfter(ctx context.Context, key string) bool {
 	return n > 0
 }
 
-// CountsMore reports whether the caller has to call MoreAfter after a full page: not each entry of the range is a candidate.
+// CountsMore reports whether the caller has to call MoreAfter after a full page: not each entry of
+// the range is a candidate.
 func (r *ListRead) CountsMore() bool { return r.shard != nil || r.plan != nil || r.declared != nil }
 
-// estimate returns an upper bound of the number of objects up to most; it may return more. Candidates that it finds are not searched again.
+// estimate returns an upper bound of the number of objects up to most; it may return more.
+// Candidates that it finds are not searched again.
 func (r *ListRead) estimate(most int) int {
 	n := r.Count()
 	if r.plan == nil {
@@ -230,7 +235,8 @@ func newListRequest(ctx context.Context, s *Store, key string, opts storage.List
 	if q.opts, err = s.pages.Open(ctx, q.prefix, opts); err != nil {
 		return q, err
 	}
-	q.opts.Predicate.Limit = max(q.opts.Predicate.Limit, 0) // upstream takes a negative limit for no limit
+	// upstream takes a negative limit for no limit
+	q.opts.Predicate.Limit = max(q.opts.Predicate.Limit, 0)
 	if q.exact, q.start, err = storage.ValidateListOptions(q.prefix, s.versioner, q.opts); err != nil {
 		return q, err
 	}

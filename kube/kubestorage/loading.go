@@ -12,22 +12,26 @@ import (
 
 // LoadState is how far an engine is with the load of its memory.
 type LoadState struct {
-	// Loading reports whether objects are being read from etcd, and Resource is the one that is being read, "" before the first
-	// object. Objects of other resources, and keys that are no objects, are part of the numbers.
+	// Loading reports whether objects are being read from etcd, and Resource is the one that is
+	// being read, "" before the first object. Objects of other resources, and keys that are no
+	// objects, are part of the numbers.
 	Loading  bool
 	Resource string
 	Objects  int64 // read so far
 	Total    int64 // in etcd when it was first asked; 0 if it has not answered
-	// Restoring reports whether history is being read from etcd, and Changes are the changes read so far.
+	// Restoring reports whether history is being read from etcd, and Changes are the changes read
+	// so far.
 	Restoring bool
 	Changes   int64
 }
 
-// countTimeout bounds the request for the number of keys in etcd, which costs etcd milliseconds for 100,000 keys.
+// countTimeout bounds the request for the number of keys in etcd, which costs etcd milliseconds for
+// 100,000 keys.
 const countTimeout = time.Second
 
-// LoadState returns the progress of the load, of all etcd clusters together; of the clusters that are being loaded, the resource is that
-// of one. The first call asks each etcd for the number of its keys, and takes a second at most for each.
+// LoadState returns the progress of the load, of all etcd clusters together; of the clusters that
+// are being loaded, the resource is that of one. The first call asks each etcd for the number of
+// its keys, and takes a second at most for each.
 func (e *Engine) LoadState(ctx context.Context) (state LoadState) {
 	e.mu.Lock()
 	clusters := slices.Collect(maps.Values(e.clusters))
@@ -54,7 +58,8 @@ func (e *Engine) LoadState(ctx context.Context) (state LoadState) {
 	return state
 }
 
-// totalKeys returns the number of keys in etcd at the first successful call, 0 if etcd does not answer.
+// totalKeys returns the number of keys in etcd at the first successful call, 0 if etcd does not
+// answer.
 func (c *cluster) totalKeys(ctx context.Context) int64 {
 	if total := c.total.Load(); total > 0 {
 		return total
@@ -69,8 +74,8 @@ func (c *cluster) totalKeys(ctx context.Context) int64 {
 	return response.Count
 }
 
-// resourceOf returns the name of the resource of a key, such as pods or leases.coordination.k8s.io; of a resource without a storage, the
-// first part of the key.
+// resourceOf returns the name of the resource of a key, such as pods or leases.coordination.k8s.io;
+// of a resource without a storage, the first part of the key.
 func (c *cluster) resourceOf(key string) string {
 	key = strings.TrimPrefix(key, c.prefix)
 	for name := key; name != ""; {

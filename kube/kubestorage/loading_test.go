@@ -17,7 +17,8 @@ import (
 	"github.com/stratakube/strata/internal/test/testetcd"
 )
 
-// An engine that has loaded reports the objects of etcd; the names of resources come from the keys, whose prefixes may differ from them.
+// An engine that has loaded reports the objects of etcd; the names of resources come from the keys,
+// whose prefixes may differ from them.
 func TestLoadState_LoadedEngine_HasNumbersOfEtcd(t *testing.T) {
 	client := startEtcd(t, testetcd.Config{})
 	for i := range 7 {

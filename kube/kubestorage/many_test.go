@@ -13,8 +13,8 @@ import (
 	"github.com/stratakube/strata/mirror/driver"
 )
 
-// TestManyStorages_AtRest_HaveNoGoroutines opens 200 storages of different resources and reads each: when their loading has ended, the
-// process has no more goroutines than with one.
+// TestManyStorages_AtRest_HaveNoGoroutines opens 200 storages of different resources and reads
+// each: when their loading has ended, the process has no more goroutines than with one.
 func TestManyStorages_AtRest_HaveNoGoroutines(t *testing.T) {
 	const storages = 200
 	etcd := memory.New()

@@ -10,8 +10,8 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 )
 
-// TestReadMetrics_CountConsistentReadsByOutcome: by outcome, with the time that they waited, under upstream's
-// names; memory's lag behind etcd is reported too.
+// TestReadMetrics_CountConsistentReadsByOutcome: by outcome, with the time that they waited, under
+// upstream's names; memory's lag behind etcd is reported too.
 func TestReadMetrics_CountConsistentReadsByOutcome(t *testing.T) {
 	s := &stallable{}
 	counted := schema.GroupResource{Group: "metrics", Resource: "counted"}

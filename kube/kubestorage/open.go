@@ -35,8 +35,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// newCluster connects to the etcd of the config, for at most the time dial, and starts to compact and to mirror it. ctx ends the attempt to
-// connect, and has no effect after it.
+// newCluster connects to the etcd of the config, for at most the time dial, and starts to compact
+// and to mirror it. ctx ends the attempt to connect, and has no effect after it.
 func newCluster(ctx context.Context, dial time.Duration, config *storagebackend.ConfigForResource, opts Options, blocks *blockcache.Cache) (*cluster, error) {
 	client, err := etcdclient.New(ctx, dial, config.Transport, opts.ReadOnly)
 	if err != nil {
@@ -133,8 +133,8 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f detectedSou
 	return c, nil
 }
 
-// feedTap returns the tap of Options.Feed on a source, nil if there is no feed to serve. A store without reliable progress cannot be followed
-// through this server.
+// feedTap returns the tap of Options.Feed on a source, nil if there is no feed to serve. A store
+// without reliable progress cannot be followed through this server.
 func feedTap(opts Options, f detectedSource, prefix string) *etcdfeed.Tap {
 	switch {
 	case opts.Feed == nil:
@@ -148,7 +148,8 @@ func feedTap(opts Options, f detectedSource, prefix string) *etcdfeed.Tap {
 	return opts.Feed.Tap(f.source, prefix)
 }
 
-// panicEnv makes a check that finds a difference end the process, for tests: the variable, and its effect, are upstream's.
+// panicEnv makes a check that finds a difference end the process, for tests: the variable, and its
+// effect, are upstream's.
 const panicEnv = "KUBE_WATCHCACHE_CONSISTENCY_CHECKER"
 
 // onInconsistency panics if the environment variable requests it.
@@ -308,8 +309,9 @@ func finderOf(finder func(obj runtime.Object, label bool, name string) objects.F
 	return func(label bool, name string) objects.Find { return finder(newFunc(), label, name) }
 }
 
-// eagerFields returns the fields whose first use in a list makes an index: those that a custom resource declares selectable, and
-// those that name the object of an event, because clients that describe an object ask once. Upstream declares no index for either.
+// eagerFields returns the fields whose first use in a list makes an index: those that a custom
+// resource declares selectable, and those that name the object of an event, because clients that
+// describe an object ask once. Upstream declares no index for either.
 func eagerFields(cfg *storeConfig) map[string]bool {
 	obj := cfg.NewFunc()
 	_, custom := obj.(runtime.Unstructured)

@@ -29,16 +29,20 @@ type Options struct {
 	// that reads of all may. It is called when a storage is made. Conversions of such a resource
 	// are detached from its requests.
 	Converts func(schema.GroupResource) bool
-	// Deferrable reports whether storages of an etcd cluster may be made while it does not answer. Their requests then fail with 503
-	// until it answers. nil means that the creation of a storage fails without its etcd.
+	// Deferrable reports whether storages of an etcd cluster may be made while it does not answer.
+	// Their requests then fail with 503 until it answers. nil means that the creation of a storage
+	// fails without its etcd.
 	Deferrable func(storagebackend.TransportConfig) bool
-	// Abridge appends a stored value, after decryption, to dst without the fields that selectors do not evaluate: the name, the namespace, the UID, the
-	// labels, and the fields of GetAttrs remain. Not ok: it cannot, and the whole value is decoded, as all are if Abridge is nil. It is called
-	// concurrently, and keeps neither slice; see transcode.Abridger.
+	// Abridge appends a stored value, after decryption, to dst without the fields that selectors do
+	// not evaluate: the name, the namespace, the UID, the labels, and the fields of GetAttrs
+	// remain. Not ok: it cannot, and the whole value is decoded, as all are if Abridge is nil. It
+	// is called concurrently, and keeps neither slice; see transcode.Abridger.
 	Abridge func(dst, value []byte) (_ []byte, ok bool)
-	// Finder returns a function that finds the value of a label, or of a field of GetAttrs, in the stored values of objects like obj, after decryption;
-	// nil if it has none. Then, and if the function is not ok, objects are decoded; after 1,000 values that were not found, all are, if most were not found.
-	// The value that it finds shares memory with the stored one. Functions are called concurrently; see transcode.Finders.
+	// Finder returns a function that finds the value of a label, or of a field of GetAttrs, in the
+	// stored values of objects like obj, after decryption; nil if it has none. Then, and if the
+	// function is not ok, objects are decoded; after 1,000 values that were not found, all are, if
+	// most were not found. The value that it finds shares memory with the stored one. Functions are
+	// called concurrently; see transcode.Finders.
 	Finder func(obj runtime.Object, label bool, name string) func(stored []byte) (value []byte, present, ok bool)
 	// Window bounds the history kept in memory, per etcd cluster. A zero field means that of
 	// mirror.DefaultWindow.
@@ -51,8 +55,8 @@ type Options struct {
 	// cluster; 0 means mirror.DefaultUnclaimedBytes.
 	UnclaimedBytes int64
 	// RepresentationBytes bounds the cached representations of objects, for all resources together;
-	// 0 means DefaultRepresentationBytes. Beyond that default, they are dropped within a minute after
-	// their last read.
+	// 0 means DefaultRepresentationBytes. Beyond that default, they are dropped within a minute
+	// after their last read.
 	RepresentationBytes int64
 	// ProgressInterval is the interval of progress requests to etcd while no events arrive and
 	// there are watches with bookmarks; 0 means mirror.DefaultIdleProgress, a negative one disables
@@ -70,11 +74,12 @@ type Options struct {
 	TokenKeyRotation time.Duration
 	// RefusePlainTokens refuses continue tokens that are not sealed.
 	RefusePlainTokens bool
-	// ReadOnly makes an engine that changes nothing in etcd: writes of its storages return ErrReadOnly, it does not compact, and it
-	// makes no keys of continue tokens. Its client of etcd sends no other request than reads. Engine.Lags then reports how far
-	// memory is behind.
+	// ReadOnly makes an engine that changes nothing in etcd: writes of its storages return
+	// ErrReadOnly, it does not compact, and it makes no keys of continue tokens. Its client of etcd
+	// sends no other request than reads. Engine.Lags then reports how far memory is behind.
 	ReadOnly bool
-	// Feed, unless nil, serves the memory of the first etcd cluster that is opened to further engines, in place of that etcd.
+	// Feed, unless nil, serves the memory of the first etcd cluster that is opened to further
+	// engines, in place of that etcd.
 	Feed *etcdfeed.Server
 	// Gates turns behaviour off; it must include Gates(). It is read when a storage is made. nil
 	// means the defaults.
@@ -112,9 +117,9 @@ const (
 	// server ends a watch, and when it shuts down (KEP-956). The bookmark that closes initial
 	// events is always sent.
 	WatchBookmark featuregate.Feature = "WatchBookmark"
-	// EfficientWatchResumption lets the published revision follow etcd's progress, so that it advances while no
-	// cached key changes (KEP-1904). Off, only events advance it, and reads of the latest revision, which
-	// depend on the published revision, go to etcd.
+	// EfficientWatchResumption lets the published revision follow etcd's progress, so that it
+	// advances while no cached key changes (KEP-1904). Off, only events advance it, and reads of
+	// the latest revision, which depend on the published revision, go to etcd.
 	EfficientWatchResumption featuregate.Feature = "EfficientWatchResumption"
 	// WatchHistoryRestore restores history from etcd at the start, so that watches and lists of
 	// earlier revisions can be served (the alternative that KEP-1904 set aside).
@@ -123,9 +128,10 @@ const (
 	// handlers (package readpath). The server that mounts package readpath reads this gate;
 	// storages do not.
 	ByteReadPath featuregate.Feature = "ByteReadPath"
-	// ManagedFieldsOptOut lets clients request objects without metadata.managedFields, with the parameter drop=metadata.managedFields of
-	// a media type in the Accept header of a GET, LIST or WATCH (KEP-5958). Package readpath reads this gate. It is off until the syntax is
-	// final in Kubernetes; without it the parameter has no effect.
+	// ManagedFieldsOptOut lets clients request objects without metadata.managedFields, with the
+	// parameter drop=metadata.managedFields of a media type in the Accept header of a GET, LIST or
+	// WATCH (KEP-5958). Package readpath reads this gate. It is off until the syntax is final in
+	// Kubernetes; without it the parameter has no effect.
 	ManagedFieldsOptOut featuregate.Feature = "ManagedFieldsOptOut"
 )
 
@@ -178,8 +184,8 @@ func (o *Options) replayBounds() driver.ReplayBounds {
 	return o.Replay
 }
 
-// latestReads are the linearizable reads (no resource version) that are served from memory: LISTs with watches'
-// initial events, and GETs. They require that the published revision follows etcd.
+// latestReads are the linearizable reads (no resource version) that are served from memory: LISTs
+// with watches' initial events, and GETs. They require that the published revision follows etcd.
 type latestReads struct{ lists, gets bool }
 
 // latestReads reads the gates.

@@ -145,7 +145,8 @@ func (p *pastList) testSelectedPages(t *testing.T) {
 	}
 }
 
-// testBytes encodes the list twice, as the read path does: the bytes of the measuring pass equal those of the writing pass.
+// testBytes encodes the list twice, as the read path does: the bytes of the measuring pass equal
+// those of the writing pass.
 func (p *pastList) testBytes(t *testing.T) {
 	s := p.f.engine(t)
 	rep := newRepresentation(s, nameEncoder, nil)
@@ -178,8 +179,8 @@ func (p *pastList) testBytes(t *testing.T) {
 	}
 }
 
-// TestPastList_OlderThanMemory_IsReadFromEtcd reads a revision that is in etcd but not in memory: completely, in
-// pages, with selectors, encoded. Unchanged objects are not decoded again.
+// TestPastList_OlderThanMemory_IsReadFromEtcd reads a revision that is in etcd but not in memory:
+// completely, in pages, with selectors, encoded. Unchanged objects are not decoded again.
 func TestPastList_OlderThanMemory_IsReadFromEtcd(t *testing.T) {
 	p := &pastList{f: setup(t), n: 150, pad: "0123456789012345678901234567890123456789"}
 	p.opts, p.want = pastPods(t, p.f, p.n, p.pad)
@@ -198,8 +199,8 @@ func nameEncoder(dst []byte, obj runtime.Object) ([]byte, error) {
 	return fmt.Appendf(dst, "%s %s\n", pod.Name, pod.ResourceVersion), nil
 }
 
-// TestPastList_UnchangedObject_IsNotDecodedAgain: an unchanged object that was decoded for a list of the
-// present is not decoded again for one of the past.
+// TestPastList_UnchangedObject_IsNotDecodedAgain: an unchanged object that was decoded for a list
+// of the present is not decoded again for one of the past.
 func TestPastList_UnchangedObject_IsNotDecodedAgain(t *testing.T) {
 	f := setup(t)
 	opts, _ := pastPods(t, f, 50, "")
@@ -212,8 +213,8 @@ func TestPastList_UnchangedObject_IsNotDecodedAgain(t *testing.T) {
 	}
 }
 
-// TestPastList_OvertakenByCompaction_Returns410: etcd is compacted between two pages of one list from etcd, and
-// before one.
+// TestPastList_OvertakenByCompaction_Returns410: etcd is compacted between two pages of one list
+// from etcd, and before one.
 func TestPastList_OvertakenByCompaction_Returns410(t *testing.T) {
 	f := setup(t)
 	opts, _ := pastPods(t, f, 600, "") // more than the first page from etcd
@@ -273,7 +274,8 @@ func TestPastList_RequestCanceled_StopsReadingEtcd(t *testing.T) {
 	}
 }
 
-// TestChunking_GateOff_IgnoresLimitAndContinue: limit and continue are ignored, and no token is returned.
+// TestChunking_GateOff_IgnoresLimitAndContinue: limit and continue are ignored, and no token is
+// returned.
 func TestChunking_GateOff_IgnoresLimitAndContinue(t *testing.T) {
 	for name, where := range map[string][]func(*options){"memory": nil, "etcd": {fromEtcd}, "uncached": {uncached}} {
 		t.Run(name, func(t *testing.T) {

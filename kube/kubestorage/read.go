@@ -16,8 +16,8 @@ import (
 
 // Read resolves a LIST: it waits for the revision of the options and returns it. The combinations
 // of resource version, match, limit and continue are those of KEP-2340's table and KEP-4988; see
-// revisionWaiter.snapshot. The caller closes the ListRead. Errors: ErrReadEtcd, and API errors for the
-// client (400, 410, 429, 504).
+// revisionWaiter.snapshot. The caller closes the ListRead. Errors: ErrReadEtcd, and API errors for
+// the client (400, 410, 429, 504).
 func (s *Store) Read(ctx context.Context, key string, opts storage.ListOptions) (*ListRead, error) {
 	q, err := newListRequest(ctx, s, key, opts)
 	if err != nil {
@@ -135,8 +135,8 @@ func (r *ListRead) etcdError(ctx context.Context, err error) error {
 	return err
 }
 
-// compactedError reads one object at the revision through upstream's store, regardless of the list's
-// selector, and returns the error.
+// compactedError reads one object at the revision through upstream's store, regardless of the
+// list's selector, and returns the error.
 func (r *ListRead) compactedError(ctx context.Context) error {
 	s, q := r.store, r.request
 	token := q.opts.Predicate.Continue
@@ -217,8 +217,9 @@ func (r *ListRead) planName() string {
 	return metrics.PlanScan
 }
 
-// Served records in the metrics the number of candidates that a list has read, and of objects in the answer. Upstream's releases
-// differ in how they count lists from etcd, so those are not recorded.
+// Served records in the metrics the number of candidates that a list has read, and of objects in
+// the answer. Upstream's releases differ in how they count lists from etcd, so those are not
+// recorded.
 func (r *ListRead) Served(walked, returned int) {
 	defer r.endSpan()
 	if r.FromEtcd() {

@@ -8,7 +8,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// useIndex narrows a list from memory to the candidates of its selector, if examining all objects of the range costs more.
+// useIndex narrows a list from memory to the candidates of its selector, if examining all objects
+// of the range costs more.
 func (r *ListRead) useIndex(ctx context.Context) {
 	switch {
 	case r.selector.All:
@@ -24,7 +25,8 @@ func (r *ListRead) useIndex(ctx context.Context) {
 }
 
 // useShard narrows a list from memory to the entries of its shard. The shard of the latest revision
-// may be a little newer than the snapshot, which is then replaced by the shard's revision: the request allows that revision or later.
+// may be a little newer than the snapshot, which is then replaced by the shard's revision: the
+// request allows that revision or later.
 func (r *ListRead) useShard(ctx context.Context) {
 	s := r.store
 	x := s.selections.Shard(r.selector.Shard)

@@ -31,7 +31,8 @@ func fillPods(t testing.TB, f *fixture, n int) {
 	f.catchUp(t)
 }
 
-// newRepresentation returns a representation of the objects of a store, or of a type that embeds one.
+// newRepresentation returns a representation of the objects of a store, or of a type that embeds
+// one.
 func newRepresentation(s interface{ generation() *objects.Generation }, encode representation.ItemEncoder, splice representation.Splicer) *representation.Representation {
 	return representation.Of(s.generation(), new(int), representation.Format{Encode: encode, Splice: splice})
 }

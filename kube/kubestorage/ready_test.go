@@ -30,15 +30,16 @@ func newUnloaded(t *testing.T) *unloaded {
 	return u
 }
 
-// during returns the requests to etcd during the call of f. It leaves out requests for etcd's revision, because the blocked load
-// may start with one at any time.
+// during returns the requests to etcd during the call of f. It leaves out requests for etcd's
+// revision, because the blocked load may start with one at any time.
 func (u *unloaded) during(f func()) tally {
 	got := u.requests.during(f)
 	got.Revisions = 0
 	return got
 }
 
-// requireWrites creates and changes the pod. Memory has no suggestion for the change, which costs a read.
+// requireWrites creates and changes the pod. Memory has no suggestion for the change, which costs a
+// read.
 func (u *unloaded) requireWrites(t *testing.T) {
 	t.Helper()
 	got := u.during(func() { u.pod = u.create(t, newPod("a"))[0] })
@@ -97,8 +98,9 @@ func (u *unloaded) requireGetFromEtcd(t *testing.T, resourceVersion string) {
 	}
 }
 
-// TestBeforeReady_ListAndWatch_Return429: until a resource is loaded, LIST and WATCH wait for a while and are then refused with 429. Small pages
-// without a selector are served, because they are cheap for etcd, like GETs and writes (KEP-4568).
+// TestBeforeReady_ListAndWatch_Return429: until a resource is loaded, LIST and WATCH wait for a
+// while and are then refused with 429. Small pages without a selector are served, because they are
+// cheap for etcd, like GETs and writes (KEP-4568).
 func TestBeforeReady_ListAndWatch_Return429(t *testing.T) {
 	u := newUnloaded(t)
 	if err := u.ReadinessCheck(); !errors.Is(err, storage.ErrStorageNotReady) {

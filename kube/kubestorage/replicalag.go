@@ -8,21 +8,24 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// lagSample is the interval at which the lag of memory is sampled, and so the resolution of Lag.Behind. A sample costs some loads.
+// lagSample is the interval at which the lag of memory is sampled, and so the resolution of
+// Lag.Behind. A sample costs some loads.
 const lagSample = 100 * time.Millisecond
 
 // Lag is the distance of the memory of one etcd cluster behind etcd, in time.
 type Lag struct {
 	Endpoints string // of etcd, separated by commas
 	Prefix    string // of the keys
-	// Behind is the time since memory fell behind the newest revision that etcd is known to have, 0 if it is level. Continuous
-	// writes do not add up: the time counts from the oldest known revision that memory has not reached.
+	// Behind is the time since memory fell behind the newest revision that etcd is known to have, 0
+	// if it is level. Continuous writes do not add up: the time counts from the oldest known
+	// revision that memory has not reached.
 	Behind time.Duration
 	// Published and Etcd are the published revision and the newest known revision of etcd.
 	Published, Etcd mirror.Revision
 }
 
-// Lags returns the lag of each etcd cluster that is mirrored. It is empty without Options.ReadOnly. Cost is some loads for each cluster.
+// Lags returns the lag of each etcd cluster that is mirrored. It is empty without Options.ReadOnly.
+// Cost is some loads for each cluster.
 func (e *Engine) Lags() (all []Lag) {
 	if !e.opts.ReadOnly {
 		return nil
@@ -40,12 +43,13 @@ func (e *Engine) Lags() (all []Lag) {
 	return all
 }
 
-// replicaLag measures how long memory has been behind etcd's known revision. The zero value is level. Its methods may be called
-// concurrently.
+// replicaLag measures how long memory has been behind etcd's known revision. The zero value is
+// level. Its methods may be called concurrently.
 type replicaLag struct {
-	mu     sync.Mutex      // leaf
-	target mirror.Revision // the oldest known revision of etcd that memory had not reached, 0 if level
-	since  time.Time       // when target was first seen
+	mu sync.Mutex // leaf
+	// the oldest known revision of etcd that memory had not reached, 0 if level
+	target mirror.Revision
+	since  time.Time // when target was first seen
 }
 
 // follow samples the mirror until ctx ends.

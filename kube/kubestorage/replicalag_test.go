@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// TestReplicaLag_Samples_MeasureOldestMissingRevision: the lag counts from the oldest known revision that memory lacks, so writes that follow one
-// another do not add up, and is 0 as soon as memory is level.
+// TestReplicaLag_Samples_MeasureOldestMissingRevision: the lag counts from the oldest known
+// revision that memory lacks, so writes that follow one another do not add up, and is 0 as soon as
+// memory is level.
 func TestReplicaLag_Samples_MeasureOldestMissingRevision(t *testing.T) {
 	start := time.Unix(1000, 0)
 	at := func(seconds int) time.Time { return start.Add(time.Duration(seconds) * time.Second) }

@@ -80,9 +80,9 @@ func detectSource(client *kubernetes.Client, prefix string, opts Options) (detec
 //
 // An etcd without any source of its current revision (etcdsource.NoProgress) counts as too old.
 //
-// On an etcd that is too old the published revision advances by events only, regardless of the gates. Without
-// the gate EfficientWatchResumption it does so too: the gates that depend on progress are then off,
-// and cannot be set to true.
+// On an etcd that is too old the published revision advances by events only, regardless of the
+// gates. Without the gate EfficientWatchResumption it does so too: the gates that depend on
+// progress are then off, and cannot be set to true.
 func (o *Options) safeguard(versions error, endpoints []string) (p latestReads, eventsOnly bool, err error) {
 	p = o.latestReads()
 	relying := []featuregate.Feature{ConsistentListFromCache, ConsistentGetFromCache}

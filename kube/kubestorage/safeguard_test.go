@@ -35,7 +35,8 @@ func gates(t *testing.T, specs map[featuregate.Feature]featuregate.FeatureSpec, 
 	return g
 }
 
-// TestSafeguard_EtcdVersion_DecidesReadsFromMemory has the cases of KEP-2340, for a settable gate and for a locked one.
+// TestSafeguard_EtcdVersion_DecidesReadsFromMemory has the cases of KEP-2340, for a settable gate
+// and for a locked one.
 func TestSafeguard_EtcdVersion_DecidesReadsFromMemory(t *testing.T) {
 	old := fmt.Errorf("endpoint e: %w: version 3.5.12", etcdsource.ErrProgressBug)
 	unknown := fmt.Errorf("%w: endpoint e: no answer", etcdsource.ErrVersionUnknown)
@@ -157,8 +158,9 @@ func TestGate_Off_SendsReadsToEtcd(t *testing.T) {
 	}
 }
 
-// TestEventsOnly_RevisionNotReached_IsReadFromEtcd: where the published revision moves by events only, etcd answers at once the reads
-// at or above a revision that etcd has returned and no event has reached.
+// TestEventsOnly_RevisionNotReached_IsReadFromEtcd: where the published revision moves by events
+// only, etcd answers at once the reads at or above a revision that etcd has returned and no event
+// has reached.
 func TestEventsOnly_RevisionNotReached_IsReadFromEtcd(t *testing.T) {
 	f := setup(t, eventsOnly)
 	pod := f.create(t, newPod("a"))[0]
@@ -218,7 +220,8 @@ func TestEventsOnly_RevisionNotReached_IsReadFromEtcd(t *testing.T) {
 	}
 }
 
-// TestFeed_EtcdWithoutProgress_IsRefused: a server that cannot feed others says so to their requests, in place of that it is loading.
+// TestFeed_EtcdWithoutProgress_IsRefused: a server that cannot feed others says so to their
+// requests, in place of that it is loading.
 func TestFeed_EtcdWithoutProgress_IsRefused(t *testing.T) {
 	for _, mode := range []etcdsource.ProgressMode{etcdsource.ByEvents, etcdsource.NoProgress} {
 		t.Run(mode.String(), func(t *testing.T) {

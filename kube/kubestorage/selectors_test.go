@@ -31,7 +31,8 @@ type selectorModel struct {
 	changed [][]string
 }
 
-// step changes a random pod, or several at one revision: labels are few, frequent or rare, and missing from some pods.
+// step changes a random pod, or several at one revision: labels are few, frequent or rare, and
+// missing from some pods.
 func (m *selectorModel) step(t *testing.T, etcd *memory.Store) {
 	t.Helper()
 	rnd := m.rnd
@@ -96,7 +97,8 @@ func (m *selectorModel) selector(t *testing.T) storage.SelectionPredicate {
 	return pred
 }
 
-// selectedOf returns the paths of the pods of a past state below a prefix that a selector selects, in key order.
+// selectedOf returns the paths of the pods of a past state below a prefix that a selector selects,
+// in key order.
 func selectedOf(t *testing.T, state map[string]*example.Pod, prefix string, pred storage.SelectionPredicate) (paths []string) {
 	t.Helper()
 	for _, key := range slices.Sorted(maps.Keys(state)) {
@@ -112,8 +114,9 @@ func selectedOf(t *testing.T, state map[string]*example.Pod, prefix string, pred
 	return paths
 }
 
-// TestSelectors_AnyRevisionLimitAndToken_EqualsModel lists with random selectors, of everything or of a namespace, at the latest and at old
-// revisions, whole and in pages, and compares with a filter of the model's state at that revision.
+// TestSelectors_AnyRevisionLimitAndToken_EqualsModel lists with random selectors, of everything or
+// of a namespace, at the latest and at old revisions, whole and in pages, and compares with a
+// filter of the model's state at that revision.
 func TestSelectors_AnyRevisionLimitAndToken_EqualsModel(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short: takes seconds")

@@ -61,7 +61,8 @@ type selectorWatch struct {
 
 func (c *selectorWatch) String() string { return fmt.Sprintf("%q %q", c.pred.Label, c.pred.Field) }
 
-// watch begins a watch: from an old revision, with initial events, or with initial events that a bookmark ends.
+// watch begins a watch: from an old revision, with initial events, or with initial events that a
+// bookmark ends.
 func (m *selectorModel) watch(t *testing.T, ctx context.Context, f *fixture, how int) *selectorWatch {
 	t.Helper()
 	c := &selectorWatch{pred: m.selector(t), at: -1}
@@ -78,7 +79,8 @@ func (m *selectorModel) watch(t *testing.T, ctx context.Context, f *fixture, how
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The events are read at once: a watch ends if its client does not read the initial events in time.
+	// The events are read at once: a watch ends if its client does not read the initial events in
+	// time.
 	c.events = make(chan watch.Event, 1<<13) // more than the test makes
 	done := make(chan struct{})
 	t.Cleanup(func() { w.Stop(); <-done })
@@ -114,7 +116,8 @@ func (c *selectorWatch) next(t *testing.T, ctx context.Context) (watch.EventType
 	return "", nil
 }
 
-// initial compares the initial events with the model at the revision of the bookmark, after which the watch continues.
+// initial compares the initial events with the model at the revision of the bookmark, after which
+// the watch continues.
 func (c *selectorWatch) initial(t *testing.T, ctx context.Context, m *selectorModel) {
 	t.Helper()
 	var got []string
@@ -169,9 +172,10 @@ func (c *selectorWatch) reach(t *testing.T, ctx context.Context, m *selectorMode
 	}
 }
 
-// TestSelectors_Watches_EqualModel watches with random selectors while pods change. The events from old revisions are those of the model
-// in order. Initial events lead to the objects that the selector selects at the end; with a bookmark that closes them, they are the
-// selected objects at its revision in key order, and the model's events after it follow.
+// TestSelectors_Watches_EqualModel watches with random selectors while pods change. The events from
+// old revisions are those of the model in order. Initial events lead to the objects that the
+// selector selects at the end; with a bookmark that closes them, they are the selected objects at
+// its revision in key order, and the model's events after it follow.
 func TestSelectors_Watches_EqualModel(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short: takes seconds")

@@ -42,7 +42,8 @@ import (
 	"github.com/stratakube/strata/mirror/driver"
 )
 
-// patience bounds every wait of the tests. Only a failing test waits that long, even on a busy machine with the race detector.
+// patience bounds every wait of the tests. Only a failing test waits that long, even on a busy
+// machine with the race detector.
 const patience = 2 * time.Minute
 
 const testPrefix = "/registry/"

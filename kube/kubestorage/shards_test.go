@@ -114,7 +114,8 @@ type shardList struct {
 	opts storage.ListOptions
 }
 
-// randomShardList draws a list of the present or of a revision in past, with or without labels, namespace and limit.
+// randomShardList draws a list of the present or of a revision in past, with or without labels,
+// namespace and limit.
 func randomShardList(rnd *rand.Rand, past []string) shardList {
 	n := []int{1, 2, 16, 64}[rnd.IntN(4)]
 	l := shardList{key: "/pods", sel: shardOf([]string{uidField, namespaceField}[rnd.IntN(2)], rnd.IntN(n), n)}
@@ -138,7 +139,8 @@ func (l shardList) String() string {
 	return fmt.Sprintf("%s, %s, labels %s, limit %d", l.key, l.sel, l.opts.Predicate.Label, l.opts.Predicate.Limit)
 }
 
-// selected returns the pods that the selectors of the list select in a list of all pods, and the resource version of that list.
+// selected returns the pods that the selectors of the list select in a list of all pods, and the
+// resource version of that list.
 func (l shardList) selected(t *testing.T, s storage.Interface) (names []string, resourceVersion string) {
 	t.Helper()
 	whole := l.opts
@@ -154,7 +156,8 @@ func (l shardList) selected(t *testing.T, s storage.Interface) (names []string, 
 	return names, list.ResourceVersion
 }
 
-// walk returns the pods of all pages. Each page must be of the resource version, and full if it is not the last.
+// walk returns the pods of all pages. Each page must be of the resource version, and full if it is
+// not the last.
 func (l shardList) walk(t *testing.T, s storage.Interface, resourceVersion string) (names []string, err error) {
 	t.Helper()
 	opts := l.opts
@@ -174,9 +177,9 @@ func (l shardList) walk(t *testing.T, s storage.Interface, resourceVersion strin
 	}
 }
 
-// TestShards_DuringWrites_EqualSelectedPods writes pods at random, and compares lists of
-// shards, at the present and at revisions of the past, in pages and with other selectors, with the pods
-// that the selectors select among all pods of the same revision.
+// TestShards_DuringWrites_EqualSelectedPods writes pods at random, and compares lists of shards, at
+// the present and at revisions of the past, in pages and with other selectors, with the pods that
+// the selectors select among all pods of the same revision.
 func TestShards_DuringWrites_EqualSelectedPods(t *testing.T) {
 	shardGate(t)
 	f := setup(t)
@@ -206,8 +209,8 @@ func TestShards_DuringWrites_EqualSelectedPods(t *testing.T) {
 	}
 }
 
-// TestShards_Pages_EqualUpstream compares pages of a shard, their tokens and metadata, with those of
-// upstream's store on the same etcd.
+// TestShards_Pages_EqualUpstream compares pages of a shard, their tokens and metadata, with those
+// of upstream's store on the same etcd.
 func TestShards_Pages_EqualUpstream(t *testing.T) {
 	shardGate(t)
 	f := setup(t)
@@ -249,7 +252,8 @@ func TestShards_WithGateOff_AreIgnored(t *testing.T) {
 	}
 }
 
-// TestShards_OfManySelectors_AreBounded: the shards of many selectors are dropped, except the one just read.
+// TestShards_OfManySelectors_AreBounded: the shards of many selectors are dropped, except the one
+// just read.
 func TestShards_OfManySelectors_AreBounded(t *testing.T) {
 	shardGate(t)
 	f := setup(t)
@@ -326,8 +330,8 @@ func (w *watchedShards) watch(t *testing.T) {
 	}
 }
 
-// requireEvents fails unless the watch of the shard delivers an ADDED for each of its pods, and a DELETED for each pod named
-// before-*, in any order.
+// requireEvents fails unless the watch of the shard delivers an ADDED for each of its pods, and a
+// DELETED for each pod named before-*, in any order.
 func (w *watchedShards) requireEvents(t *testing.T, shard int) {
 	t.Helper()
 	var want, got []string
@@ -385,13 +389,14 @@ func (w *watchedShards) stop(t *testing.T) {
 	})
 }
 
-// TestShardedWatch_Event_ReachesOnlyItsShard: an event is delivered to the watches of its shard only,
-// is assigned once, and is counted for each other watch as upstream counts it.
+// TestShardedWatch_Event_ReachesOnlyItsShard: an event is delivered to the watches of its shard
+// only, is assigned once, and is counted for each other watch as upstream counts it.
 func TestShardedWatch_Event_ReachesOnlyItsShard(t *testing.T) {
 	shardGate(t)
 	cachermetrics.Register()
 	for _, m := range []metrics.Registerable{cachermetrics.WatchFilteredEventsTotal, cachermetrics.WatchShardsTotal} {
-		_ = legacyregistry.Register(m) // upstream registers them if the gate is on when the process starts
+		// upstream registers them if the gate is on when the process starts
+		_ = legacyregistry.Register(m)
 	}
 	for _, field := range []string{uidField, namespaceField} {
 		t.Run(field, func(t *testing.T) {

@@ -18,9 +18,9 @@ import (
 	"github.com/stratakube/strata/mirror/driver"
 )
 
-// Status returns a reading of the engine, without the values of the Go runtime. Reads are the lists of
-// the whole process, and the GETs that etcd answered. Cost is O(resources and watches), and a walk over the events that the slowest watch of each resource has not
-// examined.
+// Status returns a reading of the engine, without the values of the Go runtime. Reads are the lists
+// of the whole process, and the GETs that etcd answered. Cost is O(resources and watches), and a
+// walk over the events that the slowest watch of each resource has not examined.
 func (e *Engine) Status() status.Status {
 	e.mu.Lock()
 	clusters := slices.Collect(maps.Values(e.clusters))
@@ -93,7 +93,8 @@ type laggingStream struct {
 	at    mirror.Revision
 }
 
-// openStreams counts the open streams of each resource, and returns those that have not examined all events.
+// openStreams counts the open streams of each resource, and returns those that have not examined
+// all events.
 func (c *cluster) openStreams() (count map[schema.GroupResource]int, lagging []laggingStream) {
 	count = map[schema.GroupResource]int{}
 	now := c.mirror.PublishedRevision()
@@ -110,8 +111,8 @@ func (c *cluster) openStreams() (count map[schema.GroupResource]int, lagging []l
 	return count, lagging
 }
 
-// slow returns the streams whose oldest event that they have not examined arrived more than status.SlowAfter before. Streams at one
-// position of a resource cost one look-up.
+// slow returns the streams whose oldest event that they have not examined arrived more than
+// status.SlowAfter before. Streams at one position of a resource cost one look-up.
 func slow(streams []laggingStream, now mirror.Revision) (all []status.Watch) {
 	type position struct {
 		resource *mirror.Resource
@@ -156,7 +157,8 @@ func slow(streams []laggingStream, now mirror.Revision) (all []status.Watch) {
 	return all
 }
 
-// nextEvent returns the first event of the log after a revision, nil if there is none, and whether the log no longer has it.
+// nextEvent returns the first event of the log after a revision, nil if there is none, and whether
+// the log no longer has it.
 func nextEvent(r *mirror.Resource, after mirror.Revision) (ev *mirror.Event, expired bool) {
 	cur, err := r.CursorAfter(after, "", "")
 	if err != nil {

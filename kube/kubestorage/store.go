@@ -44,7 +44,8 @@ type Store struct {
 	revisionWaiter
 	view        *objects.View
 	conversions *objects.Conversions // nil if no conversion blocks
-	// unsafeDelete is AllowUnsafeMalformedObjectDeletion: LISTs report all corrupt objects instead of the first.
+	// unsafeDelete is AllowUnsafeMalformedObjectDeletion: LISTs report all corrupt objects instead
+	// of the first.
 	unsafeDelete bool
 	// retryFor is how long a watch retries to decode an event.
 	retryFor    time.Duration
@@ -53,7 +54,8 @@ type Store struct {
 	newListFunc func() runtime.Object
 	group       schema.GroupResource
 	decorated   bool // see Options.Decorated; written before the store is used
-	// latestReads and listsAtRevision (the gate ListFromCacheSnapshot) select the reads served from memory.
+	// latestReads and listsAtRevision (the gate ListFromCacheSnapshot) select the reads served from
+	// memory.
 	latestReads     latestReads
 	listsAtRevision bool
 	bookmarks       bool // the gate WatchBookmark
@@ -87,8 +89,9 @@ func (s *Store) stop() {
 // ResourcePrefix returns the prefix of the keys of storage.Interface, for example /pods.
 func (s *Store) ResourcePrefix() string { return s.keys.ResourcePrefix }
 
-// Representation returns the representation with the key name, any comparable value. It is made in the format f on the
-// first call, and again when the keys that decrypt values change (Representation.Fresh).
+// Representation returns the representation with the key name, any comparable value. It is made in
+// the format f on the first call, and again when the keys that decrypt values change
+// (Representation.Fresh).
 func (s *Store) Representation(name any, f representation.Format) *representation.Representation {
 	return representation.Of(s.view.CurrentGeneration(), name, f)
 }
@@ -125,7 +128,8 @@ type History struct {
 	Times          []mirror.RevisionTime // of the whole cluster
 }
 
-// History returns the revisions in memory. Errors: storage.ErrStorageNotReady. Cost is that of mirror.Mirror.Times.
+// History returns the revisions in memory. Errors: storage.ErrStorageNotReady. Cost is that of
+// mirror.Mirror.Times.
 func (s *Store) History() (h History, err error) {
 	latest, err := s.resource.Latest()
 	if err == nil {

@@ -187,7 +187,8 @@ func (s *storedIn) list(from storage.Interface, all bool, opts storage.ListOptio
 	return answer{list, err}
 }
 
-// addOthers stores objects in another namespace that do not change, one more than a list examines without a plan.
+// addOthers stores objects in another namespace that do not change, one more than a list examines
+// without a plan.
 func (s *storedIn) addOthers(f *testing.F, codec runtime.Codec, sealer value.Transformer) {
 	f.Helper()
 	for i := range 65 {
@@ -208,7 +209,8 @@ func (s *storedIn) addOthers(f *testing.F, codec runtime.Codec, sealer value.Tra
 	s.catchUp(f)
 }
 
-// storedTexts are seeds of FuzzStored for each kind: objects of other kinds and versions, and garbage.
+// storedTexts are seeds of FuzzStored for each kind: objects of other kinds and versions, and
+// garbage.
 var storedTexts = []string{
 	"", "null", "{}", "[]", "\x00", "k8s\x00", "\xd9\xd9\xf7", "\xd9\xd9\xf7\xa0", "k8s:enc:aesgcm:v1:fuzz:", "k8s:enc:aesgcm:v1:other:x", "k8s:enc:aescbc:v1:x:",
 	`{"kind":"Pod","apiVersion":"example.apiserver.k8s.io/v1","metadata":{"name":"other","resourceVersion":"7","uid":"u"}}`,
@@ -260,8 +262,8 @@ func (s *storedIn) putAs(t testing.TB, key string, stored []byte, sealer value.T
 	}
 }
 
-// compareReads compares GET and LIST of memory, with empty and with filled caches, with upstream's store. It returns upstream's
-// answer to the GET.
+// compareReads compares GET and LIST of memory, with empty and with filled caches, with upstream's
+// store. It returns upstream's answer to the GET.
 func (s *storedIn) compareReads(t *testing.T, stored []byte) answer {
 	t.Helper()
 	store := s.engine(t)
@@ -281,7 +283,8 @@ func (s *storedIn) compareReads(t *testing.T, stored []byte) answer {
 	return want
 }
 
-// compareSelections compares lists by the name, the namespace, a label of the others and up to two labels of the object with upstream's store.
+// compareSelections compares lists by the name, the namespace, a label of the others and up to two
+// labels of the object with upstream's store.
 func (s *storedIn) compareSelections(t *testing.T, stored []byte, obj runtime.Object) {
 	t.Helper()
 	store := s.engine(t)
@@ -289,7 +292,8 @@ func (s *storedIn) compareSelections(t *testing.T, stored []byte, obj runtime.Ob
 	if err != nil {
 		t.Fatal(err)
 	}
-	// First those by labels: without an index for the name, a list decodes all objects, and their values are known from then on.
+	// First those by labels: without an index for the name, a list decodes all objects, and their
+	// values are known from then on.
 	selections := []storage.SelectionPredicate{{Label: labels.SelectorFromSet(labels.Set{"a": "b"}), Field: fields.Everything()}}
 	own := m.GetLabels()
 	for _, name := range slices.Sorted(maps.Keys(own))[:min(2, len(own))] {
@@ -356,7 +360,8 @@ func FuzzStored(f *testing.F) {
 	})
 }
 
-// selectedPods creates pods whose labels and nodes have the values, changes some of them, and returns revisions between the changes.
+// selectedPods creates pods whose labels and nodes have the values, changes some of them, and
+// returns revisions between the changes.
 func selectedPods(f *testing.F, fix *fixture, values []string) (revs []mirror.Revision) {
 	f.Helper()
 	mirrored := fix.engine(f).mirror
@@ -394,8 +399,9 @@ func selectedPods(f *testing.F, fix *fixture, values []string) (revs []mirror.Re
 	return revs
 }
 
-// FuzzSelectors sends any selectors, limit, order of pages and revision, over objects with odd labels and fields. Memory selects the same
-// objects as upstream's store, with the indexes that a registry declares and without them, page by page.
+// FuzzSelectors sends any selectors, limit, order of pages and revision, over objects with odd
+// labels and fields. Memory selects the same objects as upstream's store, with the indexes that a
+// registry declares and without them, page by page.
 func FuzzSelectors(f *testing.F) {
 	var found atomic.Int64
 	fix := setup(f, withFinder(&found))

@@ -13,16 +13,16 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// initialSeatTime is how long a watch may keep the seat of priority and fairness for its initial events: the default maximum
-// of a list.
+// initialSeatTime is how long a watch may keep the seat of priority and fairness for its initial
+// events: the default maximum of a list.
 const initialSeatTime = time.Minute
 
-// Stream is one watch without its form of delivery: its start position, its pending events and the time of its next bookmark.
-// Deliver writes it to a Sink on the goroutine of its caller. The stream has no goroutine and no queue, and decodes only objects
-// that a selector needs.
+// Stream is one watch without its form of delivery: its start position, its pending events and the
+// time of its next bookmark. Deliver writes it to a Sink on the goroutine of its caller. The stream
+// has no goroutine and no queue, and decodes only objects that a selector needs.
 //
-// Undelivered events cost no memory: a stream has a position, and while it delivers initial events a few hundred entries, not a
-// version (I7). Not safe for concurrent use.
+// Undelivered events cost no memory: a stream has a position, and while it delivers initial events
+// a few hundred entries, not a version (I7). Not safe for concurrent use.
 type Stream struct {
 	store      *Store
 	start, end string // the keys watched
@@ -39,29 +39,33 @@ type Stream struct {
 	// undelivered is the error of DeliverPending.
 	undelivered error
 
-	releaseProgress func()       // withdraws the request for progress; nil if there is none
-	countShardEnd   func()       // counts the end of a watch with a shard selector; nil if there is none
-	unfollow        func()       // stops following a shard; nil if the stream does not follow one
-	logPosition     atomic.Int64 // the revision of its position in the log; idle while the stream waits
+	releaseProgress func() // withdraws the request for progress; nil if there is none
+	// counts the end of a watch with a shard selector; nil if there is none
+	countShardEnd func()
+	unfollow      func() // stops following a shard; nil if the stream does not follow one
+	// the revision of its position in the log; idle while the stream waits
+	logPosition atomic.Int64
 
 	lastRev           mirror.Revision // the watch ends at this revision; 0: not known yet
 	finalBookmarkSent bool            // the bookmark before the end was delivered
 
-	publishedAtStart mirror.Revision // the published revision at the start; events up to here are history
+	// the published revision at the start; events up to here are history
+	publishedAtStart mirror.Revision
 
 	// For the metric of the cost of a start.
 	startRev mirror.Revision // events up to here are replayed; 0: all of them were
 	replayed int
 
 	// Initial events of a watch that starts at the latest state.
-	listing   bool                             // there are more initial events
-	announce  bool                             // their end has not been announced yet
-	found     []*mirror.Entry                  // the first ones: from an index, or all from etcd
-	initial   *initialRead                     // nil without a selector, and after the last one
-	shard     weak.Pointer[index.ShardVersion] // the selected part, while it is cached
-	counted   bool                             // entries of other shards are counted
-	seat      *time.Timer                      // releases the seat of priority and fairness; nil if there is none
-	from      string                           // the key to continue at
+	listing  bool                             // there are more initial events
+	announce bool                             // their end has not been announced yet
+	found    []*mirror.Entry                  // the first ones: from an index, or all from etcd
+	initial  *initialRead                     // nil without a selector, and after the last one
+	shard    weak.Pointer[index.ShardVersion] // the selected part, while it is cached
+	counted  bool                             // entries of other shards are counted
+	// releases the seat of priority and fairness; nil if there is none
+	seat      *time.Timer
+	from      string // the key to continue at
 	at        mirror.Revision
 	version   weak.Pointer[mirror.Snapshot] // at that revision, until it is collected
 	runs      []mirror.Run
@@ -77,16 +81,17 @@ type Stream struct {
 	bookmarkEvery time.Duration // 0: never
 	deadline      time.Time     // of the request, zero if there is none
 	nextBookmark  time.Time     // time of the next bookmark, zero if there is none
-	catchUp       bool          // a bookmark is due at publishedAtStart: the watch ends before the time of a later one
-	timer         *time.Timer   // wakes wait at nextBookmark; nil without bookmarks
-	wake          chan struct{} // an event is not the only reason for a wake-up
+	// a bookmark is due at publishedAtStart: the watch ends before the time of a later one
+	catchUp bool
+	timer   *time.Timer   // wakes wait at nextBookmark; nil without bookmarks
+	wake    chan struct{} // an event is not the only reason for a wake-up
 }
 
-// delivery is the next part of a stream to deliver: initial events, events or a bookmark. Its slices
-// are owned by the stream and valid until the next call of next.
+// delivery is the next part of a stream to deliver: initial events, events or a bookmark. Its
+// slices are owned by the stream and valid until the next call of next.
 type delivery struct {
-	// runs, or entries if they come from an index or from etcd, are initial events in key order, to be
-	// sent as ADDED if the watch selects them.
+	// runs, or entries if they come from an index or from etcd, are initial events in key order, to
+	// be sent as ADDED if the watch selects them.
 	runs    []mirror.Run
 	entries []*mirror.Entry
 	// selected: the watch selects all entries of runs.

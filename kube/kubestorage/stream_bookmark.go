@@ -19,8 +19,9 @@ const (
 	// bookmarkTick divides those intervals: the bookmarks of one tick are sent together, which
 	// saves the server a wake-up for each.
 	bookmarkTick = 500 * time.Millisecond
-	// bookmarkLead is the time between the last bookmark and the server's end of the watch. A shorter watch that begins in the past gets
-	// its only bookmark as soon as it has caught up (Stream.catchUp): a reader of past events learns at once that it has all of them.
+	// bookmarkLead is the time between the last bookmark and the server's end of the watch. A
+	// shorter watch that begins in the past gets its only bookmark as soon as it has caught up
+	// (Stream.catchUp): a reader of past events learns at once that it has all of them.
 	bookmarkLead = 2 * time.Second
 )
 

@@ -10,8 +10,9 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// TestStream_ShortWatchOfPast_GetsBookmarkWhenCaughtUp: a watch that ends before the time of its last bookmark gets it after the past
-// events, without delay and once. Longer watches, and those that begin now, get none earlier.
+// TestStream_ShortWatchOfPast_GetsBookmarkWhenCaughtUp: a watch that ends before the time of its
+// last bookmark gets it after the past events, without delay and once. Longer watches, and those
+// that begin now, get none earlier.
 func TestStream_ShortWatchOfPast_GetsBookmarkWhenCaughtUp(t *testing.T) {
 	for name, c := range map[string]struct {
 		timeout, want time.Duration // want: the time of the bookmark; -1 for none

@@ -123,8 +123,8 @@ func (st *Stream) drain() (delivery, error) {
 	return delivery{}, st.drained()
 }
 
-// drained records that the stream ends because the server does. Its context stays open: Drain cancels
-// it if the owner takes too long to deliver the rest.
+// drained records that the stream ends because the server does. Its context stays open: Drain
+// cancels it if the owner takes too long to deliver the rest.
 func (st *Stream) drained() error {
 	st.reason.Set(watchset.ByShutdown)
 	return ErrStreamEnded

@@ -13,9 +13,10 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// lost reports whether a past event cannot be decoded because of a superseded state, while the latest state can: if its decryption key
-// was removed, the event stays unreadable, and a client that relists does not need it. If the latest state cannot be decoded either,
-// decryption or conversion may be temporarily down. What is not decoded in time is not lost.
+// lost reports whether a past event cannot be decoded because of a superseded state, while the
+// latest state can: if its decryption key was removed, the event stays unreadable, and a client
+// that relists does not need it. If the latest state cannot be decoded either, decryption or
+// conversion may be temporarily down. What is not decoded in time is not lost.
 func (st *Stream) lost(ev *mirror.Event) bool {
 	if ev.Rev > st.publishedAtStart {
 		return false

@@ -10,8 +10,9 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// initialRead is the state of the initial events of a watch with a selector: of their selection with indexes, and for the metrics of
-// plans and the trace. nil is that of a watch without a selector; its methods do nothing.
+// initialRead is the state of the initial events of a watch with a selector: of their selection
+// with indexes, and for the metrics of plans and the trace. nil is that of a watch without a
+// selector; its methods do nothing.
 type initialRead struct {
 	plan               string          // in the metrics
 	sifting            bool            // the entries after Stream.found are selected with indexes
@@ -31,11 +32,12 @@ func (i *initialRead) add(examined, returned int) {
 	}
 }
 
-// maxFound bounds the entries that a stream holds until they are delivered. It sifts the rest of its range later, some at a time.
+// maxFound bounds the entries that a stream holds until they are delivered. It sifts the rest of
+// its range later, some at a time.
 const maxFound = 4096
 
-// beginInitial begins the initial events of a stream with a selector. A watch that counts the entries of other shards examines all
-// objects of its range.
+// beginInitial begins the initial events of a stream with a selector. A watch that counts the
+// entries of other shards examines all objects of its range.
 func (st *Stream) beginInitial(ctx context.Context, r *ListRead) {
 	if st.selector.All {
 		return
@@ -60,7 +62,8 @@ func (st *Stream) beginInitial(ctx context.Context, r *ListRead) {
 	st.listing = len(st.found) > 0 || i.sifting
 }
 
-// endInitial reports the plan of the initial events and the number of objects, once: they were delivered, or the stream ends before.
+// endInitial reports the plan of the initial events and the number of objects, once: they were
+// delivered, or the stream ends before.
 func (st *Stream) endInitial() {
 	i := st.initial
 	if i == nil {
@@ -72,7 +75,8 @@ func (st *Stream) endInitial() {
 	i.span.end()
 }
 
-// few returns the first candidates, up to maxFound, and whether there may be more. It ends early with ctx.
+// few returns the first candidates, up to maxFound, and whether there may be more. It ends early
+// with ctx.
 func few(ctx context.Context, candidates iter.Seq[*mirror.Entry]) (found []*mirror.Entry, more bool) {
 	for e := range candidates {
 		if found = append(found, e); len(found) == maxFound || len(found)%64 == 0 && ctx.Err() != nil {
@@ -82,8 +86,9 @@ func few(ctx context.Context, candidates iter.Seq[*mirror.Entry]) (found []*mirr
 	return found, false
 }
 
-// sift returns the next candidates of the initial events, false if the rest of the range has no usable index, because it is small or
-// the index was dropped. Each part makes a plan of its own: the keys that decrypt values may have been replaced since the last one.
+// sift returns the next candidates of the initial events, false if the rest of the range has no
+// usable index, because it is small or the index was dropped. Each part makes a plan of its own:
+// the keys that decrypt values may have been replaced since the last one.
 func (st *Stream) sift(snap mirror.Snapshot) (delivery, bool) {
 	n, bytes := snap.Count(st.from, st.end)
 	plan := st.store.selections.Plan(st.ctx, &st.selector, n, bytes)

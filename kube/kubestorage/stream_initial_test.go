@@ -13,8 +13,9 @@ import (
 	"github.com/stratakube/strata/kube/internal/metrics"
 )
 
-// TestInitialEvents_MoreThanHeld_AreSifted begins watches that select half of the objects, more than a stream holds: the index selects
-// the rest too, at the revision of the start, though objects change before they are read. Metrics have the plan and the numbers.
+// TestInitialEvents_MoreThanHeld_AreSifted begins watches that select half of the objects, more
+// than a stream holds: the index selects the rest too, at the revision of the start, though objects
+// change before they are read. Metrics have the plan and the numbers.
 func TestInitialEvents_MoreThanHeld_AreSifted(t *testing.T) {
 	t.Parallel()
 	const pods = 2*maxFound + 2000

@@ -108,7 +108,8 @@ func (s *Store) openStream(ctx context.Context, cancel context.CancelFunc, key s
 	return st, nil
 }
 
-// subscribe makes the registered stream wake for its events, its bookmarks and the end of the storage.
+// subscribe makes the registered stream wake for its events, its bookmarks and the end of the
+// storage.
 func (st *Stream) subscribe() {
 	if st.cursor != nil {
 		st.follow()
@@ -193,9 +194,9 @@ func (st *Stream) begin(ctx context.Context, asked uint64, opts storage.ListOpti
 	return nil
 }
 
-// beginInEtcd lists the latest state from etcd, where a gate or the published revision does not allow a list from
-// memory; later events come from memory. The listed objects are held until they are delivered; most
-// are shared with the cache.
+// beginInEtcd lists the latest state from etcd, where a gate or the published revision does not
+// allow a list from memory; later events come from memory. The listed objects are held until they
+// are delivered; most are shared with the cache.
 func (st *Stream) beginInEtcd(ctx context.Context, asked uint64, opts storage.ListOptions) error {
 	s := st.store
 	entries, rev, err := s.resource.ListFromEtcd(ctx, st.start, st.end)
@@ -212,8 +213,9 @@ func (st *Stream) beginInEtcd(ctx context.Context, asked uint64, opts storage.Li
 	return err
 }
 
-// follow subscribes the stream's cursor to the events of one object, of one value of a field or label, of
-// one shard, or of one namespace. A watch with another selector reads every event of the resource.
+// follow subscribes the stream's cursor to the events of one object, of one value of a field or
+// label, of one shard, or of one namespace. A watch with another selector reads every event of the
+// resource.
 func (st *Stream) follow() {
 	if st.end == st.start+"\x00" {
 		st.cursor.Follow()

@@ -172,8 +172,8 @@ func (w *twin) fromNow() storage.ListOptions {
 	return afterRevision(fmt.Sprint(w.etcd.Revision()))
 }
 
-// TestStream_Bookmark_HasPublishedRevision: about once a minute, with the current revision even without events
-// for the watch, and once more before the server ends the watch.
+// TestStream_Bookmark_HasPublishedRevision: about once a minute, with the current revision even
+// without events for the watch, and once more before the server ends the watch.
 func TestStream_Bookmark_HasPublishedRevision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTwin(t, mirror.DefaultWindow)
@@ -302,8 +302,8 @@ func TestStream_Bookmark_ComesAfterItsEvents(t *testing.T) {
 	})
 }
 
-// TestStream_InitialEvents_ComeInParts: all current objects once, in key order, a part at a time, then the
-// bookmark that closes them, then new events.
+// TestStream_InitialEvents_ComeInParts: all current objects once, in key order, a part at a time,
+// then the bookmark that closes them, then new events.
 func TestStream_InitialEvents_ComeInParts(t *testing.T) {
 	const n = 5*initialAtOnce + 7
 	w := newTwin(t, mirror.DefaultWindow)
@@ -392,12 +392,13 @@ func parseLabels(t testing.TB, selector string) labels.Selector {
 	return parsed
 }
 
-// TestStream_Selector_TranslatesEventTypes: an object that starts or ceases to match is ADDED or DELETED,
-// for any type of change.
+// TestStream_Selector_TranslatesEventTypes: an object that starts or ceases to match is ADDED or
+// DELETED, for any type of change.
 func TestStream_Selector_TranslatesEventTypes(t *testing.T) {
 	w := newTwin(t, mirror.DefaultWindow)
 	opts := w.fromNow()
-	opts.Predicate.Label = parseLabels(t, "app in (yes, perhaps)") // a watch of one value is woken by its events only
+	// a watch of one value is woken by its events only
+	opts.Predicate.Label = parseLabels(t, "app in (yes, perhaps)")
 	opts.Predicate.GetAttrs = podAttrs
 	st := w.open(t, contextFor(t), opts)
 	pod := newPod("a")
@@ -428,8 +429,8 @@ func TestStream_Selector_TranslatesEventTypes(t *testing.T) {
 	}
 }
 
-// TestStream_SelectorAndItem_ShareDecoding of an event, between watches that select it, watches that do
-// not, and watches without a selector.
+// TestStream_SelectorAndItem_ShareDecoding of an event, between watches that select it, watches
+// that do not, and watches without a selector.
 func TestStream_SelectorAndItem_ShareDecoding(t *testing.T) {
 	w := newTwin(t, mirror.DefaultWindow)
 	rep := newRepresentation(w, podItem, nil)
@@ -470,8 +471,8 @@ func TestStream_SelectorAndItem_ShareDecoding(t *testing.T) {
 	}
 }
 
-// TestStream_RequestOrStorageEnds_ReturnsNoError with the request, the storage and the mirror, without an error; with 410 if the
-// next event is compacted.
+// TestStream_RequestOrStorageEnds_ReturnsNoError with the request, the storage and the mirror,
+// without an error; with 410 if the next event is compacted.
 func TestStream_RequestOrStorageEnds_ReturnsNoError(t *testing.T) {
 	for name, end := range map[string]func(w *twin, cancel func(), stop chan struct{}){
 		"request":  func(_ *twin, cancel func(), _ chan struct{}) { cancel() },
@@ -540,8 +541,9 @@ func TestStream_RequestOrStorageEnds_ReturnsNoError(t *testing.T) {
 	})
 }
 
-// TestStream_RestoreDuringInitialEvents_Returns410: a watch in the middle of its initial events when etcd is
-// restored gets no events of the new lineage, and no bookmark that claims a complete list.
+// TestStream_RestoreDuringInitialEvents_Returns410: a watch in the middle of its initial events
+// when etcd is restored gets no events of the new lineage, and no bookmark that claims a complete
+// list.
 func TestStream_RestoreDuringInitialEvents_Returns410(t *testing.T) {
 	for _, collected := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -602,8 +604,8 @@ func (d *departing) Event(_ watch.EventType, ev *mirror.Event) error {
 	return err
 }
 
-// TestStream_EndsWithinRevision_DeliversWholeRevision: the time of a watch ends while it delivers the
-// events of a transaction. The client resumes after their revision, so it gets all of them.
+// TestStream_EndsWithinRevision_DeliversWholeRevision: the time of a watch ends while it delivers
+// the events of a transaction. The client resumes after their revision, so it gets all of them.
 func TestStream_EndsWithinRevision_DeliversWholeRevision(t *testing.T) {
 	w := newTwinWith(t, mirror.DefaultWindow, func(cfg *storeConfig) {
 		cfg.Transformer = obedient{identity.NewEncryptCheckTransformer()}

@@ -18,7 +18,8 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Upstream's benchmarks of a storage, on the engine and on upstream's cacher, at a part of the sizes that the cacher's own benchmarks use.
+// Upstream's benchmarks of a storage, on the engine and on upstream's cacher, at a part of the
+// sizes that the cacher's own benchmarks use.
 
 var suitesPercent = flag.Int("suites.percent", 0, "size of upstream's benchmarks in percent of its own; 0 means 10, and 100 with STRATA_TEST_LONG=1")
 
@@ -55,7 +56,8 @@ func BenchmarkStoreList(b *testing.B) {
 	}
 }
 
-// cacher returns upstream's watch cache, with the indexes of nodes and namespaces that its own benchmarks have, on the etcd of the fixture.
+// cacher returns upstream's watch cache, with the indexes of nodes and namespaces that its own
+// benchmarks have, on the etcd of the fixture.
 func (f *fixture) cacher(b *testing.B) storage.Interface {
 	b.Helper()
 	etcd := f.engine(b).etcd

@@ -58,7 +58,8 @@ func TestMinorSuites(t *testing.T) {
 	})
 	suite(t, "DeleteExpectedTransformOrDecodeError/decode", func(t *testing.T) {
 		unsafeDeletion(t)
-		etcd3.TestOnlySetFatalOnDecodeError(t, false) // the suite stores values that cannot be decoded
+		// the suite stores values that cannot be decoded
+		etcd3.TestOnlySetFatalOnDecodeError(t, false)
 		codec := &failingCodec{Codec: testCodec()}
 		f := setup(t, func(o *options) { o.store.Codec = codec })
 		storagetesting.RunTestDeleteExpectedTransformOrDecodeError(contextFor(t), t, f.engine(t), codec.set)
@@ -69,7 +70,8 @@ func TestMinorSuites(t *testing.T) {
 	})
 }
 
-// BenchmarkMinorSuites runs the benchmarks that only v0.37 exports, on the engine and on upstream's cacher.
+// BenchmarkMinorSuites runs the benchmarks that only v0.37 exports, on the engine and on upstream's
+// cacher.
 func BenchmarkMinorSuites(b *testing.B) {
 	for _, name := range []string{"engine", "cacher"} {
 		b.Run("WriteThroughput/"+name, func(b *testing.B) {

@@ -16,9 +16,11 @@ import (
 	"time"
 )
 
-// TestUpstreamBenchmarks_CacherToEngine_ReportsRatios runs upstream's benchmarks of lists and of writes in a process of its own, at full
-// size unless -suites.percent is set, and reports the time of each variant on upstream's cacher in relation to that on the engine, and
-// the geometric mean. Wanted are 3 for lists and 1 for writes. It takes half an hour with STRATA_TEST_LONG=1, and is skipped without.
+// TestUpstreamBenchmarks_CacherToEngine_ReportsRatios runs upstream's benchmarks of lists and of
+// writes in a process of its own, at full size unless -suites.percent is set, and reports the time
+// of each variant on upstream's cacher in relation to that on the engine, and the geometric mean.
+// Wanted are 3 for lists and 1 for writes. It takes half an hour with STRATA_TEST_LONG=1, and is
+// skipped without.
 func TestUpstreamBenchmarks_CacherToEngine_ReportsRatios(t *testing.T) {
 	if os.Getenv("STRATA_TEST_LONG") != "1" {
 		t.Skip("it takes half an hour; STRATA_TEST_LONG=1 runs it")
@@ -75,7 +77,8 @@ func benchTime() string {
 	return "1s"
 }
 
-// benchmarkLine parses a line of a benchmark's output. The engine is cut out of the name and added at its end.
+// benchmarkLine parses a line of a benchmark's output. The engine is cut out of the name and added
+// at its end.
 func benchmarkLine(line string) (name string, nanoseconds float64, ok bool) {
 	parts := strings.Fields(line)
 	if len(parts) < 4 || parts[3] != "ns/op" {

@@ -11,9 +11,10 @@ import (
 	"k8s.io/component-base/tracing"
 )
 
-// readSpan is the span of a read that memory answers. Names, attributes and events are those of upstream's watch cache
-// (k8s.io/apiserver/pkg/storage/cacher). Memory has no lock: the event of upstream's lock marks the begin of the wait for a
-// revision. nil is the span of a request that belongs to no collected trace; its methods do nothing.
+// readSpan is the span of a read that memory answers. Names, attributes and events are those of
+// upstream's watch cache (k8s.io/apiserver/pkg/storage/cacher). Memory has no lock: the event of
+// upstream's lock marks the begin of the wait for a revision. nil is the span of a request that
+// belongs to no collected trace; its methods do nothing.
 type readSpan struct{ span *tracing.Span }
 
 // Names of spans.
@@ -21,7 +22,8 @@ const (
 	spanGet   = "cacher.Get"
 	spanList  = "cacher.GetList"
 	spanWatch = "cacher.Watch"
-	// spanInitial is not upstream's: from the begin of a watch with a selector to the delivery of its last initial event.
+	// spanInitial is not upstream's: from the begin of a watch with a selector to the delivery of
+	// its last initial event.
 	spanInitial = "cacher.InitialEvents"
 )
 
@@ -53,8 +55,8 @@ func traceGet(ctx context.Context, key, resourceVersion string) *readSpan {
 	return s
 }
 
-// traceGroup starts the span of a LIST or a WATCH. The caller calls its end; spans of calls with the returned context are its
-// children.
+// traceGroup starts the span of a LIST or a WATCH. The caller calls its end; spans of calls with
+// the returned context are its children.
 func traceGroup(ctx context.Context, name string, group schema.GroupResource) (context.Context, *readSpan) {
 	if !traced(ctx) {
 		return ctx, nil
@@ -80,8 +82,8 @@ func (s *readSpan) counted(name string, objects int) {
 	}
 }
 
-// filtered adds the event of upstream's filter. For a list or initial events with a selector it has two further attributes: the plan, and the number of
-// objects that were compared with the selector.
+// filtered adds the event of upstream's filter. For a list or initial events with a selector it has
+// two further attributes: the plan, and the number of objects that were compared with the selector.
 func (s *readSpan) filtered(returned int, selective bool, plan string, examined int) {
 	if s == nil {
 		return

@@ -15,7 +15,8 @@ import (
 	"github.com/stratakube/strata/kube/internal/metrics"
 )
 
-// recordedSpan is a span of a collected trace that records the events of itself and of its children.
+// recordedSpan is a span of a collected trace that records the events of itself and of its
+// children.
 type recordedSpan struct {
 	noop.Span
 	mu     sync.Mutex
@@ -53,7 +54,8 @@ func (t recordingTracer) Start(ctx context.Context, _ string, _ ...oteltrace.Spa
 	return oteltrace.ContextWithSpan(ctx, t.span), t.span
 }
 
-// TestTrace_ListBySelector_HasIndexEventWithIndexOnly: the first list by a label finds candidates in stored values, the second one in the index.
+// TestTrace_ListBySelector_HasIndexEventWithIndexOnly: the first list by a label finds candidates
+// in stored values, the second one in the index.
 func TestTrace_ListBySelector_HasIndexEventWithIndexOnly(t *testing.T) {
 	w := foundTwin(t, 200, new(atomic.Int64))
 	pred := storage.SelectionPredicate{Label: parseLabels(t, "n=7"), Field: fields.Everything(), GetAttrs: involvedAttrs}

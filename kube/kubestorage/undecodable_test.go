@@ -58,8 +58,8 @@ func corruptFrom(t *testing.T, opts ...func(*options)) (f *fixture, swap *swappa
 	return f, swap, good, undecryptable, undecodable
 }
 
-// TestUndecodableObject_Reads_FailAsUpstream: reads of such an object fail as upstream's do, those of its
-// neighbours succeed, and LISTs that contain it fail with upstream's error.
+// TestUndecodableObject_Reads_FailAsUpstream: reads of such an object fail as upstream's do, those
+// of its neighbours succeed, and LISTs that contain it fail with upstream's error.
 func TestUndecodableObject_Reads_FailAsUpstream(t *testing.T) {
 	for _, unsafeDelete := range []bool{false, true} {
 		t.Run(fmt.Sprintf("AllowUnsafeMalformedObjectDeletion=%t", unsafeDelete), func(t *testing.T) {
@@ -124,8 +124,9 @@ func TestUndecodableObject_Reads_FailAsUpstream(t *testing.T) {
 	}
 }
 
-// TestUnsafeDeletion_UnreadableObject_IsDeleted: with AllowUnsafeMalformedObjectDeletion an unreadable object can be deleted;
-// watchers get the deletion, and the remaining objects can be listed.
+// TestUnsafeDeletion_UnreadableObject_IsDeleted: with AllowUnsafeMalformedObjectDeletion an
+// unreadable object can be deleted; watchers get the deletion, and the remaining objects can be
+// listed.
 func TestUnsafeDeletion_UnreadableObject_IsDeleted(t *testing.T) {
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, true)
 	f, _, _, undecryptable, undecodable := corruptFrom(t)
@@ -176,8 +177,8 @@ func TestUndecodableObject_ManyInList_FirstHundredAreNamed(t *testing.T) {
 	}
 }
 
-// TestUndecodableObject_InPage_FillsPage: a page that begins at undecodable objects ends at its limit, and its error names
-// as many of them.
+// TestUndecodableObject_InPage_FillsPage: a page that begins at undecodable objects ends at its
+// limit, and its error names as many of them.
 func TestUndecodableObject_InPage_FillsPage(t *testing.T) {
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, true)
 	const corrupt = 3
@@ -202,8 +203,9 @@ func TestUndecodableObject_InPage_FillsPage(t *testing.T) {
 	}
 }
 
-// TestUndecodableEvent_IsRetriedInOrder: a watcher waits for the event's object, in order, and continues
-// when it can be read, for example because the KMS is back. Watchers of other objects do not wait.
+// TestUndecodableEvent_IsRetriedInOrder: a watcher waits for the event's object, in order, and
+// continues when it can be read, for example because the KMS is back. Watchers of other objects do
+// not wait.
 func TestUndecodableEvent_IsRetriedInOrder(t *testing.T) {
 	swap := newSwappable(storagetesting.NewPrefixTransformer([]byte("x"), false))
 	f := setup(t, withTransformer(swap))
@@ -257,8 +259,8 @@ func TestUndecodableEvent_StaysUndecodable_EndsWatch(t *testing.T) {
 	ended(t, w)
 }
 
-// TestUndecodableEvent_OfPast_EndsWatchWith410: a watch that reaches a past event whose states cannot be
-// decrypted any more ends at once with 410, if the present can be read.
+// TestUndecodableEvent_OfPast_EndsWatchWith410: a watch that reaches a past event whose states
+// cannot be decrypted any more ends at once with 410, if the present can be read.
 func TestUndecodableEvent_OfPast_EndsWatchWith410(t *testing.T) {
 	removed, kept := encryption(t, "1"), newSwappable(encryption(t, "2"))
 	var first mirror.Revision
@@ -334,7 +336,8 @@ func requireSameError(t *testing.T, what string, engine, upstream error, wanted 
 	var got, want apierrors.APIStatus
 	if errors.As(upstream, &want) && errors.As(engine, &got) {
 		got, want := got.Status(), want.Status()
-		if strings.HasSuffix(want.Message, " from the storage") { // before v0.37 the message has no cause
+		if strings.HasSuffix(want.Message, " from the storage") {
+			// before v0.37 the message has no cause
 			got.Message, _, _ = strings.Cut(got.Message, ": ")
 		}
 		if !reflect.DeepEqual(got, want) {

@@ -14,8 +14,8 @@ import (
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 )
 
-// TestRead_HistoryBeingRestored_Waits: reads wait while etcd is being listed, and a watch from before the start until the
-// history since then is restored.
+// TestRead_HistoryBeingRestored_Waits: reads wait while etcd is being listed, and a watch from
+// before the start until the history since then is restored.
 func TestRead_HistoryBeingRestored_Waits(t *testing.T) {
 	f := setup(t)
 	pod := f.create(t, newPod("a"))[0]

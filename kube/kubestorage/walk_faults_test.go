@@ -137,8 +137,8 @@ func nextRevision(s storage.Interface, ctx context.Context, key string, opts sto
 	return nil
 }
 
-// TestWalk_FaultyStorage_IsDetected runs the same world on storages with a fault, and a walk must detect
-// each.
+// TestWalk_FaultyStorage_IsDetected runs the same world on storages with a fault, and a walk must
+// detect each.
 func TestWalk_FaultyStorage_IsDetected(t *testing.T) {
 	t.Parallel()
 	for name, fault := range listFaults {

@@ -20,8 +20,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// podState is the compared part of a pod: its key, its revision, the id of its last write, and its labels and field that selectors
-// name.
+// podState is the compared part of a pod: its key, its revision, the id of its last write, and its
+// labels and field that selectors name.
 type podState struct {
 	key         string // namespace/name
 	revision    mirror.Revision

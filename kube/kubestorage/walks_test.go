@@ -43,8 +43,8 @@ type replica struct {
 	opens   int // number of starts
 }
 
-// walksWorld is an etcd, two replicas, and their users. It runs in rounds: the actions of a round are drawn from the seed before,
-// and run concurrently.
+// walksWorld is an etcd, two replicas, and their users. It runs in rounds: the actions of a round
+// are drawn from the seed before, and run concurrently.
 type walksWorld struct {
 	client   *kubernetes.Client // bypasses all engines
 	wrap     func(storage.Interface) storage.Interface
@@ -248,7 +248,8 @@ func (w *walksWorld) list(ctx context.Context, rnd *rand.Rand, p extent, opts st
 	}
 }
 
-// write writes n times: transactions of many keys past all replicas, and single objects through them.
+// write writes n times: transactions of many keys past all replicas, and single objects through
+// them.
 func (w *walksWorld) write(ctx context.Context, seed uint64, n int) error {
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	for range n {
@@ -416,7 +417,8 @@ func drawExtent(rnd *rand.Rand) extent {
 	return p
 }
 
-// readExactly lists at revisions between the compacted one and the present, below, and in the future.
+// readExactly lists at revisions between the compacted one and the present, below, and in the
+// future.
 func (w *walksWorld) readExactly(ctx context.Context, seed uint64, present mirror.Revision) error {
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	p := drawExtent(rnd)
@@ -458,11 +460,13 @@ func (w *walksWorld) readExactly(ctx context.Context, seed uint64, present mirro
 	return walk.finish(state)
 }
 
-// TestWalk_PagesFromAnyReplica_EqualEtcd writes, deletes and changes pods in transactions, compacts etcd, and restarts replicas, while lists are walked
-// in pages, each page from any replica, and read at exact revisions; some replicas seal their tokens. Each list equals etcd's
-// contents at its revision; a walk that is overtaken by a compaction gets a 410 and continues in the present.
+// TestWalk_PagesFromAnyReplica_EqualEtcd writes, deletes and changes pods in transactions, compacts
+// etcd, and restarts replicas, while lists are walked in pages, each page from any replica, and
+// read at exact revisions; some replicas seal their tokens. Each list equals etcd's contents at its
+// revision; a walk that is overtaken by a compaction gets a 410 and continues in the present.
 //
-// STRATA_TEST_SEED repeats a run, up to the order of concurrent actions; with STRATA_TEST_LONG=1 it runs for some minutes.
+// STRATA_TEST_SEED repeats a run, up to the order of concurrent actions; with STRATA_TEST_LONG=1 it
+// runs for some minutes.
 func TestWalk_PagesFromAnyReplica_EqualEtcd(t *testing.T) {
 	t.Parallel()
 	rounds := 50

@@ -24,9 +24,10 @@ const slowSend = 10 * time.Second
 
 type slowClientKey struct{}
 
-// WithSlowClient returns a context for a Watch, which calls slow when the client has not read an initial event in time: the watch
-// has ended, with SlowClient as its last event. The writer of the response may still be blocked on the client; slow must end it.
-// slow is called on a goroutine of the watch, possibly after the response has ended.
+// WithSlowClient returns a context for a Watch, which calls slow when the client has not read an
+// initial event in time: the watch has ended, with SlowClient as its last event. The writer of the
+// response may still be blocked on the client; slow must end it. slow is called on a goroutine of
+// the watch, possibly after the response has ended.
 func WithSlowClient(ctx context.Context, slow func()) context.Context {
 	return context.WithValue(ctx, slowClientKey{}, slow)
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// TestWatch_SlowClient_DoesNotDelayOthers: it keeps its position as far as the window reaches, and then
-// gets 410; a watcher that reads in time loses no event and is not delayed.
+// TestWatch_SlowClient_DoesNotDelayOthers: it keeps its position as far as the window reaches, and
+// then gets 410; a watcher that reads in time loses no event and is not delayed.
 func TestWatch_SlowClient_DoesNotDelayOthers(t *testing.T) {
 	t.Parallel()
 	f := setup(t, withWindow(mirror.Window{MaxAge: time.Hour, MaxBytes: 4 << 20}))
@@ -81,8 +81,8 @@ func objectRevision(t *testing.T, e watch.Event) string {
 	return fmt.Sprint(rev)
 }
 
-// TestWatch_StopContextOrStorageEnd_EndsWatch: with Stop, with their context, and with the storage, with or without a reader. No
-// goroutine is left.
+// TestWatch_StopContextOrStorageEnd_EndsWatch: with Stop, with their context, and with the storage,
+// with or without a reader. No goroutine is left.
 func TestWatch_StopContextOrStorageEnd_EndsWatch(t *testing.T) {
 	f := setup(t)
 	pod := f.create(t, newPod("a"))[0]
@@ -132,7 +132,8 @@ func TestWatch_StopContextOrStorageEnd_EndsWatch(t *testing.T) {
 	}
 }
 
-// TestWatch_StorageEndsMeanwhile_EndsOrIsRefused: each watch either runs and is ended, or is refused.
+// TestWatch_StorageEndsMeanwhile_EndsOrIsRefused: each watch either runs and is ended, or is
+// refused.
 func TestWatch_StorageEndsMeanwhile_EndsOrIsRefused(t *testing.T) {
 	f := setup(t)
 	var wg sync.WaitGroup
@@ -163,7 +164,8 @@ func TestWatch_StorageEndsMeanwhile_EndsOrIsRefused(t *testing.T) {
 	wg.Wait()
 }
 
-// TestWatch_Canceled_ClosesWithoutErrorEvent when their client is gone, or there is no error to report.
+// TestWatch_Canceled_ClosesWithoutErrorEvent when their client is gone, or there is no error to
+// report.
 func TestWatch_Canceled_ClosesWithoutErrorEvent(t *testing.T) {
 	f := setup(t)
 	pod := f.create(t, newPod("a"))[0]

@@ -19,8 +19,8 @@ import (
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
 )
 
-// TestWrite_CachedObject_CostsOneTransaction: the object in memory saves the read before an update or a
-// deletion.
+// TestWrite_CachedObject_CostsOneTransaction: the object in memory saves the read before an update
+// or a deletion.
 func TestWrite_CachedObject_CostsOneTransaction(t *testing.T) {
 	f := setup(t)
 	pod := newPod("a")
@@ -43,8 +43,8 @@ func TestWrite_CachedObject_CostsOneTransaction(t *testing.T) {
 	}
 }
 
-// TestWrite_StaleCachedObject_IsRetried: the object in memory is a suggestion. If it is stale the transaction
-// fails, and the write is retried on etcd's state; nothing is lost.
+// TestWrite_StaleCachedObject_IsRetried: the object in memory is a suggestion. If it is stale the
+// transaction fails, and the write is retried on etcd's state; nothing is lost.
 func TestWrite_StaleCachedObject_IsRetried(t *testing.T) {
 	s := &stallable{}
 	f := setup(t, s.through)
@@ -99,9 +99,9 @@ func TestLease_Expires_DeliversDeletion(t *testing.T) {
 	}
 }
 
-// TestEncryption_StoredValues_AreCiphertext: values are ciphertext in etcd and in memory, and bound to their key. After
-// the first key of the configuration was replaced an update without a change still writes, so that
-// stored values move to the new key.
+// TestEncryption_StoredValues_AreCiphertext: values are ciphertext in etcd and in memory, and bound
+// to their key. After the first key of the configuration was replaced an update without a change
+// still writes, so that stored values move to the new key.
 func TestEncryption_StoredValues_AreCiphertext(t *testing.T) {
 	swap := newSwappable(encryption(t, "1"))
 	f := setup(t, withTransformer(swap))
@@ -148,7 +148,8 @@ func TestEncryption_StoredValues_AreCiphertext(t *testing.T) {
 		t.Fatal(err)
 	}
 	expected := storage.IsInternalError
-	if utilfeature.DefaultFeatureGate.Enabled(features.AllowUnsafeMalformedObjectDeletion) { // the default since v0.37
+	if utilfeature.DefaultFeatureGate.Enabled(features.AllowUnsafeMalformedObjectDeletion) {
+		// the default since v0.37
 		expected = storage.IsCorruptObject
 	}
 	if err := f.Get(contextFor(t), podKey(other), storage.GetOptions{}, &example.Pod{}); !expected(err) {
@@ -174,8 +175,8 @@ func encryption(t *testing.T, names ...string) value.Transformer {
 	return value.NewPrefixTransformers(nil, keys...)
 }
 
-// TestStats_CountAndSize_AreOfStoredValues: count and average size come from memory and are those of the values in
-// etcd, as encrypted.
+// TestStats_CountAndSize_AreOfStoredValues: count and average size come from memory and are those
+// of the values in etcd, as encrypted.
 func TestStats_CountAndSize_AreOfStoredValues(t *testing.T) {
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.SizeBasedListCostEstimate, true)
 	f := setup(t, withTransformer(encryption(t, "1")))

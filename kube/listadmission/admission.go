@@ -1,5 +1,5 @@
-// Package listadmission bounds the lists in flight: their bytes, and the number of lists of decoded objects that are encoded
-// concurrently. It depends on priority levels, not on a storage.
+// Package listadmission bounds the lists in flight: their bytes, and the number of lists of decoded
+// objects that are encoded concurrently. It depends on priority levels, not on a storage.
 package listadmission
 
 import (
@@ -16,14 +16,14 @@ import (
 )
 
 const (
-	// listBytesPerProcessor is the default limit of the bytes of lists in flight, per processor: about as many as one processor
-	// encodes and encrypts in a few seconds.
+	// listBytesPerProcessor is the default limit of the bytes of lists in flight, per processor:
+	// about as many as one processor encodes and encrypts in a few seconds.
 	listBytesPerProcessor = 256 << 20
-	// freeListBytes is the size up to which a list is not admitted: pages, and typical lists of one namespace by controllers and
-	// people, never wait.
+	// freeListBytes is the size up to which a list is not admitted: pages, and typical lists of one
+	// namespace by controllers and people, never wait.
 	freeListBytes = 2 << 20
-	// listWait bounds the wait of a list for its admission, after priority and fairness has admitted its request. A list waits no
-	// longer than half of the time left to its request.
+	// listWait bounds the wait of a list for its admission, after priority and fairness has
+	// admitted its request. A list waits no longer than half of the time left to its request.
 	listWait = 30 * time.Second
 	// listRetrySeconds is the Retry-After of a refused list.
 	listRetrySeconds = 5
@@ -42,16 +42,18 @@ type Level struct {
 	Exempt bool
 }
 
-// Admission bounds the bytes of lists in flight, by their size estimated beforehand: bytes that the read path encodes and sends
-// (Enter), and the memory of lists that are made of decoded objects (Begin). Lists above the bound wait, first in, first out within
-// their priority level, so that an overloaded server finishes some lists in time and refuses others with 429.
+// Admission bounds the bytes of lists in flight, by their size estimated beforehand: bytes that the
+// read path encodes and sends (Enter), and the memory of lists that are made of decoded objects
+// (Begin). Lists above the bound wait, first in, first out within their priority level, so that an
+// overloaded server finishes some lists in time and refuses others with 429.
 //
-// Priority levels are isolated from one another. A quarter of the limit is reserved, in equal parts; of the rest one level may take
-// half, and a sixth is for lists of levels with no list in flight. Such a level may always start a list that is sent from memory.
-// Exempt levels never wait, and take no room.
+// Priority levels are isolated from one another. A quarter of the limit is reserved, in equal
+// parts; of the rest one level may take half, and a sixth is for lists of levels with no list in
+// flight. Such a level may always start a list that is sent from memory. Exempt levels never wait,
+// and take no room.
 //
-// Lists of decoded objects also take turns to be encoded, so that a processor is left for short requests (TakeTurn). Safe for
-// concurrent use.
+// Lists of decoded objects also take turns to be encoded, so that a processor is left for short
+// requests (TakeTurn). Safe for concurrent use.
 type Admission struct {
 	limit int64
 
@@ -96,8 +98,9 @@ func New(limitBytes int64) *Admission {
 	return a
 }
 
-// Enter waits for room for a list of so many bytes that are sent from memory. It takes at most half of its level's maximum. Error:
-// 429 if there is no room in time. The share is nil, and takes no room, for a small list or a nil admission.
+// Enter waits for room for a list of so many bytes that are sent from memory. It takes at most half
+// of its level's maximum. Error: 429 if there is no room in time. The share is nil, and takes no
+// room, for a small list or a nil admission.
 func (a *Admission) Enter(ctx context.Context, level Level, bytes int64) (*Share, error) {
 	if a == nil || bytes <= freeListBytes {
 		return nil, nil
@@ -127,9 +130,9 @@ type Share struct {
 	bytes     int64
 }
 
-// Fit returns a share for a list whose size turned out to be bytes, which may be more than the estimate with which s was admitted;
-// s may be nil. If Fit has to wait, it releases s first, so that lists do not wait for one another. Errors: those of Enter; s is
-// then released.
+// Fit returns a share for a list whose size turned out to be bytes, which may be more than the
+// estimate with which s was admitted; s may be nil. If Fit has to wait, it releases s first, so
+// that lists do not wait for one another. Errors: those of Enter; s is then released.
 func (s *Share) Fit(ctx context.Context, a *Admission, level Level, bytes int64) (*Share, error) {
 	if s != nil && s.bytes > 0 {
 		a.mu.Lock()
@@ -272,8 +275,8 @@ func (a *Admission) acquire(ctx context.Context, l *levelLists, bytes int64, dec
 	return a.refuseLocked(l)
 }
 
-// tryAcquire is acquire without a wait. A list that has begun may pass waiting lists, and so may one from memory if its level has
-// none in flight.
+// tryAcquire is acquire without a wait. A list that has begun may pass waiting lists, and so may
+// one from memory if its level has none in flight.
 func (a *Admission) tryAcquire(l *levelLists, bytes int64, decoded, begun bool) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

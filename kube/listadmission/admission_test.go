@@ -76,8 +76,8 @@ func TestAdmission_LevelFull_WaitsForItsOwnLists(t *testing.T) {
 	})
 }
 
-// TestAdmission_LevelWithoutList_NeverWaits: a level without a list in flight never waits, under any load of
-// other levels.
+// TestAdmission_LevelWithoutList_NeverWaits: a level without a list in flight never waits, under
+// any load of other levels.
 func TestAdmission_LevelWithoutList_NeverWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := New(listLimit)
@@ -91,8 +91,8 @@ func TestAdmission_LevelWithoutList_NeverWaits(t *testing.T) {
 	})
 }
 
-// TestShare_SentBytes_AreReleased as its bytes are sent, so that the next list starts before the client has all
-// of them.
+// TestShare_SentBytes_AreReleased as its bytes are sent, so that the next list starts before the
+// client has all of them.
 func TestShare_SentBytes_AreReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := New(listLimit)
@@ -123,7 +123,8 @@ func TestShare_SentBytes_AreReleased(t *testing.T) {
 	})
 }
 
-// TestShare_ListLargerThanEstimate_IsCorrected when a list turns out to be larger than its estimate.
+// TestShare_ListLargerThanEstimate_IsCorrected when a list turns out to be larger than its
+// estimate.
 func TestShare_ListLargerThanEstimate_IsCorrected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := New(listLimit)
@@ -164,8 +165,9 @@ func TestShare_ListLargerThanEstimate_IsCorrected(t *testing.T) {
 	})
 }
 
-// TestAdmission_RandomLists_KeepsBounds: for random lists of random levels, no level exceeds its maximum, the levels together do not exceed
-// the limit and one list for each, waiting lists do not fit, and all bytes are released.
+// TestAdmission_RandomLists_KeepsBounds: for random lists of random levels, no level exceeds its
+// maximum, the levels together do not exceed the limit and one list for each, waiting lists do not
+// fit, and all bytes are released.
 func TestAdmission_RandomLists_KeepsBounds(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		synctest.Test(t, func(t *testing.T) {
@@ -231,8 +233,8 @@ func TestAdmission_RandomLists_KeepsBounds(t *testing.T) {
 	})
 }
 
-// TestAdmission_DeletedLevels_AreDropped: deleted priority levels are dropped; one with a list in flight keeps its
-// account.
+// TestAdmission_DeletedLevels_AreDropped: deleted priority levels are dropped; one with a list in
+// flight keeps its account.
 func TestAdmission_DeletedLevels_AreDropped(t *testing.T) {
 	const mib = 1 << 20
 	a := New(512 * mib)

@@ -12,9 +12,9 @@ import (
 // its struct, its maps, its row in a table. A guess, about the size of a ConfigMap with one key.
 const decodedOverhead = 512
 
-// Form is a form of a list that is made of decoded objects: a table, YAML, indented JSON, or JSON and protobuf made by upstream's
-// handlers. Such a list holds all objects, and its output, until the last byte is written. (A list that the read path writes itself
-// holds some leaves of a tree.)
+// Form is a form of a list that is made of decoded objects: a table, YAML, indented JSON, or JSON
+// and protobuf made by upstream's handlers. Such a list holds all objects, and its output, until
+// the last byte is written. (A list that the read path writes itself holds some leaves of a tree.)
 type Form struct {
 	// Factor is the memory of the form, as a multiple of the stored bytes of its objects and of
 	// their overhead.
@@ -24,8 +24,9 @@ type Form struct {
 	Plain bool
 }
 
-// Begin returns the context of a request whose list of decoded objects is admitted when its size is known: before the first object
-// is decoded, or, with a selector, as objects are selected. End the list after the handler has returned.
+// Begin returns the context of a request whose list of decoded objects is admitted when its size is
+// known: before the first object is decoded, or, with a selector, as objects are selected. End the
+// list after the handler has returned.
 func (a *Admission) Begin(ctx context.Context, level Level, form Form) (context.Context, *Decoded) {
 	a.mu.Lock()
 	d := &Decoded{lists: a, level: a.levelLocked(level), form: form}
@@ -41,8 +42,8 @@ func DecodedBytes(objects int, storedBytes, factor int64) int64 {
 
 type decodedKey struct{}
 
-// Decoded is a list of decoded objects in flight; a nil one is unbounded. Its methods except Held are called by one goroutine, that
-// of the request's handler.
+// Decoded is a list of decoded objects in flight; a nil one is unbounded. Its methods except Held
+// are called by one goroutine, that of the request's handler.
 type Decoded struct {
 	lists    *Admission
 	level    *levelLists
@@ -86,7 +87,8 @@ func (d *Decoded) Grow(storedBytes int64) error {
 	if more == 0 || err != nil {
 		return err
 	}
-	more = max(more, min(freeListBytes, d.lists.largest()-d.acquired.Load())) // in steps, not per object
+	// in steps, not per object
+	more = max(more, min(freeListBytes, d.lists.largest()-d.acquired.Load()))
 	if !d.lists.tryAcquire(d.level, more, true, true) {
 		return d.refuse()
 	}

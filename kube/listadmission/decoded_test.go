@@ -105,8 +105,9 @@ func TestDecoded_PlainList_IsNeverTooLarge(t *testing.T) {
 	}
 }
 
-// TestDecoded_RandomTakeAndGrow_StaysWithinBound: for random calls of Take and Grow, the bytes held by all lists never exceed the bound,
-// cover the need of each list beyond its free part, and are released.
+// TestDecoded_RandomTakeAndGrow_StaysWithinBound: for random calls of Take and Grow, the bytes held
+// by all lists never exceed the bound, cover the need of each list beyond its free part, and are
+// released.
 func TestDecoded_RandomTakeAndGrow_StaysWithinBound(t *testing.T) {
 	gone, cancel := context.WithCancel(t.Context())
 	cancel() // lists do not wait
@@ -172,8 +173,9 @@ func TestDecoded_RandomTakeAndGrow_StaysWithinBound(t *testing.T) {
 	})
 }
 
-// TestDecoded_ConcurrentLists_TakeTurns: the number of lists encoded concurrently is one less than that of processors, with levels in turn;
-// small lists, exempt ones, and lists waiting for their client do not count.
+// TestDecoded_ConcurrentLists_TakeTurns: the number of lists encoded concurrently is one less than
+// that of processors, with levels in turn; small lists, exempt ones, and lists waiting for their
+// client do not count.
 func TestDecoded_ConcurrentLists_TakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := New(decodedLimit)

@@ -16,9 +16,10 @@ const (
 	yieldSleep = 50 * time.Microsecond // up to 1 ms on an otherwise idle processor
 )
 
-// Interruptible yields the elements of all, to a loop that does not wait for clients. If all processors encode or select, and there
-// is more than one such loop, it sleeps after each walkAtOnce objects to leave its processor to short requests: the Go scheduler
-// would preempt it only after 10 ms, and polls the network only on an idle processor.
+// Interruptible yields the elements of all, to a loop that does not wait for clients. If all
+// processors encode or select, and there is more than one such loop, it sleeps after each
+// walkAtOnce objects to leave its processor to short requests: the Go scheduler would preempt it
+// only after 10 ms, and polls the network only on an idle processor.
 func Interruptible[T any](all iter.Seq[T]) iter.Seq[T] {
 	return func(yield func(T) bool) {
 		computing.Add(1)
@@ -37,13 +38,15 @@ func Interruptible[T any](all iter.Seq[T]) iter.Seq[T] {
 	}
 }
 
-// encodingTurns returns the number of lists of decoded objects that may be encoded concurrently: all processors but one. The
-// encoding of a table or YAML of thousands of objects takes a second without a pause, so with one for each processor the scheduler
-// would make each short request wait for its time slices.
+// encodingTurns returns the number of lists of decoded objects that may be encoded concurrently:
+// all processors but one. The encoding of a table or YAML of thousands of objects takes a second
+// without a pause, so with one for each processor the scheduler would make each short request wait
+// for its time slices.
 func encodingTurns() int { return max(1, goruntime.GOMAXPROCS(0)-1) }
 
-// TakeTurn waits until the list may be encoded. Levels take turns; lists of a level are served in order of arrival, lists that have
-// begun first. Exempt levels and small lists never wait. Error: that of ctx.
+// TakeTurn waits until the list may be encoded. Levels take turns; lists of a level are served in
+// order of arrival, lists that have begun first. Exempt levels and small lists never wait. Error:
+// that of ctx.
 func (d *Decoded) TakeTurn(ctx context.Context) error {
 	if d == nil || d.hasTurn || d.needed <= freeListBytes || d.level.Exempt {
 		return nil
@@ -106,12 +109,12 @@ func (d *Decoded) endTurn() {
 	a.freeTurns++
 }
 
-// yieldAfter is how long a list waits for its client before it passes its turn on. Most writes take less time; a list that passed
-// its turn on at each write would wait for another list each time.
+// yieldAfter is how long a list waits for its client before it passes its turn on. Most writes take
+// less time; a list that passed its turn on at each write would wait for another list each time.
 const yieldAfter = 5 * time.Millisecond
 
-// Yield calls f, which may wait for a client, and passes the turn of the list on if that takes longer than yieldAfter.
-// Afterwards it has the turn again, unless ctx has ended.
+// Yield calls f, which may wait for a client, and passes the turn of the list on if that takes
+// longer than yieldAfter. Afterwards it has the turn again, unless ctx has ended.
 func (d *Decoded) Yield(ctx context.Context, f func()) {
 	if !d.hasTurn {
 		f()

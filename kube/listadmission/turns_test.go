@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestInterruptible_YieldsAllElementsInOrder: all elements are yielded in order, with any number of pauses, and a list that
-// ends early is no longer counted.
+// TestInterruptible_YieldsAllElementsInOrder: all elements are yielded in order, with any number of
+// pauses, and a list that ends early is no longer counted.
 func TestInterruptible_YieldsAllElementsInOrder(t *testing.T) {
 	values := make([]int, 3*walkAtOnce+1)
 	for i := range values {

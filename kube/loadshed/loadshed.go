@@ -1,12 +1,14 @@
-// Package loadshed refuses requests of overloaded flows in front of the queues of priority and fairness.
+// Package loadshed refuses requests of overloaded flows in front of the queues of priority and
+// fairness.
 //
-// Those queues bound the number of waiting requests only while a priority level uses exactly all of its seats, and their wait at a
-// quarter of the request timeout. Requests of several seats rarely fill a level exactly, so under persistent overload a backlog of up
-// to 15 seconds of work builds up. Nothing is gained by it: the level is busy either way, each answer is late, and the backlog competes
-// for the processors with all other levels after the overload has ended.
+// Those queues bound the number of waiting requests only while a priority level uses exactly all of
+// its seats, and their wait at a quarter of the request timeout. Requests of several seats rarely
+// fill a level exactly, so under persistent overload a backlog of up to 15 seconds of work builds
+// up. Nothing is gained by it: the level is busy either way, each answer is late, and the backlog
+// competes for the processors with all other levels after the overload has ended.
 //
-// A Shedder therefore measures the sojourn time of queued requests, as CoDel does (RFC 8289), for each flow. A burst that the
-// server works off within a second is never refused.
+// A Shedder therefore measures the sojourn time of queued requests, as CoDel does (RFC 8289), for
+// each flow. A burst that the server works off within a second is never refused.
 package loadshed
 
 import (
@@ -26,23 +28,29 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 )
 
-// standing is the wait of a flow's oldest queued request above which the flow's queue is a standing one rather than a burst. It is
-// Kubernetes' objective for the latency of requests for single objects. At k times the load that the level serves, the backlog is k
-// times as long when the first request is refused.
+// standing is the wait of a flow's oldest queued request above which the flow's queue is a standing
+// one rather than a burst. It is Kubernetes' objective for the latency of requests for single
+// objects. At k times the load that the level serves, the backlog is k times as long when the first
+// request is refused.
 const standing = time.Second
 
-// Shedder is the interface of priority and fairness with a bound of the queues. A request is refused when it arrives if
+// Shedder is the interface of priority and fairness with a bound of the queues. A request is
+// refused when it arrives if
 //
 //   - the oldest queued request of its flow has waited for longer than standing, and
-//   - its flow has as many requests queued as its queues hold, handSize times the level's queueLengthLimit, divided by the number of flows
-//     with queued requests, and at least queueLengthLimit. So a level always has queued requests while it is overloaded, and clients with
-//     some dozen concurrent requests are queued as by upstream: a refusal would make them wait longer, for its Retry-After.
+//   - its flow has as many requests queued as its queues hold, handSize times the level's
+//     queueLengthLimit, divided by the number of flows with queued requests, and at least
+//     queueLengthLimit. So a level always has queued requests while it is overloaded, and clients
+//     with some dozen concurrent requests are queued as by upstream: a refusal would make them wait
+//     longer, for its Retry-After.
 //
-// A flow is what a FlowSchema distinguishes, such as a user. Requests that are queued already are served. Upstream's filter answers a
-// refused request with 429 and a Retry-After that doubles with repeated refusals of the level, up to 32 seconds. Upstream's metrics
-// count it as one that timed out in its queue. Exempt levels, and levels without queues, have no overloaded flows.
+// A flow is what a FlowSchema distinguishes, such as a user. Requests that are queued already are
+// served. Upstream's filter answers a refused request with 429 and a Retry-After that doubles with
+// repeated refusals of the level, up to 32 seconds. Upstream's metrics count it as one that timed
+// out in its queue. Exempt levels, and levels without queues, have no overloaded flows.
 //
-// Safe for concurrent use. The cost of a request is a few allocations and three short critical sections.
+// Safe for concurrent use. The cost of a request is a few allocations and three short critical
+// sections.
 type Shedder struct {
 	utilflowcontrol.Interface
 
@@ -65,8 +73,8 @@ type level struct {
 // flow identifies a flow within its level.
 type flow struct{ schema, distinguisher string }
 
-// Install installs a Shedder in c, which must not be completed yet. It does nothing without priority and fairness. The caller calls
-// remove when the server has stopped.
+// Install installs a Shedder in c, which must not be completed yet. It does nothing without
+// priority and fairness. The caller calls remove when the server has stopped.
 func Install(c *genericapiserver.Config) (remove func()) {
 	if c.FlowControl == nil {
 		return func() {}
@@ -76,7 +84,8 @@ func Install(c *genericapiserver.Config) (remove func()) {
 	return s.Close
 }
 
-// New returns a Shedder in front of queues, which implement priority and fairness. The caller closes it.
+// New returns a Shedder in front of queues, which implement priority and fairness. The caller
+// closes it.
 func New(queues utilflowcontrol.Interface) *Shedder {
 	s := &Shedder{Interface: queues, levels: map[string]*level{}, refused: map[refusal]int64{}}
 	shedders.add(s)
@@ -227,7 +236,8 @@ func (c *collector) DescribeWithStability(ch chan<- *metrics.Desc) {
 	ch <- descOverloaded
 }
 
-// CollectWithStability implements metrics.StableCollector. It reports the sums over all Shedders of the process.
+// CollectWithStability implements metrics.StableCollector. It reports the sums over all Shedders of
+// the process.
 func (c *collector) CollectWithStability(ch chan<- metrics.Metric) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -28,7 +28,8 @@ const (
 	lowLevel, highLevel = "low", "high"
 	lengthLimit         = 50
 	handSize            = 6
-	// width is the seats of a request. The seats of the level are no multiple of it, so that upstream never bounds its queues.
+	// width is the seats of a request. The seats of the level are no multiple of it, so that
+	// upstream never bounds its queues.
 	width = 6
 	took  = 100 * time.Millisecond // by each request
 )
@@ -119,7 +120,8 @@ func newLevel(name string) *flowcontrol.PriorityLevelConfiguration {
 	}
 }
 
-// newSchema returns a schema that assigns the members of a group to the level of the same name, a flow for each user.
+// newSchema returns a schema that assigns the members of a group to the level of the same name, a
+// flow for each user.
 func newSchema(name string, precedence int32) *flowcontrol.FlowSchema {
 	return &flowcontrol.FlowSchema{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -263,8 +265,9 @@ func overloaded() time.Duration {
 	return 20 * time.Second
 }
 
-// TestHandle_Overload_BacklogIsBounded: a user sends some times what the level serves, for 20 s. The level stays busy, the excess is
-// refused, and the backlog at the end is as many seconds of work as the overload is times the capacity.
+// TestHandle_Overload_BacklogIsBounded: a user sends some times what the level serves, for 20 s.
+// The level stays busy, the excess is refused, and the backlog at the end is as many seconds of
+// work as the overload is times the capacity.
 func TestHandle_Overload_BacklogIsBounded(t *testing.T) {
 	t.Parallel()
 	for _, times := range []int{2, 4} {
@@ -302,7 +305,8 @@ func TestHandle_Overload_BacklogIsBounded(t *testing.T) {
 	}
 }
 
-// TestHandle_Overload_OtherFlowsAreServed: neither a user with few requests at the overloaded level nor one at another level is refused.
+// TestHandle_Overload_OtherFlowsAreServed: neither a user with few requests at the overloaded level
+// nor one at another level is refused.
 func TestHandle_Overload_OtherFlowsAreServed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short: takes seconds")

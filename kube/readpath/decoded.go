@@ -25,9 +25,9 @@ const (
 	yamlFactor     = 18 // YAML is converted from JSON, through a tree of all its values
 )
 
-// BoundDecoded bounds the lists of the API server that c configures by lists, and ends watches whose clients do not
-// read the initial events. It is for an API server without a mounted Server. It wraps c.BuildHandlerChainFunc and must
-// be called before c is completed.
+// BoundDecoded bounds the lists of the API server that c configures by lists, and ends watches
+// whose clients do not read the initial events. It is for an API server without a mounted Server.
+// It wraps c.BuildHandlerChainFunc and must be called before c is completed.
 func BoundDecoded(c *genericapiserver.Config, lists *listadmission.Admission) {
 	build := c.BuildHandlerChainFunc
 	if build == nil {
@@ -38,9 +38,10 @@ func BoundDecoded(c *genericapiserver.Config, lists *listadmission.Admission) {
 	}
 }
 
-// boundDecoded wraps next, which builds lists from decoded objects. Their memory is admitted from the call of an engine
-// storage until next has returned. A client that does not read such a list, or the initial events of a watch, is cut off.
-// The handler runs after the filters of an API server, inside the timeout filter.
+// boundDecoded wraps next, which builds lists from decoded objects. Their memory is admitted from
+// the call of an engine storage until next has returned. A client that does not read such a list,
+// or the initial events of a watch, is cut off. The handler runs after the filters of an API
+// server, inside the timeout filter.
 func (s *Server) boundDecoded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		info, ok := request.RequestInfoFrom(req.Context())
@@ -68,8 +69,8 @@ func (s *Server) boundDecoded(next http.Handler) http.Handler {
 	})
 }
 
-// passWatch lets next answer a watch. The response is cut off if the client does not read the initial events and then,
-// within stallTimeout, does not read the final status of the watch either.
+// passWatch lets next answer a watch. The response is cut off if the client does not read the
+// initial events and then, within stallTimeout, does not read the final status of the watch either.
 func (s *Server) passWatch(next http.Handler, w http.ResponseWriter, req *http.Request) {
 	slow, isSlow := context.WithCancel(context.Background())
 	cut := slowclient.NewCutoff(w, req, s.conns)

@@ -116,7 +116,8 @@ func newEncoding(r *Resource, f format) (*encoding, error) {
 	return e, nil
 }
 
-// cutManagedFields makes the format cut managed fields out of stored objects, and out of items that include them.
+// cutManagedFields makes the format cut managed fields out of stored objects, and out of items that
+// include them.
 func (e *encoding) cutManagedFields(items *representation.Format) error {
 	f := e.format
 	f.noManagedFields = false
@@ -183,7 +184,8 @@ func (e *encoding) appendItem(dst []byte, obj runtime.Object) ([]byte, error) {
 	if len(e.head) > 0 {
 		rest, ok := bytes.CutPrefix(data, e.head)
 		if !ok {
-			return dst, fmt.Errorf("unexpected encoding of %s", e.resource.Kind) // data omitted: may be a Secret
+			// data omitted: may be a Secret
+			return dst, fmt.Errorf("unexpected encoding of %s", e.resource.Kind)
 		}
 		dst = append(dst, '{')
 		data = rest
@@ -200,7 +202,8 @@ func (r *Resource) spliceCanonical(dst, stored []byte, rev mirror.Revision) ([]b
 }
 
 // itemsFirst reports whether the items of a list are its first field, before its metadata. That is
-// so only for v1beta1 metadata in protobuf; in all other lists of Kubernetes the items follow the metadata.
+// so only for v1beta1 metadata in protobuf; in all other lists of Kubernetes the items follow the
+// metadata.
 func (e *encoding) itemsFirst() bool {
 	return e.media == mediaProtobuf && e.target == metav1beta1.SchemeGroupVersion
 }

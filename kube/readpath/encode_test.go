@@ -7,8 +7,8 @@ import (
 	"github.com/stratakube/strata/kube/internal/representation"
 )
 
-// TestEncoding_InvalidData_IsNotQuotedInError: errors do not quote invalid data, which may be a Secret, because errors reach
-// clients and logs.
+// TestEncoding_InvalidData_IsNotQuotedInError: errors do not quote invalid data, which may be a
+// Secret, because errors reach clients and logs.
 func TestEncoding_InvalidData_IsNotQuotedInError(t *testing.T) {
 	const text = "correct horse battery staple"
 	for _, data := range []string{text, "k8s\x00" + text, "k8s\x00\x12\x7f" + text} {

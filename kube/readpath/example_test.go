@@ -39,8 +39,9 @@ import (
 	"github.com/stratakube/strata/kube/readpath"
 )
 
-// Put an API server on the engine with one statement: storages, reads with cached bytes in front of the handlers, and an orderly end of
-// watches on shutdown. kube/examples/apiserver is a whole server.
+// Put an API server on the engine with one statement: storages, reads with cached bytes in front of
+// the handlers, and an orderly end of watches on shutdown. kube/examples/apiserver is a whole
+// server.
 func ExampleAttach() {
 	config, group, stop := newServerConfig() // of an API server with the resource pods, on an etcd
 	defer stop()
@@ -69,7 +70,8 @@ func newServerConfig() (config *genericapiserver.RecommendedConfig, group *gener
 	etcd.Dir, etcd.UnsafeNoFsync = filepath.Join(dir, "data"), true
 	etcd.ListenPeerUrls = nil
 	etcd.ListenClientUrls = []url.URL{{Scheme: "unix", Path: socket}}
-	etcd.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Host: "localhost:0"}} // there are no peers
+	// there are no peers
+	etcd.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Host: "localhost:0"}}
 	etcd.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
 	server, err := embed.StartEtcd(etcd)
 	must(err)

@@ -34,8 +34,8 @@ func (h *brokenWebhook) Decode(data []byte, kind *schema.GroupVersionKind, into 
 	return u, was, nil
 }
 
-// TestGet_ConversionFails_IsNotPassedOn: the error of a conversion is the answer. Upstream's handler
-// would call the webhook again, in one of the places for reads of etcd.
+// TestGet_ConversionFails_IsNotPassedOn: the error of a conversion is the answer. Upstream's
+// handler would call the webhook again, in one of the places for reads of etcd.
 func TestGet_ConversionFails_IsNotPassedOn(t *testing.T) {
 	hook := &brokenWebhook{Codec: unstructured.UnstructuredJSONScheme}
 	w := watchedWidgetsWith(t, hook)

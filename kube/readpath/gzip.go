@@ -16,7 +16,8 @@ func negotiateGzip(req *http.Request) bool {
 	return acceptsGzip(req) && utilfeature.DefaultFeatureGate.Enabled(features.APIResponseCompression)
 }
 
-// watchListCompression is a gate of Kubernetes 1.37 and later; older releases have no constant for it.
+// watchListCompression is a gate of Kubernetes 1.37 and later; older releases have no constant for
+// it.
 const watchListCompression featuregate.Feature = "WatchListCompression"
 
 // knowsWatchListCompression reports whether this release of k8s.io/apiserver compresses watches.

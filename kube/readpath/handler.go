@@ -38,7 +38,8 @@ import (
 type reason string
 
 const (
-	// reasonTable: kubectl get requests tables, which upstream's code builds from cached decoded objects.
+	// reasonTable: kubectl get requests tables, which upstream's code builds from cached decoded
+	// objects.
 	reasonTable reason = "table"
 	// reasonPretty: indented JSON (?pretty=true, curl, browsers).
 	reasonPretty reason = "pretty"
@@ -65,8 +66,8 @@ type Config struct {
 	// duration is random, up to twice as long. 0 means the value of the API server that mounts the
 	// server (Mount); without Mount, the watch ends immediately.
 	MinRequestTimeout time.Duration
-	// Lists bounds the bytes of concurrent lists: of lists answered here and, with Mount, of lists passed
-	// on. nil means listadmission.New(0).
+	// Lists bounds the bytes of concurrent lists: of lists answered here and, with Mount, of lists
+	// passed on. nil means listadmission.New(0).
 	Lists *listadmission.Admission
 }
 
@@ -75,9 +76,10 @@ type Server struct {
 	resolver          *Resolver
 	minRequestTimeout time.Duration
 	lists             *listadmission.Admission
-	levels            *handlerchain.Levels // see Mount; nil without it, and without priority and fairness
-	conns             *slowclient.Listener // see Mount; nil without it
-	pacing            slowclient.Connections
+	// see Mount; nil without it, and without priority and fairness
+	levels *handlerchain.Levels
+	conns  *slowclient.Listener // see Mount; nil without it
+	pacing slowclient.Connections
 }
 
 // New returns a Server with the configuration c, and registers the package's metrics.
@@ -92,7 +94,8 @@ func New(c Config) *Server {
 
 // Handler returns a handler that answers GET, LIST and WATCH from the cache and passes everything
 // else to next. It must run after the filters of an API server: it serves the request described by
-// the authorized RequestInfo, and only checks that the path is the canonical path of that RequestInfo.
+// the authorized RequestInfo, and only checks that the path is the canonical path of that
+// RequestInfo.
 func (s *Server) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		info, ok := request.RequestInfoFrom(req.Context())
@@ -116,9 +119,9 @@ func (s *Server) Handler(next http.Handler) http.Handler {
 	})
 }
 
-// Serves reports whether a GET, LIST or WATCH will be answered here, according to its path and headers:
-// the resource was read before, and the format is supported. The read itself may still be passed on, for
-// example because its revision is older than the cache.
+// Serves reports whether a GET, LIST or WATCH will be answered here, according to its path and
+// headers: the resource was read before, and the format is supported. The read itself may still be
+// passed on, for example because its revision is older than the cache.
 func (s *Server) Serves(req *http.Request, info *request.RequestInfo) bool {
 	if !canonical(req, info) {
 		return false
@@ -144,7 +147,8 @@ type readRequest struct {
 	req      *http.Request
 }
 
-// serve answers the request, or returns the reason to pass it on; in that case nothing has been written.
+// serve answers the request, or returns the reason to pass it on; in that case nothing has been
+// written.
 func (s *Server) serve(w http.ResponseWriter, req *http.Request, info *request.RequestInfo, next http.Handler) reason {
 	if info.Subresource != "" || !canonical(req, info) {
 		return reasonPath
@@ -258,9 +262,9 @@ func asksForPretty(req *http.Request) bool {
 		strings.HasPrefix(agent, "curl") || strings.HasPrefix(agent, "Wget") || strings.HasPrefix(agent, "Mozilla/5.0")
 }
 
-// negotiateUncached negotiates without the cache. Upstream's handlers of built-in resources are behind
-// routes, which reject some requests with their own error text: for example media ranges other than
-// */*, although the handlers support them.
+// negotiateUncached negotiates without the cache. Upstream's handlers of built-in resources are
+// behind routes, which reject some requests with their own error text: for example media ranges
+// other than */*, although the handlers support them.
 func (r *readRequest) negotiateUncached() negotiated {
 	opts, info, err := negotiation.NegotiateOutputMediaType(r.req, r.resource.Serializer, r.scope)
 	if err != nil || !r.resource.Custom && !routed(r.req) {
@@ -291,12 +295,13 @@ func (r *readRequest) negotiateUncached() negotiated {
 	return negotiated{format: f}
 }
 
-// dropParameter is a parameter of a media type: names of fields that the response omits, separated by +. Others than managedFieldsName
-// have no effect (KEP-5958).
+// dropParameter is a parameter of a media type: names of fields that the response omits, separated
+// by +. Others than managedFieldsName have no effect (KEP-5958).
 const dropParameter, managedFieldsName = "drop", "metadata.managedFields"
 
-// dropsManagedFields reports whether the media type that the response has, as it was negotiated, omits managed fields. The first media type
-// of the Accept header with the parameter that alone gives the same result decides.
+// dropsManagedFields reports whether the media type that the response has, as it was negotiated,
+// omits managed fields. The first media type of the Accept header with the parameter that alone
+// gives the same result decides.
 func (r *readRequest) dropsManagedFields(mediaType string, convert *schema.GroupVersionKind) bool {
 	for _, header := range r.req.Header["Accept"] {
 		for accepted := range strings.SplitSeq(header, ",") {
@@ -334,7 +339,8 @@ func routed(req *http.Request) bool {
 }
 
 // acceptCache caches negotiation results by Accept header: of the first maxAccepts distinct headers
-// that are not longer than maxAcceptLength. Clients send few distinct headers. Safe for concurrent use.
+// that are not longer than maxAcceptLength. Clients send few distinct headers. Safe for concurrent
+// use.
 type acceptCache struct {
 	known sync.Map // of negotiated, by header
 	n     atomic.Int32
@@ -377,7 +383,8 @@ func (r *readRequest) instrument(serve func()) {
 	record()
 }
 
-// observe counts the request and measures its response from now on. record records the end of the request.
+// observe counts the request and measures its response from now on. record records the end of the
+// request.
 func (r *readRequest) observe() (record func()) {
 	answered.WithLabelValues(r.info.Verb).Inc()
 	for _, text := range r.resource.Warnings {
@@ -411,7 +418,8 @@ func (r *readRequest) metricsLabels() (verb, scope string) {
 	return "LIST", "cluster"
 }
 
-// fail writes err as the response. A request that has ended gets the 504 of upstream's timeout filter.
+// fail writes err as the response. A request that has ended gets the 504 of upstream's timeout
+// filter.
 func (r *readRequest) fail(err error) {
 	if ended := r.req.Context().Err(); ended != nil && errors.Is(err, ended) {
 		err = apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)

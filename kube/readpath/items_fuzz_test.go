@@ -127,7 +127,8 @@ func FuzzItems(f *testing.F) {
 		if custom {
 			w = widgets
 		}
-		// For all input, splicing terminates, does not modify the prefix of its destination, and is deterministic.
+		// For all input, splicing terminates, does not modify the prefix of its destination, and is
+		// deterministic.
 		before := []byte("before")
 		spliced, ok := representation.SpliceItem(before, stored, rev)
 		again, okAgain := representation.SpliceItem(slices.Clone(before), stored, rev)

@@ -56,8 +56,8 @@ func (r *readRequest) listOrWatch() reason {
 	return ""
 }
 
-// listPlan is a list, or one page of it, ready to be written: its objects are known to be readable, and
-// its size is known.
+// listPlan is a list, or one page of it, ready to be written: its objects are known to be readable,
+// and its size is known.
 type listPlan struct {
 	list       *kubestorage.ListRead
 	level      listadmission.Level
@@ -204,7 +204,8 @@ func cutPage(ctx context.Context, p *listPlan, total int) (last string, more boo
 	return last, p.list.MoreAfter(ctx, last)
 }
 
-// size returns the size of all items of the page; items without a cached encoding are encoded first.
+// size returns the size of all items of the page; items without a cached encoding are encoded
+// first.
 func (r *readRequest) size(p *listPlan) (int64, error) {
 	rep, objects := r.enc.rep, p.list.Objects()
 	if n, ok := rep.Measure(objects, p.start, p.end); ok {
@@ -261,7 +262,8 @@ func (r *readRequest) selectPage(p *listPlan) (walked int, last string, more boo
 	return walked, last, more, nil
 }
 
-// last returns the key of the last object of a page without a selector, "" if there is none. Cost is O(log n).
+// last returns the key of the last object of a page without a selector, "" if there is none. Cost
+// is O(log n).
 func (p *listPlan) last() string {
 	if e, ok := p.list.Objects().Last(p.start, p.end); ok {
 		return e.Key()

@@ -44,8 +44,8 @@ func heapAlive() uint64 {
 	return stats.HeapAlloc
 }
 
-// TestList_LargeObjectsSlowClient_HoldsFewObjects: the request of a slow client references few large
-// objects and not whole leaves of them, even if no encoding can be cached.
+// TestList_LargeObjectsSlowClient_HoldsFewObjects: the request of a slow client references few
+// large objects and not whole leaves of them, even if no encoding can be cached.
 func TestList_LargeObjectsSlowClient_HoldsFewObjects(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short: takes seconds")
@@ -94,8 +94,8 @@ func TestList_LargeObjectsSlowClient_HoldsFewObjects(t *testing.T) {
 	}
 }
 
-// TestList_SlowClient_PreparesFewLeaves: the bytes that one list prepares for a slow client are bounded, independent of the number of
-// processors.
+// TestList_SlowClient_PreparesFewLeaves: the bytes that one list prepares for a slow client are
+// bounded, independent of the number of processors.
 func TestList_SlowClient_PreparesFewLeaves(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short: takes seconds")

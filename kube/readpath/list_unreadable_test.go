@@ -20,8 +20,9 @@ import (
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
 )
 
-// TestList_UnreadableObjects_AreNamedInStatus compares the status of a LIST of objects that cannot be decrypted
-// with that of storage.Interface, which tests in kubestorage compare with upstream's store.
+// TestList_UnreadableObjects_AreNamedInStatus compares the status of a LIST of objects that cannot
+// be decrypted with that of storage.Interface, which tests in kubestorage compare with upstream's
+// store.
 func TestList_UnreadableObjects_AreNamedInStatus(t *testing.T) {
 	for _, enabled := range []bool{true, false} {
 		t.Run(fmt.Sprintf("AllowUnsafeMalformedObjectDeletion=%t", enabled), func(t *testing.T) {

@@ -69,7 +69,8 @@ type itemWriter struct {
 	buf       []byte // for single items
 }
 
-// span writes the bytes of whole items; last marks the end of the list, whose trailing bytes are omitted.
+// span writes the bytes of whole items; last marks the end of the list, whose trailing bytes are
+// omitted.
 func (w *itemWriter) span(data []byte, last bool) {
 	if last {
 		data = data[:len(data)-w.trailing]
@@ -242,7 +243,8 @@ func (w *itemWriter) compresses(run mirror.Run) bool {
 	return ok && gzipjoin.WorthApart(n)
 }
 
-// ready prepares a run for writing, in spans if it is not compressed. It may be called concurrently.
+// ready prepares a run for writing, in spans if it is not compressed. It may be called
+// concurrently.
 func (w *itemWriter) ready(run mirror.Run, spans *representation.Spans) chunk {
 	p := chunk{run: run}
 	ctx, rep := w.read.req.Context(), w.read.enc.rep

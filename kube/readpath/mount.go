@@ -11,7 +11,8 @@ import (
 )
 
 // Mount installs s in front of the handlers of the API server that c configures, with the fast
-// chain for reads (handlerchain.New). It wraps c.BuildHandlerChainFunc and must be called before c is completed.
+// chain for reads (handlerchain.New). It wraps c.BuildHandlerChainFunc and must be called before c
+// is completed.
 func (s *Server) Mount(c *genericapiserver.Config) {
 	full := c.BuildHandlerChainFunc
 	c.BuildHandlerChainFunc = func(apiHandler http.Handler, c *genericapiserver.Config) http.Handler {

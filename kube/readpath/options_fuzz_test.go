@@ -101,7 +101,8 @@ func (fieldLabels) ConvertFieldLabel(_ schema.GroupVersionKind, label, value str
 	return "", "", fmt.Errorf("%q is not a known field selector", label)
 }
 
-// optionsRegistry is a registry with upstream's handlers for it, and its Resource for the byte path.
+// optionsRegistry is a registry with upstream's handlers for it, and its Resource for the byte
+// path.
 type optionsRegistry struct {
 	registry *genericregistry.Store
 	storage  *recorder

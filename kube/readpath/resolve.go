@@ -26,7 +26,8 @@ type ResolverConfig struct {
 	// Definition returns the definition of a custom resource by its name, plural.group, or nil if
 	// there is none; a changed definition has another pointer. It must read the cache that the
 	// server's custom resource handler uses, so that a change is not seen later here than there. It
-	// is called for each read of a custom resource. A nil Definition means that there are no custom resources.
+	// is called for each read of a custom resource. A nil Definition means that there are no custom
+	// resources.
 	Definition func(name string) *apiextensionsv1.CustomResourceDefinition
 	// Local reports whether this server itself, and not an aggregated server, serves the version of
 	// an API group. It is called for each read, and must return false from the moment at which the
@@ -34,7 +35,8 @@ type ResolverConfig struct {
 	Local func(schema.GroupVersion) bool
 	// Decorators modify objects after they were read from the storage (registry.Store.Decorator).
 	Decorators map[schema.GroupResource]func(runtime.Object)
-	// Transcoders make JSON from stored objects of built-in kinds that are stored in the served version.
+	// Transcoders make JSON from stored objects of built-in kinds that are stored in the served
+	// version.
 	Transcoders map[schema.GroupVersionKind]*transcode.Transcoder
 }
 
@@ -56,7 +58,8 @@ type Kinds struct {
 //
 // A result is valid
 //
-//   - until the process ends, for built-in resources: their routes and storages are created at startup;
+//   - until the process ends, for built-in resources: their routes and storages are created at
+//     startup;
 //   - as long as the definition is unchanged, for custom resources. The definition is compared at
 //     each read; see settleTime for the effects of a change;
 //   - for retryAfter, if no storage was found.
@@ -71,7 +74,8 @@ type Resolver struct {
 	// definitions: a path without either gets no entry.
 	routes atomic.Pointer[map[route]*routeEntry]
 
-	mu        sync.Mutex // guards the fields below and the replacement of routes; acquired after routeEntry.mu
+	// guards the fields below and the replacement of routes; acquired after routeEntry.mu
+	mu        sync.Mutex
 	resources map[servedStore]*Resource
 }
 
@@ -227,7 +231,8 @@ func (r *Resolver) entry(t route) *routeEntry {
 
 // find probes the route and returns the new binding.
 func (r *Resolver) find(t route, old *binding, next http.Handler) *binding {
-	b := &binding{definition: r.definition(t)} // before the probe, so that a later update counts as a change
+	// before the probe, so that a later update counts as a change
+	b := &binding{definition: r.definition(t)}
 	now := r.now()
 	if b.definition != nil {
 		b.name, b.noticed = b.definition.Name, now
@@ -243,7 +248,8 @@ func (r *Resolver) find(t route, old *binding, next http.Handler) *binding {
 	}
 	switch {
 	case changed:
-		// The storage may have been built from the new definition, which b.definition does not describe.
+		// The storage may have been built from the new definition, which b.definition does not
+		// describe.
 		b.retry = now
 	case b.resource == nil:
 		b.retry = now.Add(retryAfter)

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestProbe_HandlerPanics_PanicsInRequest: a panic of the probed handler propagates to the request that triggered the probe,
-// whose filters recover it, and does not end the process.
+// TestProbe_HandlerPanics_PanicsInRequest: a panic of the probed handler propagates to the request
+// that triggered the probe, whose filters recover it, and does not end the process.
 func TestProbe_HandlerPanics_PanicsInRequest(t *testing.T) {
 	defer func() {
 		if got := recover(); got != "handler" {

@@ -86,7 +86,8 @@ var statusScheme = func() *runtime.Scheme {
 	return s
 }()
 
-// unstructuredConvertor does not convert custom resources: they were converted when they were decoded.
+// unstructuredConvertor does not convert custom resources: they were converted when they were
+// decoded.
 type unstructuredConvertor struct{ runtime.ObjectConvertor }
 
 func (c unstructuredConvertor) ConvertToVersion(in runtime.Object, gv runtime.GroupVersioner) (runtime.Object, error) {

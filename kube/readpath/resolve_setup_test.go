@@ -159,7 +159,8 @@ func (r *resolving) define(uid types.UID, generation int64, versions ...string) 
 			Name: v, Served: true, SelectableFields: []apiextensionsv1.SelectableField{{JSONPath: ".spec.color"}},
 		})
 	}
-	d.Spec.Names.ShortNames = make([]string, generation) // a change of the spec without an effect on the test
+	// a change of the spec without an effect on the test
+	d.Spec.Names.ShortNames = make([]string, generation)
 	r.definitions[d.Name] = d
 	return d
 }

@@ -67,7 +67,8 @@ func TestResolver_BuiltInResource_IsBoundPermanently(t *testing.T) {
 func TestResolver_ResourceNotServed_IsPassedOn(t *testing.T) {
 	r := newResolving(t)
 	r.pods()
-	r.serves[example.GroupName+"/v1/pods"].namespaced = false // now the registry is one of nodes, say
+	// now the registry is one of nodes, say
+	r.serves[example.GroupName+"/v1/pods"].namespaced = false
 	r.want("/apis/example.apiserver.k8s.io/v1/namespaces/ns/pods", nil, 1)
 	if res := r.want(podsPath, r.serves[example.GroupName+"/v1/pods"], -1); res != nil && res.Namespaced {
 		t.Error("bound as namespaced")
@@ -139,7 +140,8 @@ func TestResolver_NewDefinition_IsNotBoundToOldStorage(t *testing.T) {
 
 	r.define("1", 1, "v1")
 	for range 3 {
-		r.want(widgetsPath, old, 1) // upstream still serves it; so does the byte path, and probes again
+		// upstream still serves it; so does the byte path, and probes again
+		r.want(widgetsPath, old, 1)
 	}
 	replaced := r.widgets("v1")
 	r.want(widgetsPath, replaced, 1)
@@ -157,8 +159,8 @@ func TestResolver_NewDefinition_IsNotBoundToOldStorage(t *testing.T) {
 	}
 }
 
-// TestResolver_DefinitionChangesDuringProbe_UsesNewForm: the definition changes during the probe, and the
-// storage is created from the new form.
+// TestResolver_DefinitionChangesDuringProbe_UsesNewForm: the definition changes during the probe,
+// and the storage is created from the new form.
 func TestResolver_DefinitionChangesDuringProbe_UsesNewForm(t *testing.T) {
 	r := newResolving(t)
 	r.define("1", 0, "v1")
@@ -195,7 +197,8 @@ func TestResolver_DefinitionAddedOrDeleted_IsFollowed(t *testing.T) {
 
 	delete(r.definitions, "widgets.example.com")
 	r.want(widgetsPath, nil, 0)
-	r.define("2", 0, "v1") // another definition of this name, whose first storage is still being created
+	// another definition of this name, whose first storage is still being created
+	r.define("2", 0, "v1")
 	delete(r.serves, "example.com/v1/widgets")
 	r.want(widgetsPath, nil, 1)
 	r.clock = r.clock.Add(retryAfter)
@@ -363,8 +366,9 @@ func BenchmarkResolve(b *testing.B) {
 	}
 }
 
-// TestResolver_UnreadDefinitions_AreNotHeld: of many definitions, the resolver holds that of the resource that was read, and none of
-// the others, after requests that name them in another group or version too.
+// TestResolver_UnreadDefinitions_AreNotHeld: of many definitions, the resolver holds that of the
+// resource that was read, and none of the others, after requests that name them in another group or
+// version too.
 func TestResolver_UnreadDefinitions_AreNotHeld(t *testing.T) {
 	r := newResolving(t)
 	widgets := r.widgets("v1")

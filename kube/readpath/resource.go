@@ -12,7 +12,8 @@ import (
 )
 
 // Resource describes one served version of a resource: the settings with which upstream's handlers
-// serve it, and the storage that they read from. Its exported fields are immutable once it is in use.
+// serve it, and the storage that they read from. Its exported fields are immutable once it is in
+// use.
 type Resource struct {
 	// GVR and Kind are the served version.
 	GVR  schema.GroupVersionResource

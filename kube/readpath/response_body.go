@@ -38,7 +38,8 @@ func breakOff(err error) {
 	panic(clientGone{})
 }
 
-// whileThere calls write, and returns normally if breakOff ended it because the client has disconnected.
+// whileThere calls write, and returns normally if breakOff ended it because the client has
+// disconnected.
 func whileThere(write func()) {
 	defer func() {
 		if x := recover(); x != nil && x != (clientGone{}) {
@@ -62,9 +63,10 @@ type body struct {
 	cutoff *slowclient.Cutoff
 }
 
-// pace makes the body of a list release its admitted bytes as they are written. It ends the response
-// if the client is slower, for too long, than the larger of slowclient.MinBytesPerSecond and half of the rate
-// that would finish the list within the request timeout. The caller calls finish when the list is written.
+// pace makes the body of a list release its admitted bytes as they are written. It ends the
+// response if the client is slower, for too long, than the larger of slowclient.MinBytesPerSecond
+// and half of the rate that would finish the list within the request timeout. The caller calls
+// finish when the list is written.
 func (b *body) pace(r *readRequest, p *listPlan) (finish func()) {
 	rate := float64(slowclient.MinBytesPerSecond)
 	if deadline, ok := r.req.Context().Deadline(); ok {

@@ -16,9 +16,9 @@ type brokenResponse struct {
 
 func (b *brokenResponse) Write([]byte) (int, error) { return 0, b.err }
 
-// TestBody_ClientDisconnects_HandlerReturns: if the client has disconnected, the handler returns like upstream's
-// handlers, and the request is audited and counted like any other. Only a response that the client
-// could mistake for a complete one is aborted.
+// TestBody_ClientDisconnects_HandlerReturns: if the client has disconnected, the handler returns
+// like upstream's handlers, and the request is audited and counted like any other. Only a response
+// that the client could mistake for a complete one is aborted.
 func TestBody_ClientDisconnects_HandlerReturns(t *testing.T) {
 	w := watchedPods(t)
 	w.put(t, w.object("small", nil))

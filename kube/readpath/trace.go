@@ -14,7 +14,8 @@ import (
 )
 
 // Spans of the byte read path have the names, attributes and events of the spans of upstream's
-// handlers (k8s.io/apiserver/pkg/endpoints/handlers). Those of upstream's watch cache are in kubestorage.
+// handlers (k8s.io/apiserver/pkg/endpoints/handlers). Those of upstream's watch cache are in
+// kubestorage.
 
 // Thresholds above which a span is also logged.
 const (
@@ -61,7 +62,8 @@ func addEvent(span *tracing.Span, name string) {
 	}
 }
 
-// traceBody calls write, which writes the body of the response, in a separate span if the request is traced.
+// traceBody calls write, which writes the body of the response, in a separate span if the request
+// is traced.
 func (r *readRequest) traceBody(write func()) {
 	if !r.traced() {
 		write()

@@ -30,8 +30,9 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// watch answers a WATCH. If the request passed a filter that runs tasks (routine.Task), watch returns
-// when the stream waits for events, and the task serves the rest, on a stack without the filters' frames.
+// watch answers a WATCH. If the request passed a filter that runs tasks (routine.Task), watch
+// returns when the stream waits for events, and the task serves the rest, on a stack without the
+// filters' frames.
 func (r *readRequest) watch(opts metainternalversion.ListOptions, key string, o storage.ListOptions) reason {
 	record := r.observe()
 	s, err := r.openWatch(&opts, key, o)
@@ -90,7 +91,8 @@ func (r *readRequest) openWatch(opts *metainternalversion.ListOptions, key strin
 		s.shutdown = signals.ShuttingDown()
 	}
 	gvr := r.resource.GVR
-	// Metrics look up the trace span for each event; in the context of a request that lookup is deep.
+	// Metrics look up the trace span for each event; in the context of a request that lookup is
+	// deep.
 	span := tracing.ContextWithSpan(context.Background(), tracing.SpanFromContext(ctx))
 	s.out = watchWriter{
 		delivered:    stream.Delivered,
@@ -334,8 +336,9 @@ func (s *watchServer) Event(t watch.EventType, ev *mirror.Event) (err error) {
 // Flush implements kubestorage.Sink.
 func (s *watchServer) Flush() error { return s.out.flush() }
 
-// Refresh implements kubestorage.Sink. It replaces the encoding if the decryption keys of the resource have changed, so that a
-// running watch sends no item that was decrypted with removed keys.
+// Refresh implements kubestorage.Sink. It replaces the encoding if the decryption keys of the
+// resource have changed, so that a running watch sends no item that was decrypted with removed
+// keys.
 func (s *watchServer) Refresh() (err error) {
 	if r := s.read; !r.enc.rep.Fresh() {
 		r.enc, err = r.resource.encodings.get(r.resource, r.enc.format)
@@ -350,8 +353,8 @@ type encodedBookmark struct {
 	object           []byte
 }
 
-// Bookmark implements kubestorage.Sink. The last bookmark is cached: many watches send theirs at the
-// same revision, when there are no events and when the server shuts down.
+// Bookmark implements kubestorage.Sink. The last bookmark is cached: many watches send theirs at
+// the same revision, when there are no events and when the server shuts down.
 func (s *watchServer) Bookmark(b kubestorage.Bookmark) error {
 	last := s.read.enc.lastBookmark.Load()
 	if last == nil || last.rev != b.Revision || last.initialEventsEnd != b.InitialEventsEnd {

@@ -20,7 +20,8 @@ import (
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
-// discard is a ResponseWriter that implements net/http's optional interfaces and discards the response.
+// discard is a ResponseWriter that implements net/http's optional interfaces and discards the
+// response.
 type discard struct {
 	header http.Header
 	status int

@@ -132,8 +132,9 @@ func (d *drainer) handler(next http.Handler) http.Handler {
 	})
 }
 
-// askToReconnect makes the client of a request open another connection for later ones. Requests in progress on an HTTP/2 connection, such
-// as watches, continue: the response sends a GOAWAY frame. The server's own clients have no other server.
+// askToReconnect makes the client of a request open another connection for later ones. Requests in
+// progress on an HTTP/2 connection, such as watches, continue: the response sends a GOAWAY frame.
+// The server's own clients have no other server.
 func (d *drainer) askToReconnect(w http.ResponseWriter, req *http.Request) {
 	if req.Header.Get("Upgrade") == "" && !d.isOwn(req) {
 		w.Header().Set("Connection", "close")
@@ -202,7 +203,8 @@ func (d *drainer) open() int {
 }
 
 // cutOff makes the writes of all watches fail, and closes the connections of watches that are still
-// open after slowclient.StallGrace: such a connection accepts no more bytes, so not even a stream on it can be reset.
+// open after slowclient.StallGrace: such a connection accepts no more bytes, so not even a stream
+// on it can be reset.
 func (d *drainer) cutOff() {
 	d.mu.Lock()
 	for open := range d.watches {

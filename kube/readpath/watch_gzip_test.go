@@ -124,13 +124,14 @@ func TestCompressedWatch_EndsMemberAtEachFlush(t *testing.T) {
 	}
 }
 
-// dueSoon is the context of a request whose deadline is always half a second away: the request waits
-// for a revision for a part of that, and never reaches the deadline, also on a busy machine.
+// dueSoon is the context of a request whose deadline is always half a second away: the request
+// waits for a revision for a part of that, and never reaches the deadline, also on a busy machine.
 type dueSoon struct{ context.Context }
 
 func (dueSoon) Deadline() (time.Time, bool) { return time.Now().Add(time.Second / 2), true }
 
-// TestCompressedWatch_Conditions_EqualUpstream checks that the same watches are compressed as upstream's.
+// TestCompressedWatch_Conditions_EqualUpstream checks that the same watches are compressed as
+// upstream's.
 func TestCompressedWatch_Conditions_EqualUpstream(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short: takes seconds")
@@ -161,7 +162,8 @@ func TestCompressedWatch_Conditions_EqualUpstream(t *testing.T) {
 	}
 	for _, enabled := range []bool{true, false} {
 		featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, watchListCompression, enabled)
-		t.Run(fmt.Sprintf("gate=%v", enabled), func(t *testing.T) { // ends after all parallel subtests
+		t.Run(fmt.Sprintf("gate=%v", enabled), func(t *testing.T) {
+			// ends after all parallel subtests
 			for _, query := range []string{
 				watchListQuery,
 				watchListQuery + "&labelSelector=app%3Dyes",
@@ -186,7 +188,8 @@ func TestCompressedWatch_Conditions_EqualUpstream(t *testing.T) {
 	}
 }
 
-// TestCompressedWatch_CountsEventsAndSizes: events and sizes are counted as for an uncompressed watch.
+// TestCompressedWatch_CountsEventsAndSizes: events and sizes are counted as for an uncompressed
+// watch.
 func TestCompressedWatch_CountsEventsAndSizes(t *testing.T) {
 	compresses(t)
 	endpointmetrics.Register()

@@ -303,7 +303,8 @@ func (w *watched) open(t testing.TB, engine, query, accept string, http2 bool) *
 	return w.send(t, transport, engine, query, accept, "")
 }
 
-// send starts a watch in ns over a transport of its own, with an Accept-Encoding unless that is empty.
+// send starts a watch in ns over a transport of its own, with an Accept-Encoding unless that is
+// empty.
 func (w *watched) send(t testing.TB, transport *http.Transport, engine, query, accept, encoding string) *http.Response {
 	t.Helper()
 	gvr := w.resource.GVR

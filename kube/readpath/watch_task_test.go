@@ -18,13 +18,15 @@ type signal struct{ sent atomic.Bool }
 func (s *signal) Signal() { s.sent.Store(true) }
 func (s *signal) Wait()   {}
 
-// notifier is a ResponseRecorder with the interfaces that upstream's wrappers expect of net/http's writers.
+// notifier is a ResponseRecorder with the interfaces that upstream's wrappers expect of net/http's
+// writers.
 type notifier struct{ *httptest.ResponseRecorder }
 
 func (notifier) CloseNotify() <-chan bool { return nil }
 
-// TestWatch_WithTask_SendsInitialEventsBeforeTask: a watch whose filters run tasks holds its seat and their goroutine until its initial
-// events are sent; the task serves the rest and ends with the request.
+// TestWatch_WithTask_SendsInitialEventsBeforeTask: a watch whose filters run tasks holds its seat
+// and their goroutine until its initial events are sent; the task serves the rest and ends with the
+// request.
 func TestWatch_WithTask_SendsInitialEventsBeforeTask(t *testing.T) {
 	w := watchedPods(t)
 	w.put(t, w.object("first", nil))

@@ -147,7 +147,8 @@ func TestWatch_ErrorBeforeStart_EqualsUpstream(t *testing.T) {
 	}
 }
 
-// TestWatch_Decorator_AppliesToEventsAndBookmarks: the decorator of a registry applies to events and bookmarks too.
+// TestWatch_Decorator_AppliesToEventsAndBookmarks: the decorator of a registry applies to events
+// and bookmarks too.
 func TestWatch_Decorator_AppliesToEventsAndBookmarks(t *testing.T) {
 	w := watchedPods(t)
 	w.resource.Decorate = func(obj runtime.Object) {
@@ -179,8 +180,8 @@ func ends(t *testing.T, resp *http.Response) []byte {
 	return rest
 }
 
-// TestWatch_TimeoutOrShutdown_EndsWatch: a watch ends at the client's timeout, and with the storage, the server and
-// the client, and leaks nothing.
+// TestWatch_TimeoutOrShutdown_EndsWatch: a watch ends at the client's timeout, and with the
+// storage, the server and the client, and leaks nothing.
 func TestWatch_TimeoutOrShutdown_EndsWatch(t *testing.T) {
 	shutdown := make(chan struct{})
 	for name, end := range map[string]func(w *watched, resp *http.Response){
@@ -220,8 +221,8 @@ type shutdownSignal chan struct{}
 
 func (s shutdownSignal) ShuttingDown() <-chan struct{} { return s }
 
-// TestWatchTimeout_Unset_IsSpread: timeouts lie between the minimum and twice the minimum, unless the client
-// sets one.
+// TestWatchTimeout_Unset_IsSpread: timeouts lie between the minimum and twice the minimum, unless
+// the client sets one.
 func TestWatchTimeout_Unset_IsSpread(t *testing.T) {
 	s := &Server{minRequestTimeout: time.Hour}
 	var seen []time.Duration
@@ -237,8 +238,8 @@ func TestWatchTimeout_Unset_IsSpread(t *testing.T) {
 	}
 }
 
-// TestWatch_InitialEventsSent_SignalsFlowControl: priority and fairness is notified when the initial events are
-// sent, and a watch is left to the routine filter if there is one.
+// TestWatch_InitialEventsSent_SignalsFlowControl: priority and fairness is notified when the
+// initial events are sent, and a watch is left to the routine filter if there is one.
 func TestWatch_InitialEventsSent_SignalsFlowControl(t *testing.T) {
 	w := watchedPods(t)
 	w.put(t, w.object("a", nil))
@@ -255,7 +256,8 @@ func TestWatch_InitialEventsSent_SignalsFlowControl(t *testing.T) {
 	f.until(t, `"b"`)
 }
 
-// TestWatchMetrics_EventsAndSizes_EqualUpstream: events and their sizes are counted as upstream counts them.
+// TestWatchMetrics_EventsAndSizes_EqualUpstream: events and their sizes are counted as upstream
+// counts them.
 func TestWatchMetrics_EventsAndSizes_EqualUpstream(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short: takes seconds")
@@ -313,7 +315,8 @@ func TestWatch_UnreadableObject_DelaysOnlyItsWatches(t *testing.T) {
 	}
 }
 
-// TestWatch_SlowReader_GetsRetainedEvents: a slow reader gets all events that are still retained when it reads.
+// TestWatch_SlowReader_GetsRetainedEvents: a slow reader gets all events that are still retained
+// when it reads.
 func TestWatch_SlowReader_GetsRetainedEvents(t *testing.T) {
 	w := watchedPods(t)
 	resp := w.open(t, "", "resourceVersion=0", jsonType, true)
@@ -333,7 +336,8 @@ func TestWatch_SlowReader_GetsRetainedEvents(t *testing.T) {
 	}
 }
 
-// TestWatch_StalledReader_DoesNotKeepEndedWatch: a stalled reader cannot keep a watch open that has ended.
+// TestWatch_StalledReader_DoesNotKeepEndedWatch: a stalled reader cannot keep a watch open that has
+// ended.
 func TestWatch_StalledReader_DoesNotKeepEndedWatch(t *testing.T) {
 	begun := make(chan struct{})
 	returned := make(chan error, 1)
@@ -371,7 +375,8 @@ func TestWatch_StalledReader_DoesNotKeepEndedWatch(t *testing.T) {
 	}
 }
 
-// TestWatchWriter_Idle_HoldsNoBuffer: an idle watch references no buffer, not even after a large write.
+// TestWatchWriter_Idle_HoldsNoBuffer: an idle watch references no buffer, not even after a large
+// write.
 func TestWatchWriter_Idle_HoldsNoBuffer(t *testing.T) {
 	var got bytes.Buffer
 	sink := &countingSink{Buffer: &got, header: http.Header{}}
@@ -481,8 +486,8 @@ func TestFrames_EqualUpstream(t *testing.T) {
 	}
 }
 
-// TestWatch_SameFormat_EncodesEventOnce: an event is decoded and encoded once for all watches of one format,
-// with or without a selector.
+// TestWatch_SameFormat_EncodesEventOnce: an event is decoded and encoded once for all watches of
+// one format, with or without a selector.
 func TestWatch_SameFormat_EncodesEventOnce(t *testing.T) {
 	w := watchedPods(t)
 	var encoded atomic.Int32
@@ -514,8 +519,8 @@ func TestWatch_SameFormat_EncodesEventOnce(t *testing.T) {
 	}
 }
 
-// TestWatchMetrics_Delivery_IsMeasuredPerWrite: delivery is measured from the arrival of an event until after its write,
-// once per write; events older than the watch count, initial events do not.
+// TestWatchMetrics_Delivery_IsMeasuredPerWrite: delivery is measured from the arrival of an event
+// until after its write, once per write; events older than the watch count, initial events do not.
 func TestWatchMetrics_Delivery_IsMeasuredPerWrite(t *testing.T) {
 	w := watchedPods(t)
 	count := func() uint64 {

@@ -45,7 +45,8 @@ type watchWriter struct {
 	member *gzipjoin.Writer // nil if none has begun since the last flush
 	out    gatherWriter     // output of member
 
-	oldest    int64                      // when the first event since the last flush arrived, 0 if none did
+	// when the first event since the last flush arrived, 0 if none did
+	oldest    int64
 	ready     int64                      // when it was added
 	delivered func(arrived, ready int64) // called with both after the write
 
@@ -195,7 +196,8 @@ func (w *watchWriter) record(size int) {
 	w.sizes.Observe(float64(size))
 }
 
-// arrived records the time at which an added event arrived from etcd; 0 if it did not come from etcd.
+// arrived records the time at which an added event arrived from etcd; 0 if it did not come from
+// etcd.
 func (w *watchWriter) arrived(at int64) {
 	if w.oldest == 0 && at != 0 {
 		w.oldest, w.ready = at, driver.Now()

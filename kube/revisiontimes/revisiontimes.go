@@ -1,6 +1,6 @@
-// Package revisiontimes is the form of a list that says which of its revisions a server can read, and when they were current. A client
-// requests it from the path of a list, with the Accept header MediaType, and needs the rights of the list. A server without it answers
-// 406 Not Acceptable.
+// Package revisiontimes is the form of a list that says which of its revisions a server can read,
+// and when they were current. A client requests it from the path of a list, with the Accept header
+// MediaType, and needs the rights of the list. A server without it answers 406 Not Acceptable.
 package revisiontimes
 
 import (
@@ -22,21 +22,24 @@ const (
 	APIVersion = "strata/v1alpha1"
 )
 
-// RevisionTimes are the revisions of a resource in a server's memory. All revisions between Oldest and Latest can be listed.
+// RevisionTimes are the revisions of a resource in a server's memory. All revisions between Oldest
+// and Latest can be listed.
 type RevisionTimes struct {
 	Kind       string `json:"kind"`
 	APIVersion string `json:"apiVersion"`
 	// Now is the server's time.
 	Now time.Time `json:"now"`
-	// Oldest and Latest are the oldest revision at which the resource can be listed, and the newest.
+	// Oldest and Latest are the oldest revision at which the resource can be listed, and the
+	// newest.
 	Oldest int64 `json:"oldest,string"`
 	Latest int64 `json:"latest,string"`
 	// WatchFrom is the oldest revision from which the resource can be watched, at most Oldest.
 	WatchFrom int64 `json:"watchFrom,string"`
-	// Times are revisions with the time at which each became the newest, both ascending (times may be equal, if the clock was set back).
-	// The last is the newest revision of the cluster. A revision that is left out was written less than a second after one that is not.
-	// They begin at the start of the server or the beginning of its window: for older revisions, which it has read from etcd's history,
-	// no time is known.
+	// Times are revisions with the time at which each became the newest, both ascending (times may
+	// be equal, if the clock was set back). The last is the newest revision of the cluster. A
+	// revision that is left out was written less than a second after one that is not. They begin at
+	// the start of the server or the beginning of its window: for older revisions, which it has
+	// read from etcd's history, no time is known.
 	Times []RevisionTime `json:"times"`
 }
 
@@ -74,7 +77,8 @@ func (r *RevisionTimes) At(t time.Time) (int64, error) {
 	return revision, nil
 }
 
-// Check returns an error, which names the readable revisions, unless the resource can be listed at the revision.
+// Check returns an error, which names the readable revisions, unless the resource can be listed at
+// the revision.
 func (r *RevisionTimes) Check(revision int64) error {
 	switch {
 	case revision < r.Oldest:
@@ -93,8 +97,8 @@ func (r *RevisionTimes) oldest() string {
 	return fmt.Sprintf("the oldest revision is %d, from before the server's start", r.Oldest)
 }
 
-// TimeOf returns when the server had the revision, at most a second too late. It reports false for revisions before the first observed
-// one, and for future ones.
+// TimeOf returns when the server had the revision, at most a second too late. It reports false for
+// revisions before the first observed one, and for future ones.
 func (r *RevisionTimes) TimeOf(revision int64) (time.Time, bool) {
 	i, _ := slices.BinarySearchFunc(r.Times, revision, func(x RevisionTime, revision int64) int {
 		return int(min(max(x.Revision-revision, -1), 1))

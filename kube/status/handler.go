@@ -14,11 +14,13 @@ import (
 // Path is where servers mount Handler.
 const Path = "/debug/strata/status"
 
-// fresh is the age up to which a reading answers further requests, so that many readers cost as much as two per second.
+// fresh is the age up to which a reading answers further requests, so that many readers cost as
+// much as two per second.
 const fresh = 500 * time.Millisecond
 
-// Handler returns a handler that answers GET with a Status. read is called at most twice per second, and never without requests. The
-// handler does not authorize requests: mount it behind filters that do.
+// Handler returns a handler that answers GET with a Status. read is called at most twice per
+// second, and never without requests. The handler does not authorize requests: mount it behind
+// filters that do.
 func Handler(read func() Status) http.Handler {
 	var last struct {
 		sync.Mutex

@@ -1,5 +1,6 @@
-// Package status has the JSON form of the state of a server: its resources with objects, bytes, watches and lag, its reads, its
-// memory and its slow watches. The console in the browser reads it; /metrics has the same values, and more, for monitoring.
+// Package status has the JSON form of the state of a server: its resources with objects, bytes,
+// watches and lag, its reads, its memory and its slow watches. The console in the browser reads it;
+// /metrics has the same values, and more, for monitoring.
 package status
 
 import "time"
@@ -8,15 +9,15 @@ import "time"
 type Status struct {
 	Now     time.Time `json:"now"`
 	Version string    `json:"version,omitempty"`
-	// Clusters are the etcd clusters in memory, in the order of their endpoints. An etcd that has not answered since the start is not
-	// ready, and has no revision.
+	// Clusters are the etcd clusters in memory, in the order of their endpoints. An etcd that has
+	// not answered since the start is not ready, and has no revision.
 	Clusters []Cluster `json:"clusters"`
 	// Resources are in alphabetical order. Resources that are not cached are absent.
 	Resources []Resource `json:"resources"`
 	// Watches is the number of open watches, those of the server itself included.
 	Watches int `json:"watches"`
-	// SlowWatches are the watches whose oldest undelivered event arrived more than SlowAfter ago, the slowest first, at most
-	// MaxSlowWatches of Slow.
+	// SlowWatches are the watches whose oldest undelivered event arrived more than SlowAfter ago,
+	// the slowest first, at most MaxSlowWatches of Slow.
 	SlowWatches []Watch `json:"slowWatches"`
 	Slow        int     `json:"slow"`
 	Reads       Reads   `json:"reads"`
@@ -24,7 +25,8 @@ type Status struct {
 }
 
 const (
-	// SlowAfter is the age of an undelivered event that makes a watch a slow one: 99 % are delivered within a tenth of it.
+	// SlowAfter is the age of an undelivered event that makes a watch a slow one: 99 % are
+	// delivered within a tenth of it.
 	SlowAfter = time.Second
 	// MaxSlowWatches bounds an answer.
 	MaxSlowWatches = 50
@@ -70,7 +72,8 @@ type Resource struct {
 	Lists  Reads `json:"lists"`
 }
 
-// Reads are counters of reads by the source of the answer: the newest state in memory, an older one in memory, or etcd.
+// Reads are counters of reads by the source of the answer: the newest state in memory, an older one
+// in memory, or etcd.
 type Reads struct {
 	Memory int64 `json:"memory"`
 	Past   int64 `json:"past"`
@@ -86,8 +89,9 @@ type Watch struct {
 	Since     time.Time `json:"since,omitzero"` // the start of the request
 	// Revision is the position of the watch: all older events were examined.
 	Revision int64 `json:"revision"`
-	// BehindSeconds is the age of the oldest undelivered event, 0 if it is unknown because the event is from before the server's start,
-	// and BehindRevisions the distance of the position from the newest revision.
+	// BehindSeconds is the age of the oldest undelivered event, 0 if it is unknown because the
+	// event is from before the server's start, and BehindRevisions the distance of the position
+	// from the newest revision.
 	BehindSeconds   float64 `json:"behindSeconds"`
 	BehindRevisions int64   `json:"behindRevisions"`
 	// Expired: history no longer has the event, so that the watch will end with 410.

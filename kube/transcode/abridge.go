@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Abridger cuts stored objects down to some of their fields, so that a reader of these decodes little. It is complete after the last Add; Append may
-// then be called concurrently.
+// Abridger cuts stored objects down to some of their fields, so that a reader of these decodes
+// little. It is complete after the last Add; Append may then be called concurrently.
 type Abridger struct {
 	byHead map[string]*cut // what remains, by the head of a stored object (see headOf)
 }
@@ -25,8 +25,9 @@ type remaining struct {
 	within *cut // nil: the field remains as a whole
 }
 
-// Add adds objects that are stored as gvk, whose Go type is the struct t. Paths name the fields that remain, by their JSON names, as in
-// "spec.nodeName"; all but the last one of a path are messages. Errors are those of paths that name no such field.
+// Add adds objects that are stored as gvk, whose Go type is the struct t. Paths name the fields
+// that remain, by their JSON names, as in "spec.nodeName"; all but the last one of a path are
+// messages. Errors are those of paths that name no such field.
 func (a *Abridger) Add(gvk schema.GroupVersionKind, t reflect.Type, paths []string) error {
 	head, err := headOf(gvk)
 	if err != nil {
@@ -67,7 +68,8 @@ func (c *cut) keep(t reflect.Type, path []string) error {
 	return r.within.keep(next, path[1:])
 }
 
-// fieldOf returns the number and the type of the field with a JSON name, of a message or a pointer to one.
+// fieldOf returns the number and the type of the field with a JSON name, of a message or a pointer
+// to one.
 func fieldOf(t reflect.Type, name string) (number int, of reflect.Type, err error) {
 	if t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -101,9 +103,10 @@ func fieldNumber(f reflect.StructField) (int, error) {
 // rawTag is the tag of the object in runtime.Unknown.
 const rawTag = 2<<3 | wireLen
 
-// Append appends a stored object with the remaining fields, in its stored form, to dst. Not ok: objects of its kind were not added, it is stored in
-// another form, or is malformed, and dst is as before. The values of fields are not examined. Cost is a few nanoseconds for each field that is passed
-// over, and no allocation beyond dst.
+// Append appends a stored object with the remaining fields, in its stored form, to dst. Not ok:
+// objects of its kind were not added, it is stored in another form, or is malformed, and dst is as
+// before. The values of fields are not examined. Cost is a few nanoseconds for each field that is
+// passed over, and no allocation beyond dst.
 func (a *Abridger) Append(dst, stored []byte) (_ []byte, ok bool) {
 	if len(stored) <= headPrefix || stored[headPrefix] >= 0x80 {
 		return dst, false
@@ -127,7 +130,8 @@ func (a *Abridger) Append(dst, stored []byte) (_ []byte, ok bool) {
 	return short, true
 }
 
-// lengthBytes is the size of the varints in which append writes lengths; the shortest form is not required.
+// lengthBytes is the size of the varints in which append writes lengths; the shortest form is not
+// required.
 const lengthBytes = 4
 
 // append appends the length and the remaining fields of a message.

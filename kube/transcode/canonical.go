@@ -6,9 +6,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// Canonical reports whether upstream's path, which decodes, defaults, converts and encodes in protobuf, would write a stored object as it
-// is stored, but for the resource version and the envelope of runtime.Unknown. Cost is that of AppendItem without the
-// output.
+// Canonical reports whether upstream's path, which decodes, defaults, converts and encodes in
+// protobuf, would write a stored object as it is stored, but for the resource version and the
+// envelope of runtime.Unknown. Cost is that of AppendItem without the output.
 func (t *Transcoder) Canonical(stored []byte) bool {
 	if !bytes.HasPrefix(stored, t.head) || uint64(len(stored)) > 1<<31 {
 		return false
@@ -25,8 +25,9 @@ func (t *Transcoder) Canonical(stored []byte) bool {
 	return ok
 }
 
-// canonical reports whether a message has the form that generated code writes: fields in the order of their numbers, none unknown, each
-// that is not a pointer, and the shortest varints; and whether its rule holds.
+// canonical reports whether a message has the form that generated code writes: fields in the order
+// of their numbers, none unknown, each that is not a pointer, and the shortest varints; and whether
+// its rule holds.
 func (w *walk) canonical(m *message, r reader) bool {
 	base := len(w.slots)
 	slots := w.push(len(m.fields))
@@ -58,8 +59,8 @@ func (w *walk) canonical(m *message, r reader) bool {
 	return true
 }
 
-// ordered reports whether the fields of a message are known and ascend, and their tags and lengths are as short as possible. The message
-// was scanned.
+// ordered reports whether the fields of a message are known and ascend, and their tags and lengths
+// are as short as possible. The message was scanned.
 func ordered(m *message, r reader) bool {
 	for last := 0; r.more(); {
 		from := r.pos
@@ -239,8 +240,8 @@ const (
 	maxQuantityLength = 32
 )
 
-// canonicalForm returns the canonical form of a quantity, in quotes. Not ok: it is not a quantity, or has more precision than thousandths,
-// to which defaulting rounds lists of resources.
+// canonicalForm returns the canonical form of a quantity, in quotes. Not ok: it is not a quantity,
+// or has more precision than thousandths, to which defaulting rounds lists of resources.
 func (w *walk) canonicalForm(text []byte) (string, bool) {
 	if form, ok := w.quantities[string(text)]; ok {
 		return form, true

@@ -10,12 +10,14 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Find finds the value of one label, or of one string field, in a stored object without decoding it. The value shares memory with stored; present
-// is false if the object has no such label. Not ok: the value cannot be told without decoding the object. Safe for concurrent use; allocates nothing.
+// Find finds the value of one label, or of one string field, in a stored object without decoding
+// it. The value shares memory with stored; present is false if the object has no such label. Not
+// ok: the value cannot be told without decoding the object. Safe for concurrent use; allocates
+// nothing.
 type Find func(stored []byte) (value []byte, present, ok bool)
 
-// Finders make functions that find values in objects of some kinds, stored as protobuf. They are complete after the last Add; Label and Field may
-// then be called concurrently.
+// Finders make functions that find values in objects of some kinds, stored as protobuf. They are
+// complete after the last Add; Label and Field may then be called concurrently.
 type Finders struct {
 	kinds []places
 }
@@ -33,9 +35,11 @@ type place struct {
 	nonEmpty bool
 }
 
-// Add adds objects that are stored as gvk, whose Go type is the struct t. The paths of copied name string fields by their JSON names, as in
-// "spec.nodeName"; a selectable field of the same name always has the string that is stored, or is empty. So have those of filled, unless the string
-// is empty. Upstream must leave labels as they are stored. Errors are those of paths that name no such field.
+// Add adds objects that are stored as gvk, whose Go type is the struct t. The paths of copied name
+// string fields by their JSON names, as in "spec.nodeName"; a selectable field of the same name
+// always has the string that is stored, or is empty. So have those of filled, unless the string is
+// empty. Upstream must leave labels as they are stored. Errors are those of paths that name no such
+// field.
 func (f *Finders) Add(gvk schema.GroupVersionKind, t reflect.Type, copied, filled []string) error {
 	head, err := headOf(gvk)
 	if err != nil {
@@ -124,7 +128,8 @@ func (f *Finders) Field(name string) Find {
 	}
 }
 
-// text returns the string at the end of the way, empty if a field on it is absent; not ok if one occurs twice, or if a message on it is malformed.
+// text returns the string at the end of the way, empty if a field on it is absent; not ok if one
+// occurs twice, or if a message on it is malformed.
 func (r reader) text(numbers []int) (value []byte, ok bool) {
 	seen := false
 	for r.more() {
@@ -148,7 +153,8 @@ func (r reader) text(numbers []int) (value []byte, ok bool) {
 	return value, true
 }
 
-// label returns the value of the key in the map at the end of the way. Not ok as text, and if the map has the key twice.
+// label returns the value of the key in the map at the end of the way. Not ok as text, and if the
+// map has the key twice.
 func (r reader) label(numbers []int, key string) (value []byte, present, ok bool) {
 	seen := false
 	for r.more() {

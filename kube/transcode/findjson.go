@@ -12,8 +12,9 @@ import (
 // plainPath is a path that names members of objects by their names alone.
 var plainPath = regexp.MustCompile(`^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$`)
 
-// FindJSONLabel returns a function that finds the label with the key in custom resources, stored as JSON in the version of gvk. They need no
-// conversion, and labels have no defaults. nil for the key "", which no label has.
+// FindJSONLabel returns a function that finds the label with the key in custom resources, stored as
+// JSON in the version of gvk. They need no conversion, and labels have no defaults. nil for the key
+// "", which no label has.
 func FindJSONLabel(gvk schema.GroupVersionKind, key string) Find {
 	if key == "" {
 		return nil
@@ -23,9 +24,10 @@ func FindJSONLabel(gvk schema.GroupVersionKind, key string) Find {
 	return f.find
 }
 
-// FindJSONField returns a function that finds the string at a path such as "spec.color" in custom resources, stored as JSON in the version of gvk;
-// nil if the path is another one, or is in metadata, of the object or of an object embedded in it: decoding changes some of it. Not ok for objects without
-// the field, because their definition may have a default.
+// FindJSONField returns a function that finds the string at a path such as "spec.color" in custom
+// resources, stored as JSON in the version of gvk; nil if the path is another one, or is in
+// metadata, of the object or of an object embedded in it: decoding changes some of it. Not ok for
+// objects without the field, because their definition may have a default.
 func FindJSONField(gvk schema.GroupVersionKind, path string) Find {
 	names := strings.Split(path, ".")
 	if !plainPath.MatchString(path) || slices.Contains(names, "metadata") {
@@ -38,11 +40,11 @@ func FindJSONField(gvk schema.GroupVersionKind, path string) Find {
 // metadata that is an object: an object that cannot be decoded for one of these has no value. It
 // does not examine the metadata of embedded objects.
 //
-// It has a parser of its own, because a finder reads every object of a resource at the first LIST by
-// a label, which is little else, and github.com/go-json-experiment/json/jsontext costs more than a
-// tenth of that LIST. jsontext does not check the range of numbers, so each of its forms reads
-// numbers a second time. Medians of six runs on two cores, for a label of a custom resource of 1 KB,
-// 2.5 KB with three managers, and 20 KB (BenchmarkFindJSON):
+// It has a parser of its own, because a finder reads every object of a resource at the first LIST
+// by a label, which is little else, and github.com/go-json-experiment/json/jsontext costs more than
+// a tenth of that LIST. jsontext does not check the range of numbers, so each of its forms reads
+// numbers a second time. Medians of six runs on two cores, for a label of a custom resource of 1
+// KB, 2.5 KB with three managers, and 20 KB (BenchmarkFindJSON):
 //
 //	this parser                                    2.8   6.2  50 µs
 //	Value.IsValid, then a search in valid JSON     3.5   8.5  77 µs
@@ -88,7 +90,8 @@ type jsonSearch struct {
 	present          bool
 }
 
-// object reads an object on the way, whose member path[depth] is the next one. False: the value cannot be told.
+// object reads an object on the way, whose member path[depth] is the next one. False: the value
+// cannot be told.
 func (s *jsonSearch) object(depth int) bool {
 	t, f, seen := &s.text, s.finder, false
 	return t.object(func(name []byte) bool {
@@ -97,7 +100,8 @@ func (s *jsonSearch) object(depth int) bool {
 			return !s.apiVersion && s.is(f.apiVersion, &s.apiVersion)
 		case depth == 0 && string(name) == "kind":
 			return !s.kind && s.is(f.kind, &s.kind)
-		case depth == 0 && string(name) == "metadata" && t.peek() != '{' && t.peek() != 'n': // cannot be decoded, unless it is null
+		case depth == 0 && string(name) == "metadata" && t.peek() != '{' && t.peek() != 'n':
+			// cannot be decoded, unless it is null
 			return false
 		case string(name) != f.path[depth]:
 			return t.value(0)
@@ -176,7 +180,8 @@ func (t *jsonText) space() {
 	}
 }
 
-// object reads an object on the way of a search: member reads the value of each name. Names with escapes or bytes beyond ASCII are not supported.
+// object reads an object on the way of a search: member reads the value of each name. Names with
+// escapes or bytes beyond ASCII are not supported.
 func (t *jsonText) object(member func(name []byte) bool) bool {
 	if !t.byte('{') {
 		return false
@@ -323,10 +328,12 @@ func (t *jsonText) word(word string) bool {
 	return true
 }
 
-// maxInteger bounds the digits before the point: a float64, as which a decoder reads numbers that are no int64, has up to 309 of them.
+// maxInteger bounds the digits before the point: a float64, as which a decoder reads numbers that
+// are no int64, has up to 309 of them.
 const maxInteger = 300
 
-// number reads a number that every decoder accepts. One with an exponent or with more digits may be out of range, which fails the decoding of the object.
+// number reads a number that every decoder accepts. One with an exponent or with more digits may be
+// out of range, which fails the decoding of the object.
 func (t *jsonText) number() bool {
 	t.byte('-')
 	from := t.pos

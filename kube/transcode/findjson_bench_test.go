@@ -12,8 +12,8 @@ import (
 )
 
 // customResource returns the stored JSON of a custom resource as controllers write it: with labels,
-// an owner, the fields of its managers, and conditions. The spec has rules until the object has about
-// size bytes.
+// an owner, the fields of its managers, and conditions. The spec has rules until the object has
+// about size bytes.
 func customResource(tb testing.TB, size, managers int) []byte {
 	tb.Helper()
 	at := metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))

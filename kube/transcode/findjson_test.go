@@ -41,7 +41,8 @@ func thingWithNumber(n string) string {
 	return `{"apiVersion":"example.com/v1","kind":"Thing","metadata":{"labels":{"a":"b"}},"spec":{"color":"red"},"status":{"n":` + n + `}}`
 }
 
-// found is the value that upstream's selectors evaluate; ok is false if a decoder could find another one, for a default or a conversion.
+// found is the value that upstream's selectors evaluate; ok is false if a decoder could find
+// another one, for a default or a conversion.
 func found(t *testing.T, data []byte, label string) (value string, present, ok bool) {
 	t.Helper()
 	var u unstructured.Unstructured
@@ -91,7 +92,8 @@ func TestFindJSON_Forms_AreFoundOrDeclined(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]bool{
-		`{"apiVersion":"example.com/v1","kind":"Thing"}`:                                        false, // may have a default
+		// may have a default
+		`{"apiVersion":"example.com/v1","kind":"Thing"}`:                                        false,
 		`{"apiVersion":"example.com/v1","kind":"Thing","spec":{}}`:                              false,
 		`{"apiVersion":"example.com/v1","kind":"Thing","spec":"no"}`:                            false,
 		`{"apiVersion":"example.com/v1","kind":"Thing","spec":{"color":"red"},"metadata":null}`: true,

@@ -217,7 +217,8 @@ func (c *compiler) setType(f *field, t reflect.Type) (err error) {
 	if marshals(t) {
 		return nil // kindUnsupported
 	}
-	// The wire type and the label in the tag are not reliable: some name bytes for integers, or rep for messages.
+	// The wire type and the label in the tag are not reliable: some name bytes for integers, or rep
+	// for messages.
 	switch {
 	case t.Kind() == reflect.String:
 		f.kind = kindString

@@ -50,7 +50,8 @@ func (r *reader) tag() (number int, wire uint8, ok bool) {
 	return int(v >> 3), uint8(v & 7), true
 }
 
-// field reads the tag of a field and, if it is length-delimited, its content; other values are skipped.
+// field reads the tag of a field and, if it is length-delimited, its content; other values are
+// skipped.
 func (r *reader) field() (number int, wire uint8, content reader, ok bool) {
 	if r.end-r.pos >= 2 { // the usual case: a tag and a length of one byte each
 		tag, n := r.data[r.pos], r.data[r.pos+1]

@@ -5,12 +5,12 @@ import (
 	"reflect"
 )
 
-// Rules are the conditions under which upstream's defaulting and conversion do not change a message,
-// by Go type. All rules of a type must hold. A type without an entry is never changed.
+// Rules are the conditions under which upstream's defaulting and conversion do not change a
+// message, by Go type. All rules of a type must hold. A type without an entry is never changed.
 type Rules map[reflect.Type][]Rule
 
-// Rule is the condition on one message. Fields are named by their JSON names; a pair names two fields of the message. All parts of the
-// rule must hold.
+// Rule is the condition on one message. Fields are named by their JSON names; a pair names two
+// fields of the message. All parts of the rule must hold.
 type Rule struct {
 	// Set are fields that must be present, and not zero if they are not pointers.
 	Set []string
@@ -22,8 +22,8 @@ type Rule struct {
 	NotNegative []string
 	// Equal are pairs of strings that must be equal; absent is equal to empty.
 	Equal [][2]string
-	// First are pairs of a string and of a list whose first element must be equal to it: a string, or a message whose field 1 is
-	// a string. An absent list is equal to an empty string.
+	// First are pairs of a string and of a list whose first element must be equal to it: a string,
+	// or a message whose field 1 is a string. An absent list is equal to an empty string.
 	First [][2]string
 	// Covered are pairs of maps: the second must have all keys of the first.
 	Covered [][2]string

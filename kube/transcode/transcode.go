@@ -14,14 +14,16 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Transcoder writes the JSON of stored objects of one kind. It is immutable; methods may be called concurrently.
+// Transcoder writes the JSON of stored objects of one kind. It is immutable; methods may be called
+// concurrently.
 type Transcoder struct {
 	root *message
 	head []byte // see headOf
 }
 
-// New returns a transcoder of objects that are stored as gvk, whose Go type is the struct t with an embedded metav1.ObjectMeta. Errors
-// are those of a type that cannot be described, and of rules that name unknown fields.
+// New returns a transcoder of objects that are stored as gvk, whose Go type is the struct t with an
+// embedded metav1.ObjectMeta. Errors are those of a type that cannot be described, and of rules
+// that name unknown fields.
 func New(gvk schema.GroupVersionKind, t reflect.Type, rules Rules) (*Transcoder, error) {
 	if t.Kind() != reflect.Struct {
 		return nil, fmt.Errorf("transcode: %s is not a struct", t)
@@ -46,7 +48,8 @@ func New(gvk schema.GroupVersionKind, t reflect.Type, rules Rules) (*Transcoder,
 // headPrefix is the number of bytes before the length of the TypeMeta.
 const headPrefix = len("k8s\x00\x0a")
 
-// headOf returns what precedes an object in its stored form: the prefix of Kubernetes, and the TypeMeta of runtime.Unknown.
+// headOf returns what precedes an object in its stored form: the prefix of Kubernetes, and the
+// TypeMeta of runtime.Unknown.
 func headOf(gvk schema.GroupVersionKind) ([]byte, error) {
 	typeMeta := runtime.TypeMeta{}
 	typeMeta.APIVersion, typeMeta.Kind = gvk.ToAPIVersionAndKind()
@@ -54,11 +57,13 @@ func headOf(gvk schema.GroupVersionKind) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	head := binary.AppendUvarint([]byte("k8s\x00\x0a"), uint64(len(data))) // field 1 of runtime.Unknown
+	// field 1 of runtime.Unknown
+	head := binary.AppendUvarint([]byte("k8s\x00\x0a"), uint64(len(data)))
 	return append(head, data...), nil
 }
 
-// setVersioned makes the object's own metadata take the resource version of the caller; objects are stored without one.
+// setVersioned makes the object's own metadata take the resource version of the caller; objects are
+// stored without one.
 func (m *message) setVersioned() error {
 	for i := range m.fields {
 		f := &m.fields[i]
@@ -88,15 +93,15 @@ type walk struct {
 
 var walks = sync.Pool{New: func() any { return &walk{quantities: map[string]string{}} }}
 
-// slot is the position of a field in the data: the content of a length-delimited one, the varint, or all elements with
-// their tags. Zero: the field is absent.
+// slot is the position of a field in the data: the content of a length-delimited one, the varint,
+// or all elements with their tags. Zero: the field is absent.
 type slot struct{ from, to uint32 }
 
 func (s slot) present() bool { return s.to != 0 }
 
-// AppendItem appends the JSON of a stored object with the resource version rev to dst, as an item of a list: without kind and
-// version, followed by a comma. Not ok: the object is declined, and dst is as before. Cost is about 3 ns per byte, and no allocation
-// beyond dst.
+// AppendItem appends the JSON of a stored object with the resource version rev to dst, as an item
+// of a list: without kind and version, followed by a comma. Not ok: the object is declined, and dst
+// is as before. Cost is about 3 ns per byte, and no allocation beyond dst.
 func (t *Transcoder) AppendItem(dst, stored []byte, rev int64) (_ []byte, ok bool) {
 	if !bytes.HasPrefix(stored, t.head) || uint64(len(stored)) > 1<<31 {
 		return dst, false
@@ -116,7 +121,8 @@ func (t *Transcoder) AppendItem(dst, stored []byte, rev int64) (_ []byte, ok boo
 	return append(item, ','), true
 }
 
-// openRaw returns the object in runtime.Unknown from at on: the field raw, followed by empty fields only.
+// openRaw returns the object in runtime.Unknown from at on: the field raw, followed by empty fields
+// only.
 func openRaw(stored []byte, at int) (raw reader, ok bool) {
 	r := reader{stored, at, len(stored)}
 	for r.more() {
@@ -178,8 +184,8 @@ func (w *walk) appendFields(dst []byte, m *message, r reader) (_ []byte, ok bool
 	return dst, true
 }
 
-// push returns n slots of absent fields, on top of those of the messages around. The caller removes them, unless it declines the
-// object.
+// push returns n slots of absent fields, on top of those of the messages around. The caller removes
+// them, unless it declines the object.
 func (w *walk) push(n int) []slot {
 	base := len(w.slots)
 	w.slots = slices.Grow(w.slots, n)[:base+n]
@@ -188,7 +194,8 @@ func (w *walk) push(n int) []slot {
 	return slots
 }
 
-// scan finds the fields of a message. Not ok: it is malformed, or has a form that upstream's encoder does not write.
+// scan finds the fields of a message. Not ok: it is malformed, or has a form that upstream's
+// encoder does not write.
 func scan(m *message, r reader, slots []slot) bool {
 	for r.more() {
 		from := r.pos
@@ -252,7 +259,8 @@ func (w *walk) varint(s slot) uint64 {
 	return v
 }
 
-// zero reports whether the value of a present field is the zero value. Of a pointer and a message it is not.
+// zero reports whether the value of a present field is the zero value. Of a pointer and a message
+// it is not.
 func (w *walk) zero(f *field, s slot) bool {
 	if f.pointer || f.repeated {
 		return false
@@ -268,7 +276,8 @@ func (w *walk) zero(f *field, s slot) bool {
 	return false
 }
 
-// omitted reports whether JSON omits the value of a present field with omitempty, or of a time with omitzero.
+// omitted reports whether JSON omits the value of a present field with omitempty, or of a time with
+// omitzero.
 func (w *walk) omitted(f *field, s slot) bool {
 	if f.omitZero {
 		t, ok := w.time(f.kind, s)

@@ -65,7 +65,8 @@ func encodedAgain(t testing.TB, data []byte, gvk schema.GroupVersionKind) []byte
 	return stored(t, obj, gvk)
 }
 
-// Every kind of the client's scheme that can be described is transcoded to the bytes of encoding/json, for random objects.
+// Every kind of the client's scheme that can be described is transcoded to the bytes of
+// encoding/json, for random objects.
 func TestTranscoder_EveryKind_EqualsEncodingJSON(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short: takes seconds")
@@ -153,7 +154,8 @@ func typicalPod() *corev1.Pod {
 	}
 }
 
-// FuzzTranscoder_Bytes: arbitrary bytes are either declined, or decoded and encoded to the same bytes.
+// FuzzTranscoder_Bytes: arbitrary bytes are either declined, or decoded and encoded to the same
+// bytes.
 func FuzzTranscoder_Bytes(f *testing.F) {
 	gvk := corev1.SchemeGroupVersion.WithKind("Pod")
 	tr := podTranscoder(f)

@@ -242,8 +242,9 @@ func (w *walk) appendManagedFields(dst []byte, s slot) ([]byte, bool) {
 	return append(dst, data...), err == nil
 }
 
-// compactFields reports whether data is an object whose values are such objects, as FieldsV1 is, without spaces and
-// with no characters that encoding/json changes, and at most maxDepth deep: encoding/json has a limit.
+// compactFields reports whether data is an object whose values are such objects, as FieldsV1 is,
+// without spaces and with no characters that encoding/json changes, and at most maxDepth deep:
+// encoding/json has a limit.
 func compactFields(data []byte) bool {
 	depth := 0
 	for i := 0; i < len(data) && data[i] == '{'; {
@@ -277,8 +278,8 @@ func compactFields(data []byte) bool {
 
 const maxDepth = 1000
 
-// plainKey returns the length of a key and its colon; 0 if there is none, or it has other characters than printable ASCII and escaped
-// quotes and backslashes.
+// plainKey returns the length of a key and its colon; 0 if there is none, or it has other
+// characters than printable ASCII and escaped quotes and backslashes.
 func plainKey(data []byte) int {
 	if len(data) == 0 || data[0] != '"' {
 		return 0

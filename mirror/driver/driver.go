@@ -1,5 +1,5 @@
-// Package driver is the contract between a mirror and the store that it copies: the Source, and the keys, changes and batches
-// that it delivers. Package etcdsource implements it.
+// Package driver is the contract between a mirror and the store that it copies: the Source, and the
+// keys, changes and batches that it delivers. Package etcdsource implements it.
 package driver
 
 import (
@@ -10,7 +10,8 @@ import (
 
 // Errors of a Source.
 var (
-	// ErrCompacted: etcd has compacted the revision. Permanent for this revision; the caller relists.
+	// ErrCompacted: etcd has compacted the revision. Permanent for this revision; the caller
+	// relists.
 	ErrCompacted = errors.New("revision compacted")
 	// ErrRestored: etcd is another cluster than before, or an older state of it.
 	ErrRestored = errors.New("etcd was restored or replaced")
@@ -22,7 +23,8 @@ type Revision = int64
 
 var started = time.Now()
 
-// Now returns the monotonic time in nanoseconds since the process began: the scale of the times at which batches arrive.
+// Now returns the monotonic time in nanoseconds since the process began: the scale of the times at
+// which batches arrive.
 func Now() int64 { return int64(time.Since(started)) }
 
 // KV is one key of etcd at some revision.
@@ -30,7 +32,8 @@ type KV struct {
 	Key, Value     []byte
 	CreateRevision Revision // of the transaction that created the key
 	ModRevision    Revision // of the last one that wrote it
-	Version        int64    // writes since creation, 1 for the first; 0 if the store does not count them
+	// writes since creation, 1 for the first; 0 if the store does not count them
+	Version int64
 }
 
 // Change is the write or deletion of one key.
@@ -66,7 +69,8 @@ type ReplayBounds struct {
 	Revisions int64
 	// Bytes bounds the keys and values that are read, estimated from samples.
 	Bytes int64
-	// Pause bounds the time for which etcd may block writers at once, estimated from samples. 0 means no bound.
+	// Pause bounds the time for which etcd may block writers at once, estimated from samples. 0
+	// means no bound.
 	Pause time.Duration
 }
 
@@ -76,18 +80,18 @@ type ReplayBounds struct {
 type Source interface {
 	// List calls page with all keys that start with prefix, in ascending order and in pages of
 	// bounded size. All pages are of one revision, which List returns: at, or the newest if at is
-	// 0. A page, its keys and its values are valid until page returns; page's error ends the list and is
-	// returned. Errors: ErrCompacted if at was compacted.
+	// 0. A page, its keys and its values are valid until page returns; page's error ends the list
+	// and is returned. Errors: ErrCompacted if at was compacted.
 	List(ctx context.Context, prefix string, at Revision, page func([]KV) error) (Header, error)
 
-	// Keys is List without the values (KV.Value is nil), at a revision that exists. A page and its keys are
-	// valid until page returns. maxKeys returns the maximum number of keys for a page that begins at
-	// start; a source that has to read the values in order to omit them uses it to bound its reads. Errors:
-	// ErrCompacted; ErrRestored if etcd has not reached the revision.
+	// Keys is List without the values (KV.Value is nil), at a revision that exists. A page and its
+	// keys are valid until page returns. maxKeys returns the maximum number of keys for a page that
+	// begins at start; a source that has to read the values in order to omit them uses it to bound
+	// its reads. Errors: ErrCompacted; ErrRestored if etcd has not reached the revision.
 	Keys(ctx context.Context, prefix string, at Revision, maxKeys func(start string) int, page func([]KV) error) (Header, error)
 
-	// GetAll calls found for each of the keys that exists at a revision that exists, in their order.
-	// found's error ends the read and is returned. Errors: those of Keys.
+	// GetAll calls found for each of the keys that exists at a revision that exists, in their
+	// order. found's error ends the read and is returned. Errors: those of Keys.
 	GetAll(ctx context.Context, keys []string, at Revision, found func(KV) error) error
 
 	// Oldest returns the oldest revision from which Replay can deliver the history of the prefix up
@@ -112,7 +116,7 @@ type Source interface {
 	// lag, or may not come at all.
 	RequestProgress(ctx context.Context) error
 
-	// ReadRevision returns the newest revision, read linearizably: at least the revision of every write
-	// acknowledged before the call.
+	// ReadRevision returns the newest revision, read linearizably: at least the revision of every
+	// write acknowledged before the call.
 	ReadRevision(ctx context.Context) (Header, error)
 }

@@ -1,12 +1,13 @@
-// Package memo caches values that readers of a mirror derive from its entries, events and leaves, such as decoded
-// attributes, encoded bytes, or an error, and shares them with other readers.
+// Package memo caches values that readers of a mirror derive from its entries, events and leaves,
+// such as decoded attributes, encoded bytes, or an error, and shares them with other readers.
 package memo
 
 import "sync/atomic"
 
-// Key is the key of memos. It belongs to one kind of reader (in Kubernetes: one served version of one resource). Close
-// frees nothing at once. A memo of a closed key is dropped by List.DropClosed, when the memo of another key of the same list
-// is written, or with the list. The zero value is an open key. Methods may be called concurrently.
+// Key is the key of memos. It belongs to one kind of reader (in Kubernetes: one served version of
+// one resource). Close frees nothing at once. A memo of a closed key is dropped by List.DropClosed,
+// when the memo of another key of the same list is written, or with the list. The zero value is an
+// open key. Methods may be called concurrently.
 type Key struct {
 	closed atomic.Bool
 }
@@ -19,9 +20,9 @@ func (k *Key) Closed() bool { return k.closed.Load() }
 
 // Superseder is implemented by memos that are valid only while their entry or leaf is in the newest
 // version. When the entry was replaced or deleted, or the leaf has left the newest version, the
-// writer of the mirror removes the memo and calls Superseded exactly once. Superseded must not block. A reader of a
-// past revision may store such a memo again; that one is removed when history drops the event that
-// replaced the entry.
+// writer of the mirror removes the memo and calls Superseded exactly once. Superseded must not
+// block. A reader of a past revision may store such a memo again; that one is removed when history
+// drops the event that replaced the entry.
 type Superseder interface{ Superseded() }
 
 // DeletionRetainer is a Superseder that stays on the entry of a deleted key until history drops the
@@ -31,11 +32,12 @@ type DeletionRetainer interface {
 	OutlivesDeletion()
 }
 
-// List holds the memos of one entry or event: nearly always a few. The zero value is empty. Methods may be called
-// concurrently and take no lock.
+// List holds the memos of one entry or event: nearly always a few. The zero value is empty. Methods
+// may be called concurrently and take no lock.
 type List struct{ head atomic.Pointer[element] }
 
-// element is an element of a linked list. Elements are immutable; the list changes by replacing its head.
+// element is an element of a linked list. Elements are immutable; the list changes by replacing its
+// head.
 type element struct {
 	key   *Key
 	value any
@@ -54,8 +56,8 @@ func (l *element) get(k *Key) any {
 // Get returns the memo of k, nil if there is none.
 func (l *List) Get(k *Key) any { return l.head.Load().get(k) }
 
-// Swap replaces the memo old of k by value, and reports whether it did: false if the memo is not old. A nil old means no memo,
-// a nil value removes the memo. Values are pointers.
+// Swap replaces the memo old of k by value, and reports whether it did: false if the memo is not
+// old. A nil old means no memo, a nil value removes the memo. Values are pointers.
 func (l *List) Swap(k *Key, old, value any) bool {
 	for {
 		head := l.head.Load()
@@ -82,7 +84,8 @@ func (l *element) keep(keep func(*element) bool) (kept *element) {
 	return kept
 }
 
-// remove removes the memos for which drop is true, and returns the list that contains them; nil if there are none.
+// remove removes the memos for which drop is true, and returns the list that contains them; nil if
+// there are none.
 func (l *List) remove(drop func(*element) bool) *element {
 	for {
 		head := l.head.Load()
@@ -102,8 +105,8 @@ func (l *List) remove(drop func(*element) bool) *element {
 // DropClosed removes the memos of closed keys.
 func (l *List) DropClosed() { l.remove(func(m *element) bool { return m.key.closed.Load() }) }
 
-// Supersede removes the Superseders of an entry that was replaced, or deleted, and calls Superseded. The writer of the
-// mirror calls it.
+// Supersede removes the Superseders of an entry that was replaced, or deleted, and calls
+// Superseded. The writer of the mirror calls it.
 func (l *List) Supersede(deleted bool) {
 	drop := func(m *element) bool { return isSuperseded(m.value, deleted) }
 	for m := l.remove(drop); m != nil; m = m.next {
@@ -113,7 +116,8 @@ func (l *List) Supersede(deleted bool) {
 	}
 }
 
-// isSuperseded reports whether the memo value is removed from an entry that is replaced, or deleted.
+// isSuperseded reports whether the memo value is removed from an entry that is replaced, or
+// deleted.
 func isSuperseded(value any, deleted bool) bool {
 	if _, retained := value.(DeletionRetainer); retained && deleted {
 		return false

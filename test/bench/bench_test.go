@@ -44,7 +44,8 @@ var testSizes = Sizes{
 	NodeWatchers: 10, NodeRate: 400, Beside: 300 * time.Millisecond,
 }
 
-// TestSizes_OfTests_HaveNoZero fails for a number of clients or objects that testSizes lacks: a workload without any works on nothing.
+// TestSizes_OfTests_HaveNoZero fails for a number of clients or objects that testSizes lacks: a
+// workload without any works on nothing.
 func TestSizes_OfTests_HaveNoZero(t *testing.T) {
 	t.Parallel()
 	for field, value := range reflect.ValueOf(testSizes).Fields() {
@@ -54,13 +55,14 @@ func TestSizes_OfTests_HaveNoZero(t *testing.T) {
 	}
 }
 
-// smoke are the workloads of the short form: a list and a watch of each engine, and an engine of its own.
+// smoke are the workloads of the short form: a list and a watch of each engine, and an engine of
+// its own.
 var smoke = []string{"list-json", "watch-shared", "list-cold-three"}
 
 // TestBenchmark_EndToEnd_ReportsEveryWorkload runs the workloads of smoke, or all with
 // STRATA_TEST_LONG=1, with few objects: each finds its engines, gets correct answers and reports
-// figures, and no process or file remains. The figures do not matter, so two benchmarks run at once,
-// and workloads that are measured in fresh processes share them where they can.
+// figures, and no process or file remains. The figures do not matter, so two benchmarks run at
+// once, and workloads that are measured in fresh processes share them where they can.
 func TestBenchmark_EndToEnd_ReportsEveryWorkload(t *testing.T) {
 	testbin.Strata(t) // the first time it takes minutes, which are not the benchmark's
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
@@ -95,7 +97,8 @@ func TestBenchmark_EndToEnd_ReportsEveryWorkload(t *testing.T) {
 		}
 		results = append(results, report.Results...)
 	}
-	together := map[dataset.Spec]bool{} // each dataset on which workloads run together has a result of memory
+	// each dataset on which workloads run together has a result of memory
+	together := map[dataset.Spec]bool{}
 	for _, w := range slices.Concat(fresh, others) {
 		if !w.Alone {
 			together[w.Dataset(testSizes)] = true
@@ -130,8 +133,8 @@ func TestBenchmark_EndToEnd_ReportsEveryWorkload(t *testing.T) {
 	}
 }
 
-// benchmarkOf runs a benchmark of some workloads in a directory of its own and returns its report, nil if it has failed. It may be called
-// concurrently.
+// benchmarkOf runs a benchmark of some workloads in a directory of its own and returns its report,
+// nil if it has failed. It may be called concurrently.
 func benchmarkOf(ctx context.Context, t *testing.T, some []Workload) *Report {
 	binary, err := testbin.Path()
 	if err != nil {
@@ -156,7 +159,8 @@ func benchmarkOf(ctx context.Context, t *testing.T, some []Workload) *Report {
 		return nil
 	}
 	for i := range config.Engines {
-		config.Engines[i].Grace = 2 * time.Second // upstream does not end by itself while a watch is open
+		// upstream does not end by itself while a watch is open
+		config.Engines[i].Grace = 2 * time.Second
 	}
 	config.Sizes, config.Workloads = testSizes, some
 	var stdout strings.Builder

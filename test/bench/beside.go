@@ -11,7 +11,8 @@ import (
 )
 
 const (
-	// fewWrites and manyWrites are the numbers of objects that change per second beside the measured requests.
+	// fewWrites and manyWrites are the numbers of objects that change per second beside the
+	// measured requests.
 	fewWrites, manyWrites = 300, 1_000
 
 	// besideObjects is the number of objects that these writes change.
@@ -21,8 +22,9 @@ const (
 	writesAtOnce = 32
 )
 
-// writes are writes beside the measured requests. They go to etcd directly, from this process, with values that were encoded before: so
-// their only cost to an engine is its reaction to them, and their cost to the machine is minimal.
+// writes are writes beside the measured requests. They go to etcd directly, from this process, with
+// values that were encoded before: so their only cost to an engine is its reaction to them, and
+// their cost to the machine is minimal.
 type writes struct {
 	client *clientv3.Client
 	keys   []string

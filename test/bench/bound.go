@@ -6,10 +6,12 @@ import (
 	"strings"
 )
 
-// Bound is a bound on one measure of a workload: on the value of the first engine, or on its ratio to that of another.
+// Bound is a bound on one measure of a workload: on the value of the first engine, or on its ratio
+// to that of another.
 type Bound struct {
-	Measure string  // the name of the row
-	Of      string  // label of the engine it is divided by, upstream's for stock too; "" means the value itself
+	Measure string // the name of the row
+	// label of the engine it is divided by, upstream's for stock too; "" means the value itself
+	Of      string
 	AtMost  float64 // 0 if there is only AtLeast
 	AtLeast float64 // if both are 0, the value is to be 0
 	Or      bool    // it is enough that this or the bound before it is met
@@ -31,8 +33,8 @@ func none(measure string) Bound { return Bound{Measure: measure} }
 // isNone reports whether the value has to be 0.
 func (b Bound) isNone() bool { return b.AtMost == 0 && b.AtLeast == 0 }
 
-// reference returns the label of the engine that a bound on a ratio to upstream refers to: a stock kube-apiserver where the values have
-// one of it, else upstream.
+// reference returns the label of the engine that a bound on a ratio to upstream refers to: a stock
+// kube-apiserver where the values have one of it, else upstream.
 func reference(values map[string]float64) string {
 	if _, measured := values[stockEngine]; measured {
 		return stockEngine
@@ -40,7 +42,8 @@ func reference(values map[string]float64) string {
 	return upstreamEngine
 }
 
-// divisor returns the label of the engine whose value divides that of the first engine; "" if none does.
+// divisor returns the label of the engine whose value divides that of the first engine; "" if none
+// does.
 func (b Bound) divisor(values map[string]float64) string {
 	if b.Of == upstreamEngine {
 		return reference(values)
@@ -67,7 +70,8 @@ func (b Bound) text(row Row) string {
 	return sign + " " + factor + " × " + b.divisor(row.Values)
 }
 
-// holds reports whether the values of a row, by engine, meet the bound; known is false if one is missing.
+// holds reports whether the values of a row, by engine, meet the bound; known is false if one is
+// missing.
 func (b Bound) holds(values map[string]float64, engine string) (holds, known bool) {
 	value, known := values[engine]
 	if b.Of != "" {
@@ -86,8 +90,8 @@ func (b Bound) holds(values map[string]float64, engine string) (holds, known boo
 	return value >= b.AtLeast, known
 }
 
-// wanted is the cell with the bounds of a row and the verdict, for example "≤ 1.6 × limit: yes". Timings of a quick run are not
-// meaningful, so for those it has no verdict.
+// wanted is the cell with the bounds of a row and the verdict, for example "≤ 1.6 × limit: yes".
+// Timings of a quick run are not meaningful, so for those it has no verdict.
 func wanted(bounds []Bound, row Row, engine string, quick bool) string {
 	var b strings.Builder
 	for _, bound := range bounds {

@@ -12,7 +12,8 @@ import (
 	"github.com/stratakube/strata/test/bench/internal/target"
 )
 
-// checkWorkloads measure the cost of comparing memory with etcd. Upstream's checker cannot be requested.
+// checkWorkloads measure the cost of comparing memory with etcd. Upstream's checker cannot be
+// requested.
 var checkWorkloads = []Workload{{
 	Name: "check", Title: "consistency check of all ConfigMaps", Op: "check", Dataset: onlyConfigMaps,
 	Alone: true, Session: "check", Runs: 1,

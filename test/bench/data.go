@@ -13,8 +13,9 @@ import (
 	"github.com/stratakube/strata/test/bench/internal/target"
 )
 
-// provideData puts a copy of an etcd directory with the objects of spec into dataDir. The original is filled at the first request, and
-// kept in Config.DataDir for later ones. Several benchmarks may do this at once.
+// provideData puts a copy of an etcd directory with the objects of spec into dataDir. The original
+// is filled at the first request, and kept in Config.DataDir for later ones. Several benchmarks may
+// do this at once.
 func provideData(ctx context.Context, config Config, spec dataset.Spec, dataDir, logDir string, progress *steps) error {
 	filled := filepath.Join(config.DataDir, "filled", spec.ID())
 	if _, err := os.Stat(filled); os.IsNotExist(err) {
@@ -33,7 +34,8 @@ func provideData(ctx context.Context, config Config, spec dataset.Spec, dataDir,
 	return nil
 }
 
-// fill makes the original: under another name until it is complete, so that an interrupted fill is never taken for one.
+// fill makes the original: under another name until it is complete, so that an interrupted fill is
+// never taken for one.
 func fill(ctx context.Context, config Config, spec dataset.Spec, filled, logDir string, progress *steps) error {
 	parent := filepath.Dir(filled)
 	if err := os.MkdirAll(parent, 0o755); err != nil {
@@ -67,10 +69,12 @@ func fill(ctx context.Context, config Config, spec dataset.Spec, filled, logDir 
 	return nil
 }
 
-// newRunDir makes a directory for the files of one run, and locks it until release is called. It removes those of earlier runs that
-// are over: the logs of a run that failed last until the next run, and a run that was killed leaves a copy of etcd's data.
+// newRunDir makes a directory for the files of one run, and locks it until release is called. It
+// removes those of earlier runs that are over: the logs of a run that failed last until the next
+// run, and a run that was killed leaves a copy of etcd's data.
 func newRunDir(parent string) (dir string, release func(), err error) {
-	// Without this lock a directory that was just made, and is not locked yet, would look like one that is over.
+	// Without this lock a directory that was just made, and is not locked yet, would look like one
+	// that is over.
 	all, err := fileutil.LockFile(filepath.Join(parent, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return "", nil, err

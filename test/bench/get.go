@@ -33,10 +33,12 @@ const (
 	etcdCPUPerGet = "etcd CPU per GET"
 )
 
-// limitObjects is the number of objects that are requested from the limit: few enough that it can record all of them.
+// limitObjects is the number of objects that are requested from the limit: few enough that it can
+// record all of them.
 const limitObjects = 100
 
-// getLoad is a number of clients that read random objects, each one after the other, for Sizes.Loop.
+// getLoad is a number of clients that read random objects, each one after the other, for
+// Sizes.Loop.
 type getLoad struct {
 	parallel int
 	conns    int    // connections that the clients share
@@ -55,7 +57,8 @@ func (l getLoad) run(ctx context.Context, s *Sample) error {
 	if s.Engine.IsLimit() {
 		objects = min(objects, limitObjects)
 	}
-	if s.Engine.IsLimit() && s.Thorough { // it must record all of them, independent of the draws of the first sample
+	if s.Engine.IsLimit() && s.Thorough {
+		// it must record all of them, independent of the draws of the first sample
 		for i := range objects {
 			if err := conns[0].Read(ctx, target.Request{Path: l.path(dataset.ConfigMapName(i))}, s.Body); err != nil {
 				return err

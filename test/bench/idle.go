@@ -27,7 +27,8 @@ var fewWorkloads = []Workload{
 	resumeWorkload,
 }
 
-// rest waits until the processes are quiet, and then for Sizes.Rest: the Go runtime returns memory in the background.
+// rest waits until the processes are quiet, and then for Sizes.Rest: the Go runtime returns memory
+// in the background.
 func (s *Sample) rest(ctx context.Context) error {
 	if err := process.WaitQuiet(ctx, s.Sizes.Quieten, s.children...); err != nil {
 		return err
@@ -38,8 +39,8 @@ func (s *Sample) rest(ctx context.Context) error {
 	return nil
 }
 
-// steady is the share by which resident memory changes in Sizes.Rest after the Go runtime has returned free memory; restsAtMost bounds
-// the wait for that.
+// steady is the share by which resident memory changes in Sizes.Rest after the Go runtime has
+// returned free memory; restsAtMost bounds the wait for that.
 const steady, restsAtMost = 0.005, 6
 
 // holds is the memory of an engine after a garbage collection and a rest.
@@ -77,8 +78,8 @@ func perWatch(after, before uint64, n int) float64 {
 	return (float64(after) - float64(before)) / float64(n)
 }
 
-// measureIdleMemory opens Sizes.IdleObjects watches with bookmarks, each of one object by its name, and compares the server's memory before,
-// meanwhile and afterwards.
+// measureIdleMemory opens Sizes.IdleObjects watches with bookmarks, each of one object by its name,
+// and compares the server's memory before, meanwhile and afterwards.
 func measureIdleMemory(ctx context.Context, s *Sample) error {
 	revision, err := dataset.Revision(ctx, s.Etcd.Client)
 	if err != nil {

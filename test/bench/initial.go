@@ -29,7 +29,8 @@ var (
 // initialPath is a watch of all ConfigMaps that begins with all of them as initial events.
 const initialPath = allConfigMaps + "?watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
 
-// initialLoad is clients that request all ConfigMaps as the initial events of a watch. An operation lasts until the bookmark behind them.
+// initialLoad is clients that request all ConfigMaps as the initial events of a watch. An operation
+// lasts until the bookmark behind them.
 type initialLoad struct {
 	format format
 	crowd  bool // Sizes.Streams clients at once; otherwise one
@@ -64,12 +65,13 @@ func (l initialLoad) run(ctx context.Context, s *Sample) error {
 	})
 }
 
-// quiet is the time without data after which the compressed initial events count as complete, which is verified
-// afterwards. An engine writes all the time, or waits for the compressor, which takes milliseconds.
+// quiet is the time without data after which the compressed initial events count as complete, which
+// is verified afterwards. An engine writes all the time, or waits for the compressor, which takes
+// milliseconds.
 const quiet = time.Second
 
-// runGzip measures compressed initial events without decompressing them, which would measure the client. An
-// operation lasts until the last byte of the bookmark.
+// runGzip measures compressed initial events without decompressing them, which would measure the
+// client. An operation lasts until the last byte of the bookmark.
 func (l initialLoad) runGzip(ctx context.Context, s *Sample, want int) error {
 	conn := s.Engine.Dial()
 	defer conn.Close()
@@ -115,7 +117,8 @@ func (l initialLoad) runGzip(ctx context.Context, s *Sample, want int) error {
 	}
 	s.Detail("%s objects, %s", grouped(events.Objects), Bytes.Format(float64(events.Bytes)))
 
-	// Once more, up to the last object: a bytes.Reader gives the decompressor no more than it needs.
+	// Once more, up to the last object: a bytes.Reader gives the decompressor no more than it
+	// needs.
 	compressed.Reset(s.Body.Bytes())
 	if err := members.Reset(compressed); err != nil {
 		return err
@@ -129,7 +132,8 @@ func (l initialLoad) runGzip(ctx context.Context, s *Sample, want int) error {
 	return nil
 }
 
-// bookmarkDelay is the time from the last byte of the last object to the last byte of the bookmark behind it.
+// bookmarkDelay is the time from the last byte of the last object to the last byte of the bookmark
+// behind it.
 const bookmarkDelay = "bookmark after the last object"
 
 // arrival is the time at which the first bytes of a body, through of them, had arrived.
@@ -138,8 +142,9 @@ type arrival struct {
 	at      time.Time
 }
 
-// readUntilQuiet reads into all until no data arrives for a while, and returns the arrivals, at least one. The body has to be closed, or its
-// request ended, afterwards; all does not change after the return.
+// readUntilQuiet reads into all until no data arrives for a while, and returns the arrivals, at
+// least one. The body has to be closed, or its request ended, afterwards; all does not change after
+// the return.
 func readUntilQuiet(body io.Reader, all *bytes.Buffer) (arrivals []arrival, err error) {
 	type chunk struct {
 		data []byte

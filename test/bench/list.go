@@ -47,7 +47,8 @@ const (
 	objectReads    = "reads of objects from etcd"
 )
 
-// idleSent is less than etcd sends for a single page of objects, and more than for background requests of servers.
+// idleSent is less than etcd sends for a single page of objects, and more than for background
+// requests of servers.
 const idleSent = 100e3
 
 const (
@@ -88,7 +89,8 @@ var listWorkloads = []Workload{
 	},
 }
 
-// coldWorkloads are the first LIST of their media type in a process: two of different media types share one.
+// coldWorkloads are the first LIST of their media type in a process: two of different media types
+// share one.
 var coldWorkloads = []Workload{
 	{
 		Name: "list-cold-three", Title: "the first three LISTs of all, one after the other, JSON", Op: "LIST", Dataset: configMaps,
@@ -129,7 +131,8 @@ func stored(resource string) count {
 	return func(ctx context.Context, s *Sample) (int, error) { return dataset.Count(ctx, s.Etcd.Client, resource) }
 }
 
-// nodes is the number of nodes that a sample draws from: few enough that the first sample of the limit draws all of them.
+// nodes is the number of nodes that a sample draws from: few enough that the first sample of the
+// limit draws all of them.
 func (s *Sample) nodes() int {
 	if s.Engine.IsLimit() {
 		return min(s.Data.Nodes, limitObjects)
@@ -161,7 +164,8 @@ func changeSome(ctx context.Context, s *Surroundings) error {
 	}())
 }
 
-// pastKey is written before the changes after a listed revision, and its own revision is the listed one.
+// pastKey is written before the changes after a listed revision, and its own revision is the listed
+// one.
 const pastKey = "/bench/past"
 
 // changeAfterMark changes Sizes.Changed ConfigMaps after a revision that markedRevision returns.
@@ -225,7 +229,8 @@ func (l listLoad) run(ctx context.Context, s *Sample) error {
 	}
 	least := 0
 	if s.Engine.IsLimit() && s.Thorough {
-		least = drawsEach * max(s.nodes(), s.Data.Namespaces) // it must record the answers to all draws of later samples
+		// it must record the answers to all draws of later samples
+		least = drawsEach * max(s.nodes(), s.Data.Namespaces)
 	}
 	return s.Measure(ctx, func(ctx context.Context) error {
 		for deadline, n := time.Now().Add(s.Sizes.Loop), 1; ; least, n = least-1, n+1 {
@@ -247,7 +252,8 @@ func (l listLoad) run(ctx context.Context, s *Sample) error {
 	})
 }
 
-// drawsEach is the number of random draws for each possible value, so that the probability of missing one of a hundred is 1 in 30,000.
+// drawsEach is the number of random draws for each possible value, so that the probability of
+// missing one of a hundred is 1 in 30,000.
 const drawsEach = 15
 
 // doList sends a LIST and reads the answer to its end.
@@ -316,7 +322,8 @@ func gzipSize(compressed []byte) (uint32, error) {
 	return binary.LittleEndian.Uint32(compressed[len(compressed)-4:]), nil
 }
 
-// gunzip reads a list out of a gzip file, which must be a single member: clients such as curl stop after the first.
+// gunzip reads a list out of a gzip file, which must be a single member: clients such as curl stop
+// after the first.
 func gunzip(compressed []byte, read func(io.Reader) (wire.List, error)) (wire.List, error) {
 	rest := bytes.NewReader(compressed)
 	reader, err := gzip.NewReader(rest)
@@ -392,7 +399,8 @@ func (l pagesLoad) run(ctx context.Context, s *Sample) error {
 	return nil
 }
 
-// pages reads one page after the other, the first with a further query, and calls each, if not nil, with the time of each page.
+// pages reads one page after the other, the first with a further query, and calls each, if not nil,
+// with the time of each page.
 func (l pagesLoad) pages(ctx context.Context, s *Sample, conn *target.Conn, query string, each func(time.Duration)) (objects int, err error) {
 	limited := fmt.Sprintf("%s?limit=%d", l.path, s.Sizes.Page)
 	for path := limited + query; path != ""; {
@@ -420,7 +428,8 @@ func (l pagesLoad) pages(ctx context.Context, s *Sample, conn *target.Conn, quer
 	return objects, nil
 }
 
-// atOnce measures n clients, each with a connection of its own, that do one operation each at the same moment.
+// atOnce measures n clients, each with a connection of its own, that do one operation each at the
+// same moment.
 func atOnce(ctx context.Context, s *Sample, n int, operation func(ctx context.Context, conn *target.Conn) error) error {
 	conns := s.Engine.DialAll(n)
 	defer target.CloseAll(conns)

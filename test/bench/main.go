@@ -1,5 +1,6 @@
-// Command bench compares API server engines: it runs each as a process of its own on the same etcd data, takes every measurement alternately
-// on them, and prints a table with the ratios. `make bench` runs it; docs/benchmarks.md has its results.
+// Command bench compares API server engines: it runs each as a process of its own on the same etcd
+// data, takes every measurement alternately on them, and prints a table with the ratios. `make
+// bench` runs it; docs/benchmarks.md has its results.
 //
 // The workloads are declared in the files of their kinds; Workload describes how to add one.
 package main
@@ -27,7 +28,8 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	// The first signal ends the measurement and stops the servers in order; a second one ends this process, and with it the servers, at once.
+	// The first signal ends the measurement and stops the servers in order; a second one ends this
+	// process, and with it the servers, at once.
 	context.AfterFunc(ctx, stop)
 	var err error
 	if len(os.Args) > 1 && os.Args[1] == limit.Command {
@@ -61,7 +63,8 @@ func run(ctx context.Context, args []string, stdout io.Writer, stderr *os.File) 
 	return benchmark(ctx, config, stdout, stderr)
 }
 
-// benchmark takes all measurements of config, writes the table, and returns when all processes have ended.
+// benchmark takes all measurements of config, writes the table, and returns when all processes have
+// ended.
 func benchmark(ctx context.Context, config Config, stdout io.Writer, stderr *os.File) error {
 	if runtime.GOOS != "linux" {
 		return errors.New("the benchmark reads the cost of processes from /proc, which only Linux has")
@@ -224,8 +227,9 @@ func newReport(ctx context.Context, config Config) (*Report, error) {
 	return report, nil
 }
 
-// parseVersions makes one line of the output of `strata version`, which has a part and its version per line. It omits the
-// Go version, which the report has in another field, and the versions of k8s.io/apiserver that the module kube supports.
+// parseVersions makes one line of the output of `strata version`, which has a part and its version
+// per line. It omits the Go version, which the report has in another field, and the versions of
+// k8s.io/apiserver that the module kube supports.
 func parseVersions(output string) string {
 	var parts []string
 	for line := range strings.Lines(output) {

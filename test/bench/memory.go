@@ -14,8 +14,8 @@ const (
 	peakOfAll      = "peak memory of all"
 )
 
-// memoryWanted are the bounds of a process that answers all workloads, with the sizes as documented. Under load it may take a share of
-// the free memory.
+// memoryWanted are the bounds of a process that answers all workloads, with the sizes as
+// documented. Under load it may take a share of the free memory.
 var memoryWanted = []Bound{absolute(residentAtRest, 0.8e9), absolute(residentAfter, 1.3e9), toUpstream(peakOfAll, 1)}
 
 // memoryUse is the memory of the processes that answer all workloads together.
@@ -24,7 +24,8 @@ type memoryUse struct {
 	pids map[string]int // of the engines at rest
 }
 
-// memoryAtRest waits until the running engines are at rest, and starts with their memory at that time.
+// memoryAtRest waits until the running engines are at rest, and starts with their memory at that
+// time.
 func (b *bench) memoryAtRest(ctx context.Context) (*memoryUse, error) {
 	// The Go runtime gives memory back in the background.
 	if err := b.rest(ctx, b.config.Sizes.Rest); err != nil {
@@ -52,7 +53,8 @@ func (b *bench) rest(ctx context.Context, pause time.Duration) error {
 	return nil
 }
 
-// note adds the current memory of the engines. The limit has only recorded answers, so its memory is not meaningful.
+// note adds the current memory of the engines. The limit has only recorded answers, so its memory
+// is not meaningful.
 func (m *memoryUse) note(b *bench, name string) error {
 	row := Row{Name: name, Unit: Bytes, Values: map[string]float64{}}
 	for _, e := range b.engines {

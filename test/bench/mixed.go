@@ -25,13 +25,15 @@ var mixedWorkloads = []Workload{{
 // mixedClients is the number of clients of measureMixedWrites.
 const mixedClients = 8
 
-// measureMixedWrites sends Sizes.MixedWrites writes by mixedClients clients, each with a connection of its own: each creates an
-// object, updates it, patches it, applies to it and deletes it, and then takes the next.
+// measureMixedWrites sends Sizes.MixedWrites writes by mixedClients clients, each with a connection
+// of its own: each creates an object, updates it, patches it, applies to it and deletes it, and
+// then takes the next.
 func measureMixedWrites(ctx context.Context, s *Sample) error {
 	conns := s.Engine.DialAll(mixedClients)
 	defer target.CloseAll(conns)
 	rounds := max(1, s.Sizes.MixedWrites/mixedClients/writesOfAnObject)
-	for i, conn := range conns { // opens the connection, and triggers the one-time loads of a fresh process
+	for i, conn := range conns {
+		// opens the connection, and triggers the one-time loads of a fresh process
 		if err := writeObject(ctx, conn, temporaryName(s, -1-i), func(time.Duration) {}); err != nil {
 			return err
 		}
@@ -60,7 +62,8 @@ func measureMixedWrites(ctx context.Context, s *Sample) error {
 // writesOfAnObject is the number of writes of writeObject.
 const writesOfAnObject = 5
 
-// writeObject creates, updates, patches, applies and deletes a ConfigMap, and calls observe with the latency of each write.
+// writeObject creates, updates, patches, applies and deletes a ConfigMap, and calls observe with
+// the latency of each write.
 func writeObject(ctx context.Context, conn *target.Conn, name string, observe func(time.Duration)) error {
 	var body bytes.Buffer
 	write := func(r target.Request) error {

@@ -7,10 +7,12 @@ import (
 	"strings"
 )
 
-// passedOn is the row with the number of reads that Strata's byte read path passed on to upstream's handlers.
+// passedOn is the row with the number of reads that Strata's byte read path passed on to upstream's
+// handlers.
 const passedOn = "reads passed on"
 
-// passedOnReasons lists the reads passed on in all runs, for example "cbor 2, table 5"; "" means none.
+// passedOnReasons lists the reads passed on in all runs, for example "cbor 2, table 5"; "" means
+// none.
 func passedOnReasons(runs []Observation) string {
 	total := map[string]float64{}
 	for _, run := range runs {

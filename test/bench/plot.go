@@ -20,8 +20,9 @@ type share struct {
 	wanted float64 // by the row's bound on the ratio to the reference; 0 if there is none
 }
 
-// shares returns the rows with a bound of which the reference has a value too, in the order of the table. Rates are inverted, so that
-// less is better everywhere; counts, percentages and zeros, which have no logarithm, are left out.
+// shares returns the rows with a bound of which the reference has a value too, in the order of the
+// table. Rates are inverted, so that less is better everywhere; counts, percentages and zeros,
+// which have no logarithm, are left out.
 func (r *Report) shares() (all []share) {
 	for _, result := range r.Results {
 		for _, row := range result.Rows {
@@ -52,7 +53,8 @@ func invert(v float64) float64 {
 	return 1 / v
 }
 
-// WriteSVG plots the figures with a bound as shares of those of a stock kube-apiserver, or of upstream if none was measured, on a logarithmic scale. An error if there are none.
+// WriteSVG plots the figures with a bound as shares of those of a stock kube-apiserver, or of
+// upstream if none was measured, on a logarithmic scale. An error if there are none.
 func (r *Report) WriteSVG(w io.Writer) error {
 	of := upstreamEngine
 	if slices.Contains(r.Engines, stockEngine) {

@@ -9,8 +9,8 @@ import (
 	"github.com/stratakube/strata/internal/progress"
 )
 
-// steps prints a line per step, with the time since the start, and while a step runs its state. Its methods may be called
-// concurrently.
+// steps prints a line per step, with the time since the start, and while a step runs its state. Its
+// methods may be called concurrently.
 type steps struct {
 	line  *progress.Line
 	began time.Time

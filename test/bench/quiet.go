@@ -18,7 +18,8 @@ const (
 	freshnessWait = "wait for freshness p99, at most"
 )
 
-// quietWorkloads are consistent LISTs of an unchanged resource, while others are written. Few writes disturb no other engine.
+// quietWorkloads are consistent LISTs of an unchanged resource, while others are written. Few
+// writes disturb no other engine.
 var quietWorkloads = []Workload{
 	{
 		Name: "quiet-list", Title: "consistent LIST of a quiet resource, 300 writes/s elsewhere", Op: "LIST", Dataset: configMaps, Tail: true,
@@ -65,7 +66,8 @@ func observeQuiet(ctx context.Context, s *Sample, conn *target.Conn) error {
 	return nil
 }
 
-// quietLoad is clients, each with a connection of its own, that LIST the quiet resource one after the other for Sizes.Beside.
+// quietLoad is clients, each with a connection of its own, that LIST the quiet resource one after
+// the other for Sizes.Beside.
 type quietLoad struct{ clients int }
 
 func (l quietLoad) run(ctx context.Context, s *Sample) error {

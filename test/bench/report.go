@@ -30,13 +30,15 @@ type Report struct {
 
 // Result contains the rows of a workload for all engines.
 type Result struct {
-	Name   string            `json:"name"`
-	Title  string            `json:"title"`
-	Detail string            `json:"detail,omitempty"`
-	Runs   int               `json:"runs,omitempty"` // of the engine with most
-	Rows   []Row             `json:"rows"`
-	Notes  map[string]string `json:"notes,omitempty"` // by engine: the reason for missing figures, or an omitted step
-	Flags  map[string]string `json:"flags,omitempty"` // by engine: its flags for this workload alone
+	Name   string `json:"name"`
+	Title  string `json:"title"`
+	Detail string `json:"detail,omitempty"`
+	Runs   int    `json:"runs,omitempty"` // of the engine with most
+	Rows   []Row  `json:"rows"`
+	// by engine: the reason for missing figures, or an omitted step
+	Notes map[string]string `json:"notes,omitempty"`
+	// by engine: its flags for this workload alone
+	Flags  map[string]string `json:"flags,omitempty"`
 	Wanted []Bound           `json:"wanted,omitempty"`
 }
 
@@ -47,14 +49,17 @@ type Row struct {
 	Values map[string]float64 `json:"values"` // by engine
 }
 
-// perRunTail is how many latencies a run needs for percentiles of its own: its p99 is then not simply its maximum.
+// perRunTail is how many latencies a run needs for percentiles of its own: its p99 is then not
+// simply its maximum.
 const perRunTail = 200
 
-// fewOperations is the number of operations below which p99 is omitted: the slowest operation describes their tail.
+// fewOperations is the number of operations below which p99 is omitted: the slowest operation
+// describes their tail.
 const fewOperations = 100
 
-// summarize makes the rows of a workload: medians over the runs, and percentiles as stats.Percentiles describes them. Engines that failed or
-// broke have no values in rows that the failure makes incomparable.
+// summarize makes the rows of a workload: medians over the runs, and percentiles as
+// stats.Percentiles describes them. Engines that failed or broke have no values in rows that the
+// failure makes incomparable.
 func summarize(w Workload, engines []string, observed map[string][]Observation, failed map[string]error) Result {
 	result := Result{Name: w.Name, Title: w.Title, Notes: map[string]string{}, Wanted: w.Wanted}
 	// set stores a value. A new row is inserted after the previous row of the same engine.
@@ -107,8 +112,9 @@ func summarize(w Workload, engines []string, observed map[string][]Observation, 
 	return result
 }
 
-// summarizeEngine calls set for every row of one engine. An engine that broke has only the figures that the workload itself reports: the
-// times of its other operations would be too favourable. tail reports whether there are enough operations for p90 and p99.
+// summarizeEngine calls set for every row of one engine. An engine that broke has only the figures
+// that the workload itself reports: the times of its other operations would be too favourable. tail
+// reports whether there are enough operations for p90 and p99.
 func summarizeEngine(w Workload, runs []Observation, broken, tail bool, set func(name string, unit Unit, value float64)) {
 	median := func(of func(Observation) float64) float64 {
 		values := make([]float64, len(runs))
@@ -154,7 +160,8 @@ func summarizeEngine(w Workload, runs []Observation, broken, tail bool, set func
 	}
 }
 
-// figuresOf returns the medians of the figures that a workload reports itself, in its order. A run that broke may have fewer of them.
+// figuresOf returns the medians of the figures that a workload reports itself, in its order. A run
+// that broke may have fewer of them.
 func figuresOf(runs []Observation) []Figure {
 	var figures []Figure
 	values := map[string][]float64{}
@@ -184,7 +191,8 @@ func summarizeEtcd(w Workload, runs []Observation, median func(func(Observation)
 	}
 	for _, method := range slices.Sorted(maps.Keys(methods)) {
 		each := median(func(o Observation) float64 { return o.EtcdRequests[method] / float64(o.ops()) })
-		if each >= 0.01 { // below that it is background work of the server, not the cost of an operation
+		if each >= 0.01 {
+			// below that it is background work of the server, not the cost of an operation
 			set("  of these "+method, Count, each)
 		}
 	}
@@ -196,8 +204,9 @@ func firstLine(err error) string {
 	return line
 }
 
-// table returns the rows as cells: workload, measure, one column per engine, one per ratio of the first engine to another, and the bound.
-// A workload's name is in its first row only. It returns the rows that keep selects, and notes.
+// table returns the rows as cells: workload, measure, one column per engine, one per ratio of the
+// first engine to another, and the bound. A workload's name is in its first row only. It returns
+// the rows that keep selects, and notes.
 func (r *Report) table(keep func(Result, Row) bool) (header []string, body [][]string) {
 	header = append([]string{"workload", "measure"}, r.Engines...)
 	for _, other := range r.Engines[1:] {
@@ -288,7 +297,8 @@ func (r *Report) conditions() string {
 		strings.Join(r.Versions, "; "))
 }
 
-// WriteText writes aligned tables, of rows with a bound, of KEP-2340's load and of all rows: a line per workload, its measures below.
+// WriteText writes aligned tables, of rows with a bound, of KEP-2340's load and of all rows: a line
+// per workload, its measures below.
 func (r *Report) WriteText(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n\n", r.conditions())

@@ -34,7 +34,8 @@ var restoreWorkloads = []Workload{
 	},
 }
 
-// restoreLoad starts engines at once on an etcd that has Sizes.History revisions behind its floor, while a write begins every 5 ms.
+// restoreLoad starts engines at once on an etcd that has Sizes.History revisions behind its floor,
+// while a write begins every 5 ms.
 type restoreLoad struct {
 	engines int
 }
@@ -43,15 +44,17 @@ const (
 	// writeInterval is the time between two writes beside the start of an engine.
 	writeInterval = 5 * time.Millisecond
 
-	// restoredText is in the line that Strata logs when history is restored. The first of them is the whole registry's.
+	// restoredText is in the line that Strata logs when history is restored. The first of them is
+	// the whole registry's.
 	restoredText = "Restored history"
 
-	// restoreLimit bounds the wait for that line, from the time at which the engine is ready. An engine without restore writes none.
+	// restoreLimit bounds the wait for that line, from the time at which the engine is ready. An
+	// engine without restore writes none.
 	restoreLimit = time.Minute
 )
 
-// depths are the shares of the history of which a watch is tried, the deepest first. The first omits a part for concurrent writes, which
-// the bounds of restored history count too.
+// depths are the shares of the history of which a watch is tried, the deepest first. The first
+// omits a part for concurrent writes, which the bounds of restored history count too.
 var depths = []float64{0.95, 0.9, 0.75, 0.5, 0.25, 0.1, 0.05, 0.01}
 
 func (l restoreLoad) run(ctx context.Context, s *Sample) error {
@@ -146,7 +149,8 @@ func (l restoreLoad) run(ctx context.Context, s *Sample) error {
 	return nil
 }
 
-// write puts an object every writeInterval until ctx is done and returns the time of the slowest put.
+// write puts an object every writeInterval until ctx is done and returns the time of the slowest
+// put.
 func (l restoreLoad) write(ctx context.Context, s *Sample) (longest time.Duration, err error) {
 	elsewhere, err := configMapWrites(s)
 	if err != nil {
@@ -197,8 +201,9 @@ func awaitRestored(ctx context.Context, s *Sample, engines []*target.Engine) (lo
 	return longest, nil
 }
 
-// deepestWatch returns a lower bound of the number of revisions before the one given at which a watch can begin, and the time to the first
-// event of this watch; 0 if the engine has no history from before its start.
+// deepestWatch returns a lower bound of the number of revisions before the one given at which a
+// watch can begin, and the time to the first event of this watch; 0 if the engine has no history
+// from before its start.
 func deepestWatch(ctx context.Context, s *Sample, e *target.Engine, revision int64) (depth int, waited time.Duration, err error) {
 	conn := e.Dial()
 	defer conn.Close()

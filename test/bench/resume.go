@@ -28,8 +28,9 @@ var resumeWorkload = Workload{
 	Wanted: []Bound{{Measure: resumedAfterStop, AtLeast: 100}, {Measure: resumedAfterKill, AtLeast: 100}},
 }
 
-// measureResume restarts an engine in order, and again by killing it. Each time objects change before the engine ends and while it
-// is down, and then Sizes.Resumed watches continue from revisions that clients of the first process had seen.
+// measureResume restarts an engine in order, and again by killing it. Each time objects change
+// before the engine ends and while it is down, and then Sizes.Resumed watches continue from
+// revisions that clients of the first process had seen.
 func measureResume(ctx context.Context, s *Sample) error {
 	for _, restart := range []struct {
 		measure string
@@ -64,8 +65,9 @@ func measureResume(ctx context.Context, s *Sample) error {
 	return nil
 }
 
-// seenByAWatch starts an engine, lets a watch see Sizes.Resumed changes, ends the engine while the watch is open, and changes as
-// many objects again. It returns the revisions that the watch has seen, and the latest of all.
+// seenByAWatch starts an engine, lets a watch see Sizes.Resumed changes, ends the engine while the
+// watch is open, and changes as many objects again. It returns the revisions that the watch has
+// seen, and the latest of all.
 func (s *Sample) seenByAWatch(ctx context.Context, end func(*target.Engine)) (seen []int64, latest int64, err error) {
 	engine, err := s.Start(ctx)
 	if err != nil {
@@ -115,8 +117,9 @@ func (s *Sample) seenByAWatch(ctx context.Context, end func(*target.Engine)) (se
 	return seen, latest, err
 }
 
-// resume opens a watch after each revision and returns how many deliver the next event, and the time of the slowest of these to its first
-// event. A watch that delivers any other event is an error.
+// resume opens a watch after each revision and returns how many deliver the next event, and the
+// time of the slowest of these to its first event. A watch that delivers any other event is an
+// error.
 func (s *Sample) resume(ctx context.Context, engine *target.Engine, seen []int64, latest int64) (resumed int, slowest time.Duration, err error) {
 	conn := engine.Dial()
 	defer conn.Close()
@@ -158,8 +161,9 @@ var errGone = errors.New("too old a resource version")
 // retryPause is the Retry-After of a server that restores history.
 const retryPause = time.Second
 
-// firstEvent opens a watch and returns the revision of its first event that is no bookmark. It retries after 429, as clients do. The error
-// is errGone if the server answers 410, in the status or, once it has begun to answer, in the stream.
+// firstEvent opens a watch and returns the revision of its first event that is no bookmark. It
+// retries after 429, as clients do. The error is errGone if the server answers 410, in the status
+// or, once it has begun to answer, in the stream.
 func firstEvent(ctx context.Context, conn *target.Conn, path string) (revision int64, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -194,7 +198,8 @@ func firstEvent(ctx context.Context, conn *target.Conn, path string) (revision i
 		return revision, nil
 	case err == nil:
 		return 0, errors.New("the watch ended without an event")
-	case strings.Contains(err.Error(), fmt.Sprintf(`\"code\":%d`, http.StatusGone)): // the error quotes the frame
+	case strings.Contains(err.Error(), fmt.Sprintf(`\"code\":%d`, http.StatusGone)):
+		// the error quotes the frame
 		return 0, errGone
 	}
 	return 0, err

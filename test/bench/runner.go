@@ -23,8 +23,9 @@ import (
 type runner struct {
 	config      Config
 	credentials *target.Credentials
-	runDir      string // logs, credentials and the copy of etcd's data; removed at the end unless something failed
-	progress    *steps
+	// logs, credentials and the copy of etcd's data; removed at the end unless something failed
+	runDir   string
+	progress *steps
 
 	observed map[string]map[string][]Observation // by workload and engine
 	failed   map[string]map[string]error         // the same; the first failure
@@ -32,7 +33,8 @@ type runner struct {
 	body     bytes.Buffer                        // Sample.Body
 }
 
-// sampleTimeout bounds one run of a workload on one engine: the slowest observes idle watchers for five minutes.
+// sampleTimeout bounds one run of a workload on one engine: the slowest observes idle watchers for
+// five minutes.
 const sampleTimeout = 10 * time.Minute
 
 // run measures all selected workloads on all engines.
@@ -104,12 +106,14 @@ type bench struct {
 	samples   int                      // taken so far
 	changeCPU map[string]time.Duration // of each engine for the last change
 	started   atomic.Int64             // engines that workloads started themselves
-	peaks     map[string]uint64        // the highest resident memory of each engine that runs together with others
+	// the highest resident memory of each engine that runs together with others
+	peaks map[string]uint64
 }
 
-// runAlone measures workloads that need an engine of their own: for each run and engine, a fresh process does all of them in order.
-// Writes of the previous session are still in etcd's history when an engine starts, as the last minutes are in the history of a
-// cluster in use; earlier writes are compacted.
+// runAlone measures workloads that need an engine of their own: for each run and engine, a fresh
+// process does all of them in order. Writes of the previous session are still in etcd's history
+// when an engine starts, as the last minutes are in the history of a cluster in use; earlier writes
+// are compacted.
 func (b *bench) runAlone(ctx context.Context, workloads []Workload) error {
 	before := int64(1) // the revision at which the last session began
 	for run := range b.config.Runs {
@@ -138,7 +142,8 @@ func (b *bench) runAlone(ctx context.Context, workloads []Workload) error {
 	return nil
 }
 
-// runTogether measures workloads while all engines run: for each workload and run, one engine after the other.
+// runTogether measures workloads while all engines run: for each workload and run, one engine after
+// the other.
 func (b *bench) runTogether(ctx context.Context, workloads []Workload) error {
 	if len(workloads) == 0 {
 		return nil
@@ -180,7 +185,8 @@ func (b *bench) runInTurns(ctx context.Context, w Workload) error {
 		}
 		b.progress.done("done")
 	}
-	for run := -1; run < w.runs(b.config.Runs); run++ { // run -1 is the warm-up, which is not counted
+	for run := -1; run < w.runs(b.config.Runs); run++ {
+		// run -1 is the warm-up, which is not counted
 		// All must run before the first is measured: a start keeps the machine busy.
 		if err := b.startAll(ctx, w); err != nil {
 			return err
@@ -207,7 +213,8 @@ func (b *bench) runInTurns(ctx context.Context, w Workload) error {
 	return nil
 }
 
-// startAll starts the engines that do not run. A failed start is recorded as a failure of the engine.
+// startAll starts the engines that do not run. A failed start is recorded as a failure of the
+// engine.
 func (b *bench) startAll(ctx context.Context, w Workload) error {
 	for _, spec := range b.config.Engines {
 		if b.failed[w.Name][spec.Label] != nil {
@@ -235,8 +242,9 @@ func (w Workload) variant(spec target.EngineSpec) target.EngineSpec {
 	return spec
 }
 
-// Kinds of engines, which are also their labels unless -engines sets others. The byte read path and its counters belong to strataEngine.
-// upstreamEngine is kube-apiserver's cacher in the binary of Strata, stockEngine a kube-apiserver that Kubernetes' own source was built to.
+// Kinds of engines, which are also their labels unless -engines sets others. The byte read path and
+// its counters belong to strataEngine. upstreamEngine is kube-apiserver's cacher in the binary of
+// Strata, stockEngine a kube-apiserver that Kubernetes' own source was built to.
 const (
 	strataEngine   = "strata"
 	upstreamEngine = "upstream"
@@ -310,8 +318,8 @@ func (b *bench) children() []*process.Child {
 	return children
 }
 
-// measure takes one sample. A failure of the engine is recorded, and the engine is not measured by this workload again; an error means that
-// the benchmark cannot continue.
+// measure takes one sample. A failure of the engine is recorded, and the engine is not measured by
+// this workload again; an error means that the benchmark cannot continue.
 func (b *bench) measure(ctx context.Context, w Workload, spec target.EngineSpec, run int, counts bool) error {
 	if b.failed[w.Name][spec.Label] != nil {
 		return nil
@@ -436,7 +444,8 @@ func (b *bench) firstGet() string {
 	}
 }
 
-// startOwn starts an engine for a workload that starts its engines itself, with a log of its own. It may be called concurrently.
+// startOwn starts an engine for a workload that starts its engines itself, with a log of its own.
+// It may be called concurrently.
 func (b *bench) startOwn(ctx context.Context, w Workload, spec target.EngineSpec, args []string) (*target.Engine, error) {
 	spec = w.variant(spec)
 	spec.Variant += fmt.Sprintf("-%s-%d", w.Name, b.started.Add(1))

@@ -12,16 +12,18 @@ import (
 	"github.com/stratakube/strata/test/bench/internal/target"
 )
 
-// Sample is one run of a workload on one engine: the inputs of the workload and its observations. Observe may be called
-// concurrently; everything else is owned by the goroutine of Workload.Run.
+// Sample is one run of a workload on one engine: the inputs of the workload and its observations.
+// Observe may be called concurrently; everything else is owned by the goroutine of Workload.Run.
 type Sample struct {
 	Surroundings
 	Engine *target.Engine // nil where etcd alone is measured, or the workload starts engines itself
 
-	// Thorough enables verifications that take longer than the operation itself. The first sample of an engine is thorough.
+	// Thorough enables verifications that take longer than the operation itself. The first sample
+	// of an engine is thorough.
 	Thorough bool
 
-	// Body is a buffer for an answer. All samples share it, so that no sample includes its allocation.
+	// Body is a buffer for an answer. All samples share it, so that no sample includes its
+	// allocation.
 	Body *bytes.Buffer
 
 	spec     target.EngineSpec // of the engine that is measured
@@ -39,12 +41,14 @@ type Observation struct {
 	ServerCPU    time.Duration
 	EtcdCPU      time.Duration
 	EtcdRequests target.Requests
-	EtcdSent     float64        // bytes
-	ObjectReads  float64        // of ConfigMaps from etcd, as the server counts them
-	Before       process.Memory // of the server; the peak is that since the measured time of the sample before
-	Memory       process.Memory // of the server; the peak is that of the measured time
+	EtcdSent     float64 // bytes
+	ObjectReads  float64 // of ConfigMaps from etcd, as the server counts them
+	// of the server; the peak is that since the measured time of the sample before
+	Before process.Memory
+	Memory process.Memory // of the server; the peak is that of the measured time
 
-	// PassedOn is the number of reads that Strata's byte read path passed on, by reason; nil if the engine does not count them.
+	// PassedOn is the number of reads that Strata's byte read path passed on, by reason; nil if the
+	// engine does not count them.
 	PassedOn map[string]float64
 
 	Limit   bool // this is of the limit, which sends no request to etcd
@@ -71,8 +75,8 @@ type reading struct {
 	reads, misses float64       // of objects from etcd; requests that the limit had to pass on
 }
 
-// read takes a reading. The CPU time of the server is the last figure before the operations, and the
-// first after them: the others cost CPU time.
+// read takes a reading. The CPU time of the server is the last figure before the operations, and
+// the first after them: the others cost CPU time.
 func (s *Sample) read(ctx context.Context, before bool) (r reading, err error) {
 	figures := []func() error{
 		func() (err error) {
@@ -103,8 +107,9 @@ func (s *Sample) read(ctx context.Context, before bool) (r reading, err error) {
 	return r, nil
 }
 
-// Measure runs the operations and measures time, the CPU time of server and etcd, the requests to etcd, and the peak of the
-// server's memory. It first waits until the processes are quiet. It is called once, and each operation calls Observe.
+// Measure runs the operations and measures time, the CPU time of server and etcd, the requests to
+// etcd, and the peak of the server's memory. It first waits until the processes are quiet. It is
+// called once, and each operation calls Observe.
 func (s *Sample) Measure(ctx context.Context, operations func(ctx context.Context) error) error {
 	if err := process.WaitQuiet(ctx, s.Sizes.Quieten, s.children...); err != nil {
 		return err
@@ -137,15 +142,17 @@ func (s *Sample) Measure(ctx context.Context, operations func(ctx context.Contex
 	o.EtcdRequests = after.usage.Requests.Since(before.usage.Requests)
 	o.EtcdSent = after.usage.Sent - before.usage.Sent
 	o.ObjectReads = after.reads - before.reads
-	delete(o.EtcdRequests, "Put")                                // the benchmark's own: API servers write in transactions
-	if n := after.misses - before.misses; n > 0 && !s.Thorough { // during the first sample the limit records the answers
+	// the benchmark's own: API servers write in transactions
+	delete(o.EtcdRequests, "Put")
+	if n := after.misses - before.misses; n > 0 && !s.Thorough {
+		// during the first sample the limit records the answers
 		return fmt.Errorf("the limit had to pass on %.0f requests", n)
 	}
 	return nil
 }
 
-// Start starts another process of the engine that is measured, on the same etcd, with further flags, and returns when it is ready.
-// The caller must Stop it. It may be called concurrently.
+// Start starts another process of the engine that is measured, on the same etcd, with further
+// flags, and returns when it is ready. The caller must Stop it. It may be called concurrently.
 func (s *Sample) Start(ctx context.Context, args ...string) (*target.Engine, error) {
 	return s.start(ctx, args...)
 }

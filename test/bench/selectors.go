@@ -65,7 +65,8 @@ func things(s Sizes) dataset.Spec { return dataset.Spec{Things: s.Pods, Namespac
 
 func onePercentOf(_ context.Context, s *Sample) (int, error) { return s.Data.ConfigMaps / 100, nil }
 
-// listNodesAtOnce is Sizes.Crowd clients, with a connection each, that LIST the pods of nodes one after the other for Sizes.Loop.
+// listNodesAtOnce is Sizes.Crowd clients, with a connection each, that LIST the pods of nodes one
+// after the other for Sizes.Loop.
 func listNodesAtOnce(ctx context.Context, s *Sample) error {
 	var next atomic.Int64
 	nodes := s.Rand.Perm(s.nodes())
@@ -79,7 +80,8 @@ func listNodesAtOnce(ctx context.Context, s *Sample) error {
 	})
 }
 
-// repeatedly measures n clients, each with a connection of its own, that do operations one after the other for Sizes.Loop.
+// repeatedly measures n clients, each with a connection of its own, that do operations one after
+// the other for Sizes.Loop.
 func repeatedly(ctx context.Context, s *Sample, n int, operation func(ctx context.Context, conn *target.Conn) error) error {
 	conns := s.Engine.DialAll(n)
 	defer target.CloseAll(conns)
@@ -107,8 +109,8 @@ func repeatedly(ctx context.Context, s *Sample, n int, operation func(ctx contex
 	})
 }
 
-// initialOfNodes opens a watch with initial events of the pods of each node. An operation lasts until the bookmark behind them; the watches
-// stay open until the last is there.
+// initialOfNodes opens a watch with initial events of the pods of each node. An operation lasts
+// until the bookmark behind them; the watches stay open until the last is there.
 func initialOfNodes(ctx context.Context, s *Sample) error {
 	conns := s.Engine.DialAll(connsFor(s.Data.Nodes))
 	defer target.CloseAll(conns)
@@ -135,7 +137,8 @@ func initialOfNodes(ctx context.Context, s *Sample) error {
 	return nil
 }
 
-// initialOfNode reads the initial events of the pods of node i, and leaves the watch open until ctx ends.
+// initialOfNode reads the initial events of the pods of node i, and leaves the watch open until ctx
+// ends.
 func initialOfNode(ctx context.Context, s *Sample, conn *target.Conn, i int) error {
 	path := "/api/v1/pods?watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&fieldSelector=spec.nodeName%3D" +
 		dataset.NodeName(i, s.Data.Nodes)

@@ -19,8 +19,9 @@ var startWorkloads = []Workload{{
 	Wanted:  []Bound{toUpstream(untilReadyz, 0.35)},
 }}
 
-// measureStart reports the start of the engine, which the runner started a moment ago after it had stopped its predecessor on the same etcd,
-// and its memory at rest: when all is loaded and before the first LIST.
+// measureStart reports the start of the engine, which the runner started a moment ago after it had
+// stopped its predecessor on the same etcd, and its memory at rest: when all is loaded and before
+// the first LIST.
 func measureStart(ctx context.Context, s *Sample) error {
 	if err := process.WaitQuiet(ctx, s.Sizes.Quieten, s.children...); err != nil {
 		return err

@@ -30,7 +30,8 @@ const (
 	backAfter     = "latency within 10 % of before after"
 )
 
-// stormWorkloads are many clients that list at the same moment, as after the restart of their API server, with a small GOMEMLIMIT.
+// stormWorkloads are many clients that list at the same moment, as after the restart of their API
+// server, with a small GOMEMLIMIT.
 var stormWorkloads = []Workload{
 	{
 		Name: "storm", Title: "a fleet lists all pods at once, GOMEMLIMIT 1.5 GB", Op: "LIST", Dataset: fleetPods,
@@ -44,12 +45,13 @@ var stormWorkloads = []Workload{
 
 var stormEnv = []string{"GOMEMLIMIT=1500000000"}
 
-// stormMemory is the resident memory at which an engine is killed, before the machine has no memory left.
+// stormMemory is the resident memory at which an engine is killed, before the machine has no memory
+// left.
 const stormMemory = 8 << 30
 
-// measureStorm starts Sizes.Fleet clients of one service account, each with a connection of its own. They list all pods at the same
-// moment, and again after each refusal or broken answer. It reports how many are served, and the latency of the renewals of a lease
-// and of /readyz meanwhile.
+// measureStorm starts Sizes.Fleet clients of one service account, each with a connection of its
+// own. They list all pods at the same moment, and again after each refusal or broken answer. It
+// reports how many are served, and the latency of the renewals of a lease and of /readyz meanwhile.
 func measureStorm(ctx context.Context, s *Sample) error {
 	limited, unlimit := context.WithCancel(ctx)
 	defer unlimit()
@@ -164,8 +166,8 @@ func (st *storm) list(ctx context.Context, e *target.Engine, conn *target.Conn) 
 	}
 }
 
-// answer sends a request and returns the bytes of a whole answer with status 200, the time after which a client that is refused
-// tries again, or an error.
+// answer sends a request and returns the bytes of a whole answer with status 200, the time after
+// which a client that is refused tries again, or an error.
 func answer(ctx context.Context, conn *target.Conn, r target.Request) (n int64, wait time.Duration, err error) {
 	response, err := conn.Send(ctx, r)
 	if err != nil {
@@ -174,7 +176,8 @@ func answer(ctx context.Context, conn *target.Conn, r target.Request) (n int64, 
 	defer response.Body.Close()
 	n, err = io.Copy(io.Discard, response.Body)
 	if response.StatusCode == http.StatusTooManyRequests {
-		seconds, _ := strconv.Atoi(response.Header.Get("Retry-After")) // without it, a client waits for a second
+		// without it, a client waits for a second
+		seconds, _ := strconv.Atoi(response.Header.Get("Retry-After"))
 		return n, time.Duration(max(1, seconds)) * time.Second, nil
 	}
 	if err == nil && response.StatusCode != http.StatusOK {
@@ -228,8 +231,9 @@ type timed struct {
 // probeLimit bounds an operation of probe: one that takes longer has failed.
 const probeLimit = 10 * time.Second
 
-// probe does the operation at an interval, whether or not earlier ones have ended, until ctx is done, and returns when all have ended.
-// A failed operation counts as one that has taken probeLimit.
+// probe does the operation at an interval, whether or not earlier ones have ended, until ctx is
+// done, and returns when all have ended. A failed operation counts as one that has taken
+// probeLimit.
 func (l *latencies) probe(ctx context.Context, interval time.Duration, operation func(context.Context) error) {
 	steady := pace{interval: interval, duration: 1 << 62, atOnce: int(probeLimit / interval)}
 	_ = steady.run(ctx, func(_ context.Context, _ int) error { // no operation returns an error

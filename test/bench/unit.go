@@ -17,7 +17,8 @@ const (
 	Percent   Unit = "%"
 )
 
-// Format shows a quantity with two or three significant digits and a prefix that suits its size (decimal, also for bytes).
+// Format shows a quantity with two or three significant digits and a prefix that suits its size
+// (decimal, also for bytes).
 func (u Unit) Format(v float64) string {
 	switch u {
 	case Seconds:

@@ -29,7 +29,8 @@ var watchWorkloads = []Workload{
 	},
 }
 
-// streamWorkloads change so little that an engine that follows the changes does not disturb the other's measurement.
+// streamWorkloads change so little that an engine that follows the changes does not disturb the
+// other's measurement.
 var streamWorkloads = []Workload{
 	{
 		Name: "watch-shared", Title: "watchers of one collection, few events", Op: "event", Dataset: configMaps,
@@ -63,8 +64,9 @@ func watchOf(collection, selector string, bookmarks bool, after int64) string {
 	return path
 }
 
-// watchLoad is a number of watchers of all ConfigMaps while objects change in etcd at a rate, for Sizes.WatchDuration. An operation
-// is an event delivered to a watcher; its latency is the time from before the write until the watcher has read it.
+// watchLoad is a number of watchers of all ConfigMaps while objects change in etcd at a rate, for
+// Sizes.WatchDuration. An operation is an event delivered to a watcher; its latency is the time
+// from before the write until the watcher has read it.
 type watchLoad struct {
 	watchers int
 	conns    int // connections that the watchers share
@@ -96,7 +98,8 @@ func (l watchLoad) run(ctx context.Context, s *Sample) error {
 	written := 0
 	write, writers := putObject(s), 32 // more than etcd needs to reach the requested rates
 	if s.Engine.IsLimit() {
-		write, writers = sendFrame(conns[0], revision), 1 // frames must come in the order of their revisions
+		// frames must come in the order of their revisions
+		write, writers = sendFrame(conns[0], revision), 1
 	}
 	err = s.Measure(ctx, func(ctx context.Context) error {
 		if written, err = changeObjects(ctx, s, l.rate, writers, write); err != nil {
@@ -111,8 +114,8 @@ func (l watchLoad) run(ctx context.Context, s *Sample) error {
 	return streams.report(s, written*l.watchers)
 }
 
-// watchNodes is a number of watchers, each of the pods of another node, while pods of these nodes change in etcd: each change is delivered to one
-// of them.
+// watchNodes is a number of watchers, each of the pods of another node, while pods of these nodes
+// change in etcd: each change is delivered to one of them.
 func watchNodes(number func(*Sample) int) func(context.Context, *Sample) error {
 	return func(ctx context.Context, s *Sample) error {
 		watchers := number(s)
@@ -135,12 +138,14 @@ func watchNodes(number func(*Sample) int) func(context.Context, *Sample) error {
 // parts describes watchers that divide objects among them: each change is delivered to one.
 type parts struct {
 	watchers int
-	path     func(i int, revision int64) string // of watcher number i, which begins after the revision
-	objects  int
-	change   func(i int) (key string, value []byte, err error) // of object number i
+	// of watcher number i, which begins after the revision
+	path    func(i int, revision int64) string
+	objects int
+	change  func(i int) (key string, value []byte, err error) // of object number i
 }
 
-// watchParts measures these watchers while objects drawn at random change at Sizes.NodeRate for Sizes.NodeDuration.
+// watchParts measures these watchers while objects drawn at random change at Sizes.NodeRate for
+// Sizes.NodeDuration.
 func watchParts(ctx context.Context, s *Sample, p parts) error {
 	if p.watchers == 0 || p.objects == 0 {
 		return errors.New("too few objects for one watcher")
@@ -182,7 +187,8 @@ func watchParts(ctx context.Context, s *Sample, p parts) error {
 	return streams.report(s, int(written.Load()))
 }
 
-// watchesPerConn is how many watches share a connection where there are thousands: fewer than an engine allows.
+// watchesPerConn is how many watches share a connection where there are thousands: fewer than an
+// engine allows.
 const watchesPerConn = 200
 
 func connsFor(watches int) int { return (watches + watchesPerConn - 1) / watchesPerConn }
@@ -201,8 +207,8 @@ func putObject(s *Sample) func(context.Context, *corev1.ConfigMap) error {
 	}
 }
 
-// sendFrame returns a function that makes the limit send the event of a changed ConfigMap, with revisions that continue from
-// the one given.
+// sendFrame returns a function that makes the limit send the event of a changed ConfigMap, with
+// revisions that continue from the one given.
 func sendFrame(conn *target.Conn, revision int64) func(context.Context, *corev1.ConfigMap) error {
 	var body bytes.Buffer
 	return func(ctx context.Context, cm *corev1.ConfigMap) error {
@@ -216,8 +222,8 @@ func sendFrame(conn *target.Conn, revision int64) func(context.Context, *corev1.
 	}
 }
 
-// changeObjects runs the given number of writers, which write changed ConfigMaps at a rate for Sizes.WatchDuration, and returns the
-// number of writes.
+// changeObjects runs the given number of writers, which write changed ConfigMaps at a rate for
+// Sizes.WatchDuration, and returns the number of writes.
 func changeObjects(ctx context.Context, s *Sample, perSecond, writers int, write func(context.Context, *corev1.ConfigMap) error) (int, error) {
 	const variants = 1 << 20
 	var written atomic.Int64
@@ -230,7 +236,8 @@ func changeObjects(ctx context.Context, s *Sample, perSecond, writers int, write
 		group.Go(func() error {
 			for limiter.Wait(deadline) == nil {
 				index := random.IntN(s.Data.ConfigMaps)
-				// Not cancelled at the deadline: a write in flight must be counted, or the watcher would receive more than was written.
+				// Not cancelled at the deadline: a write in flight must be counted, or the watcher
+				// would receive more than was written.
 				if err := write(ctx, dataset.StampedConfigMap(index, 1+random.IntN(variants), time.Now())); err != nil {
 					return err
 				}
@@ -275,7 +282,8 @@ type watchSet struct {
 	txns  bool               // several objects change in one revision
 }
 
-// open opens the watches over the connections in turn, and returns when the server has accepted all of them.
+// open opens the watches over the connections in turn, and returns when the server has accepted all
+// of them.
 func (set watchSet) open(ctx context.Context, conns []*target.Conn) (*watches, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	w := &watches{cancel: func() { cancel(errClosed) }, streams: make([]*watchStream, set.n), txns: set.txns}
@@ -307,8 +315,8 @@ func (set watchSet) open(ctx context.Context, conns []*target.Conn) (*watches, e
 	return w, nil
 }
 
-// receive records an event. Events other than those of changeObjects are verified and not counted: the server itself changes a ConfigMap
-// occasionally.
+// receive records an event. Events other than those of changeObjects are verified and not counted:
+// the server itself changes a ConfigMap occasionally.
 func (w *watches) receive(stream *watchStream, e wire.Event) error {
 	received := time.Now()
 	bookmark := e.Type == "BOOKMARK"
@@ -327,7 +335,8 @@ func (w *watches) receive(stream *watchStream, e wire.Event) error {
 	return nil
 }
 
-// drain waits until want events have arrived in total, every watch has ended, or no event has arrived for patience.
+// drain waits until want events have arrived in total, every watch has ended, or no event has
+// arrived for patience.
 func (w *watches) drain(ctx context.Context, want int, patience time.Duration) error {
 	last, since := w.delivered.Load(), time.Now()
 	for w.delivered.Load() < int64(want) && int(w.ended.Load()) < len(w.streams) {

@@ -13,8 +13,8 @@ import (
 	"github.com/stratakube/strata/test/bench/internal/target"
 )
 
-// Workload is one measurement, taken alternately on each engine. To add one, declare it in the file of its kind (list.go, get.go, write.go,
-// watch.go, ...) and add it to workloads.
+// Workload is one measurement, taken alternately on each engine. To add one, declare it in the file
+// of its kind (list.go, get.go, write.go, watch.go, ...) and add it to workloads.
 type Workload struct {
 	Name  string // for -workloads; lower case
 	Title string // name in the table
@@ -23,44 +23,51 @@ type Workload struct {
 	// Dataset returns the initial content of etcd.
 	Dataset func(Sizes) dataset.Spec
 
-	// Alone runs the workload on a fresh engine, while no other engine runs: for first requests of a process, and for writes at a rate at
-	// which an engine that follows them disturbs the other's measurement. The limit is not measured. Otherwise all engines run,
-	// answer all workloads, and are measured in turns, seconds apart.
+	// Alone runs the workload on a fresh engine, while no other engine runs: for first requests of
+	// a process, and for writes at a rate at which an engine that follows them disturbs the other's
+	// measurement. The limit is not measured. Otherwise all engines run, answer all workloads, and
+	// are measured in turns, seconds apart.
 	Alone bool
 
-	// Session names the process that workloads with Alone share; those with another Session run in another process.
+	// Session names the process that workloads with Alone share; those with another Session run in
+	// another process.
 	Session string
 
-	// Env are further variables of the environment of the engines, as name=value. It needs Alone, and a Session of its own.
+	// Env are further variables of the environment of the engines, as name=value. It needs Alone,
+	// and a Session of its own.
 	Env []string
 
 	// Timeout bounds a run on one engine; 0 means sampleTimeout.
 	Timeout time.Duration
 
-	// Starts marks a workload that starts its engines itself, with Sample.Start. Sample.Engine is nil. It needs Alone, and a Session of its
-	// own.
+	// Starts marks a workload that starts its engines itself, with Sample.Start. Sample.Engine is
+	// nil. It needs Alone, and a Session of its own.
 	Starts bool
 
 	// Runs bounds Config.Runs where a sample is expensive; 0 does not.
 	Runs int
 
-	// Dear omits the warm-up run, except for the first engine and the limit: it is expensive, and the other engines cache nothing in it.
+	// Dear omits the warm-up run, except for the first engine and the limit: it is expensive, and
+	// the other engines cache nothing in it.
 	Dear bool
 
 	// Prepare, if not nil, changes the content of etcd before the first sample.
 	Prepare func(ctx context.Context, s *Surroundings) error
 
-	// Change, if not nil, changes the content of etcd before each round of samples: each engine answers the changed objects once.
+	// Change, if not nil, changes the content of etcd before each round of samples: each engine
+	// answers the changed objects once.
 	Change func(ctx context.Context, s *Surroundings) error
 
-	// Run does the workload once: it prepares its requests, does the operations within s.Measure, and verifies every answer. An error
-	// means that the engine failed, and its figures are not compared.
+	// Run does the workload once: it prepares its requests, does the operations within s.Measure,
+	// and verifies every answer. An error means that the engine failed, and its figures are not
+	// compared.
 	Run func(ctx context.Context, s *Sample) error
 
 	// Tail reports p90 and p99 even of few operations.
 	Tail bool
 
-	// PassesOn permits Strata's byte read path to pass requests on. Without it, a request passed on is an error of the whole run.
+	// PassesOn permits Strata's byte read path to pass requests on. Without it, a request passed on
+	// is an error of the whole run.
 	PassesOn bool
 
 	// Wanted are the bounds of the figures.
@@ -86,13 +93,14 @@ func (w Workload) runs(asked int) int {
 	return min(w.Runs, asked)
 }
 
-// workloads are all workloads in the order in which they run and are shown: first those that run alone, last those that leave data,
-// such as other objects, in an engine.
+// workloads are all workloads in the order in which they run and are shown: first those that run
+// alone, last those that leave data, such as other objects, in an engine.
 var workloads = slices.Concat(startWorkloads, writeWorkloads, watchWorkloads, coldWorkloads, mixedWorkloads, restoreWorkloads,
 	checkWorkloads, nodeWorkloads, listWorkloads, getWorkloads, quietWorkloads, tableWorkloads, initialWorkloads, streamWorkloads,
 	labelWorkloads, fieldWorkloads, thingWorkloads, coldPagesWorkloads, fewWorkloads, stormWorkloads)
 
-// selectWorkloads returns the workloads whose whole name matches one of the comma-separated regular expressions; "" selects all.
+// selectWorkloads returns the workloads whose whole name matches one of the comma-separated regular
+// expressions; "" selects all.
 func selectWorkloads(all []Workload, patterns string) ([]Workload, error) {
 	if patterns == "" {
 		return all, nil
@@ -143,21 +151,26 @@ type Sizes struct {
 	FleetPods   int // pods that they LIST
 	FleetBytes  int // random bytes of each of these
 
-	Quieten       time.Duration // bound of the wait for quiet: a process that is never quiet is measured too
-	Rest          time.Duration // time without requests after which the memory of a started engine counts as "at rest"
+	// bound of the wait for quiet: a process that is never quiet is measured too
+	Quieten time.Duration
+	// time without requests after which the memory of a started engine counts as "at rest"
+	Rest          time.Duration
 	Settle        time.Duration // the same after the last workload
 	Writes        int           // writes of one kind per sample
 	MixedWrites   int           // writes of several kinds and clients per sample
 	Loop          time.Duration // how long short reads are repeated per sample
 	WatchDuration time.Duration // how long events are made per sample
-	NodeDuration  time.Duration // the same for watchers of nodes: at their low rate, long enough for the collector to have its share
-	LoneRate      int           // events per second for the lone watcher
-	Watchers      int           // watchers of one collection
-	SharedRate    int           // events per second for them
-	NodeWatchers  int           // watchers of the pods of one node each
-	NodeRate      int           // events per second for all of them together
-	Beside        time.Duration // duration of the writes beside the measured requests, per sample or phase
-	FleetWait     time.Duration // for the answer to each client of the fleet, refusals included
+	// the same for watchers of nodes: at their low rate, long enough for the collector to have its
+	// share
+	NodeDuration time.Duration
+	LoneRate     int // events per second for the lone watcher
+	Watchers     int // watchers of one collection
+	SharedRate   int // events per second for them
+	NodeWatchers int // watchers of the pods of one node each
+	NodeRate     int // events per second for all of them together
+	// duration of the writes beside the measured requests, per sample or phase
+	Beside    time.Duration
+	FleetWait time.Duration // for the answer to each client of the fleet, refusals included
 }
 
 // fullSizes are the sizes of published figures.
@@ -198,8 +211,9 @@ func fullSizes() Sizes {
 // podsPerNamespace is the number of pods in each namespace.
 const podsPerNamespace = 1000
 
-// setObjects sets the number of ConfigMaps, and the others in proportion: one in a hundred changes between two LISTs, one in twenty
-// after the listed revision; workloads on pods have a third as many pods, 20 on each node.
+// setObjects sets the number of ConfigMaps, and the others in proportion: one in a hundred changes
+// between two LISTs, one in twenty after the listed revision; workloads on pods have a third as
+// many pods, 20 on each node.
 func (s *Sizes) setObjects(n int) {
 	s.Objects = n
 	s.Changed = max(1, n/100)
@@ -210,7 +224,8 @@ func (s *Sizes) setObjects(n int) {
 
 const podsPerNode = 20
 
-// quickSizes are a tenth, for smoke tests, not for quoting. Rates per second are those of fullSizes.
+// quickSizes are a tenth, for smoke tests, not for quoting. Rates per second are those of
+// fullSizes.
 func quickSizes() Sizes {
 	s := fullSizes()
 	s.setObjects(s.Objects / 10)
@@ -250,7 +265,8 @@ func fleetPods(s Sizes) dataset.Spec {
 // fewConfigMaps is the data of workloads whose subject is watches, not the number of objects.
 func fewConfigMaps(s Sizes) dataset.Spec { return dataset.Spec{ConfigMaps: s.Few, Namespaces: 1} }
 
-// pods is the data of workloads on many pods, which have more fields and more selectors than ConfigMaps.
+// pods is the data of workloads on many pods, which have more fields and more selectors than
+// ConfigMaps.
 func pods(s Sizes) dataset.Spec {
 	return dataset.Spec{Pods: s.Pods, Nodes: s.Nodes, Namespaces: s.Namespaces}
 }

@@ -38,7 +38,8 @@ type writeLoad struct {
 }
 
 func (l writeLoad) run(ctx context.Context, s *Sample) (err error) {
-	// A few unmeasured writes open the connection and trigger the one-time loads of a fresh process.
+	// A few unmeasured writes open the connection and trigger the one-time loads of a fresh
+	// process.
 	warmUp := max(s.Sizes.Writes/20, 1)
 	requests, err := l.requests(ctx, s, warmUp+s.Sizes.Writes)
 	if err != nil {
@@ -78,7 +79,8 @@ func podPath(index int, data dataset.Spec) string {
 	return "/api/v1/namespaces/" + dataset.PodNamespace(index, data.Namespaces) + "/pods/" + dataset.PodName(index)
 }
 
-// temporaryName is the name of an object that does not outlive its sample; all begin with temporaryPrefix.
+// temporaryName is the name of an object that does not outlive its sample; all begin with
+// temporaryPrefix.
 func temporaryName(s *Sample, i int) string {
 	return fmt.Sprintf("%s%d-%d", temporaryPrefix, s.Number, i)
 }
@@ -99,7 +101,8 @@ func creations(_ context.Context, s *Sample, n int) ([]target.Request, error) {
 	return requests, nil
 }
 
-// updates replaces objects as a client does that has read them: with the resource version that it saw.
+// updates replaces objects as a client does that has read them: with the resource version that it
+// saw.
 func updates(ctx context.Context, s *Sample, n int) ([]target.Request, error) {
 	requests := make([]target.Request, n)
 	for i, index := range s.Rand.Perm(s.Data.ConfigMaps)[:n] {

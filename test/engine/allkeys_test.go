@@ -20,8 +20,8 @@ import (
 	"github.com/stratakube/strata/mirror/driver"
 )
 
-// TestFeedOfAllKeys_WriteOutsidePrefix_AdvancesProgress: a write outside the prefix advances progress; the server's progress
-// notifications do not.
+// TestFeedOfAllKeys_WriteOutsidePrefix_AdvancesProgress: a write outside the prefix advances
+// progress; the server's progress notifications do not.
 func TestFeedOfAllKeys_WriteOutsidePrefix_AdvancesProgress(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe").OfAllKeys()
@@ -59,8 +59,8 @@ func TestFeedOfAllKeys_WriteOutsidePrefix_AdvancesProgress(t *testing.T) {
 	}
 }
 
-// TestReplayOfAllKeys_EqualsWatch: the replayed history of the prefix equals the events of a watch on it, with
-// one segment and with many, also if it begins or ends with writes outside the prefix.
+// TestReplayOfAllKeys_EqualsWatch: the replayed history of the prefix equals the events of a watch
+// on it, with one segment and with many, also if it begins or ends with writes outside the prefix.
 func TestReplayOfAllKeys_EqualsWatch(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe").OfAllKeys()
@@ -86,9 +86,9 @@ func TestReplayOfAllKeys_EqualsWatch(t *testing.T) {
 	})
 }
 
-// TestMirror_BehindGRPCProxy_ServesLatestRevision: etcd's proxy does not answer progress requests. The probe detects
-// this, and a mirror that watches all keys serves reads of the latest revision without progress
-// requests, also after writes outside the prefix.
+// TestMirror_BehindGRPCProxy_ServesLatestRevision: etcd's proxy does not answer progress requests.
+// The probe detects this, and a mirror that watches all keys serves reads of the latest revision
+// without progress requests, also after writes outside the prefix.
 func TestMirror_BehindGRPCProxy_ServesLatestRevision(t *testing.T) {
 	direct, prefix := open(t)
 	client := throughProxy(t, direct)

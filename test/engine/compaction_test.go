@@ -97,8 +97,9 @@ func compactedTo(t *testing.T, client *clientv3.Client, rev mirror.Revision) boo
 	return errors.Is(below, rpctypes.ErrCompacted) && at == nil
 }
 
-// TestCompactionKey_WrittenByOther_DropsVersions: when another process writes the compaction key, versions below
-// the compacted revision are dropped within a second. The version at that revision and the log are retained.
+// TestCompactionKey_WrittenByOther_DropsVersions: when another process writes the compaction key,
+// versions below the compacted revision are dropped within a second. The version at that revision
+// and the log are retained.
 func TestCompactionKey_WrittenByOther_DropsVersions(t *testing.T) {
 	_, client := newRunning(t)
 	r := replicate(t, client, "/r/", 0, -1)
@@ -130,9 +131,9 @@ func TestCompactionKey_WrittenByOther_DropsVersions(t *testing.T) {
 	}
 }
 
-// TestCompactors_OnOneEtcd_CompactLikeOne: two compactors of etcdsource, or one of them and upstream's. Together
-// they compact like a single one; each records the other's compactions; and etcd's compacted
-// revision agrees.
+// TestCompactors_OnOneEtcd_CompactLikeOne: two compactors of etcdsource, or one of them and
+// upstream's. Together they compact like a single one; each records the other's compactions; and
+// etcd's compacted revision agrees.
 func TestCompactors_OnOneEtcd_CompactLikeOne(t *testing.T) {
 	const interval = 300 * time.Millisecond
 	for _, upstream := range []bool{false, true} {
@@ -176,8 +177,8 @@ func TestCompactors_OnOneEtcd_CompactLikeOne(t *testing.T) {
 	}
 }
 
-// TestCompactor_UpstreamCompacts_IsFollowed: only upstream's compactor compacts etcd; the mirror drops the
-// compacted versions.
+// TestCompactor_UpstreamCompacts_IsFollowed: only upstream's compactor compacts etcd; the mirror
+// drops the compacted versions.
 func TestCompactor_UpstreamCompacts_IsFollowed(t *testing.T) {
 	_, client := newRunning(t)
 	other := connect(t, client.Endpoints()[0][len("unix://"):])
@@ -193,7 +194,8 @@ func TestCompactor_UpstreamCompacts_IsFollowed(t *testing.T) {
 	until(t, "memory and etcd agree", func() bool { return compactedTo(t, client, r.oldest()) })
 }
 
-// TestCompactor_KeyDeletedRepeatedly_Continues: compaction continues although the compaction key is deleted repeatedly.
+// TestCompactor_KeyDeletedRepeatedly_Continues: compaction continues although the compaction key is
+// deleted repeatedly.
 func TestCompactor_KeyDeletedRepeatedly_Continues(t *testing.T) {
 	_, client := newRunning(t)
 	a := replicate(t, client, "/r/", 100*time.Millisecond, -1)
@@ -217,7 +219,8 @@ func TestCompactor_KeyDeletedRepeatedly_Continues(t *testing.T) {
 	}
 }
 
-// TestCompactor_ManualCompaction_IsDetectedByCheck: a manual compaction does not write the key; the next check detects it.
+// TestCompactor_ManualCompaction_IsDetectedByCheck: a manual compaction does not write the key; the
+// next check detects it.
 func TestCompactor_ManualCompaction_IsDetectedByCheck(t *testing.T) {
 	_, client := newRunning(t)
 	r := replicate(t, client, "/r/", 0, 100*time.Millisecond)
@@ -225,7 +228,8 @@ func TestCompactor_ManualCompaction_IsDetectedByCheck(t *testing.T) {
 		put(t, client, "/r/things/a", "1")
 		rev := put(t, client, "/r/things/a", "2")
 		last := put(t, client, "/r/things/a", "3")
-		until(t, "memory has it all", func() bool { return r.mirror.PublishedRevision() >= last }) // otherwise its feed gets ErrCompacted
+		// otherwise its feed gets ErrCompacted
+		until(t, "memory has it all", func() bool { return r.mirror.PublishedRevision() >= last })
 		if _, err := client.Compact(contextFor(t), rev); err != nil {
 			t.Fatal(err)
 		}
@@ -236,7 +240,8 @@ func TestCompactor_ManualCompaction_IsDetectedByCheck(t *testing.T) {
 	}
 }
 
-// TestCompactor_AfterOutage_CatchesUp: the compactor reconnects after an outage of etcd and catches up.
+// TestCompactor_AfterOutage_CatchesUp: the compactor reconnects after an outage of etcd and catches
+// up.
 func TestCompactor_AfterOutage_CatchesUp(t *testing.T) {
 	t.Parallel()
 	e, client := newRunning(t)
@@ -253,9 +258,9 @@ func TestCompactor_AfterOutage_CatchesUp(t *testing.T) {
 	})
 }
 
-// TestCompactor_RestoredEtcd_WritesNoOldRevision: an earlier state is restored while the compactor remembers
-// revisions that do not exist after the restore. None of these is written or compacted; the
-// compactor then follows the restored etcd.
+// TestCompactor_RestoredEtcd_WritesNoOldRevision: an earlier state is restored while the compactor
+// remembers revisions that do not exist after the restore. None of these is written or compacted;
+// the compactor then follows the restored etcd.
 func TestCompactor_RestoredEtcd_WritesNoOldRevision(t *testing.T) {
 	t.Parallel()
 	e, client := newRunning(t)

@@ -6,8 +6,8 @@ import (
 	"github.com/stratakube/strata/etcdsource/contracttest"
 )
 
-// TestContract_EmbeddedEtcd_MeetsEveryRequirement runs the tests of docs/etcd-contract.md on the etcd of this module. test/e2e/api/contract
-// runs them on other stores.
+// TestContract_EmbeddedEtcd_MeetsEveryRequirement runs the tests of docs/etcd-contract.md on the
+// etcd of this module. test/e2e/api/contract runs them on other stores.
 func TestContract_EmbeddedEtcd_MeetsEveryRequirement(t *testing.T) {
 	e := newEtcd(t) // not the shared one: it is compacted
 	e.run(t)

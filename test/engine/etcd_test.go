@@ -135,7 +135,8 @@ func put(t testing.TB, c *clientv3.Client, key, value string) mirror.Revision {
 	return resp.Header.Revision
 }
 
-// fill writes n keys prefix00000.. with the value, in few transactions, and returns the last revision.
+// fill writes n keys prefix00000.. with the value, in few transactions, and returns the last
+// revision.
 func fill(t testing.TB, c *clientv3.Client, prefix, value string, n int) (rev mirror.Revision) {
 	t.Helper()
 	ctx := contextFor(t)

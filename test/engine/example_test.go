@@ -16,11 +16,14 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// listAndFollow lists the keys below /registry/pods/ and prints their later changes to out until ctx is cancelled.
+// listAndFollow lists the keys below /registry/pods/ and prints their later changes to out until
+// ctx is cancelled.
 func listAndFollow(ctx context.Context, client *clientv3.Client, out io.Writer) error {
-	// "example" names the watch stream of this source: two sources on one client need two names. "/registry/probe" is a key whose
-	// linearizable read returns etcd's current revision. It need not exist and is never written, but the client must be allowed to
-	// read it; a key below the mirrored prefix is. (CheckVersions detects an etcd before 3.4.31 or 3.5.13, which needs WithoutProgress.)
+	// "example" names the watch stream of this source: two sources on one client need two names.
+	// "/registry/probe" is a key whose linearizable read returns etcd's current revision. It need
+	// not exist and is never written, but the client must be allowed to read it; a key below the
+	// mirrored prefix is. (CheckVersions detects an etcd before 3.4.31 or 3.5.13, which needs
+	// WithoutProgress.)
 	source := etcdsource.New(client, "example", "/registry/probe")
 	m, err := mirror.New(mirror.Options{Source: source, Prefix: "/registry/"})
 	if err != nil {
@@ -66,7 +69,8 @@ func listAndFollow(ctx context.Context, client *clientv3.Client, out io.Writer) 
 	}
 }
 
-// TestExample_RealEtcd_ListsThenFollows runs the example of package etcdsource, whose module has no etcd server.
+// TestExample_RealEtcd_ListsThenFollows runs the example of package etcdsource, whose module has no
+// etcd server.
 func TestExample_RealEtcd_ListsThenFollows(t *testing.T) {
 	server := newEtcd(t)
 	server.run(t)
@@ -102,7 +106,8 @@ func TestExample_RealEtcd_ListsThenFollows(t *testing.T) {
 	}
 }
 
-// TestExample_Source_EqualsEtcdsource: listAndFollow is the function that the documentation of package etcdsource shows.
+// TestExample_Source_EqualsEtcdsource: listAndFollow is the function that the documentation of
+// package etcdsource shows.
 func TestExample_Source_EqualsEtcdsource(t *testing.T) {
 	source := func(path string) string {
 		file, err := os.ReadFile(path)

@@ -13,7 +13,8 @@ import (
 	"github.com/stratakube/strata/internal/process"
 )
 
-// TestExampleProgram_RealEtcd_AnswersOldRevisions runs examples/etcd of the engine's module, which has no etcd server.
+// TestExampleProgram_RealEtcd_AnswersOldRevisions runs examples/etcd of the engine's module, which
+// has no etcd server.
 func TestExampleProgram_RealEtcd_AnswersOldRevisions(t *testing.T) {
 	ctx := contextFor(t)
 	dir := t.TempDir()

@@ -13,8 +13,9 @@ import (
 	"github.com/stratakube/strata/etcdfeed"
 )
 
-// TestFeedServer_RestoredEtcd_MirrorBelowVerifiesRevision: after etcd was restored to an older state, a mirror of the feed drops its state, though
-// its connection to the feed is not interrupted.
+// TestFeedServer_RestoredEtcd_MirrorBelowVerifiesRevision: after etcd was restored to an older
+// state, a mirror of the feed drops its state, though its connection to the feed is not
+// interrupted.
 func TestFeedServer_RestoredEtcd_MirrorBelowVerifiesRevision(t *testing.T) {
 	t.Parallel()
 	e := newEtcd(t)

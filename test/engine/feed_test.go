@@ -29,7 +29,8 @@ type served struct {
 	socket string
 }
 
-// serveFeed mirrors the prefix of an etcd and serves the mirror until the test ends. wrap may change the source of the mirror.
+// serveFeed mirrors the prefix of an etcd and serves the mirror until the test ends. wrap may
+// change the source of the mirror.
 func serveFeed(t testing.TB, etcd *clientv3.Client, prefix string, opts etcdfeed.Options, wrap ...func(driver.Source) driver.Source) *served {
 	t.Helper()
 	opts.Logger = quiet()
@@ -84,9 +85,10 @@ func (s split) Compact(ctx context.Context, rev int64, opts ...clientv3.CompactO
 
 func (s split) Txn(ctx context.Context) clientv3.Txn { return s.etcd.Txn(ctx) }
 
-// TestFeedServer_Contract_MatchesEtcd: reads at a feed meet the requirements of the engine, while writes go to etcd. A watch of all keys (E9) is refused,
-// as to a user of etcd who may read the prefix only. Large revisions arrive in separate responses, where etcd makes fragments of one (E4), and
-// memory serves revisions for longer than etcd (E6).
+// TestFeedServer_Contract_MatchesEtcd: reads at a feed meet the requirements of the engine, while
+// writes go to etcd. A watch of all keys (E9) is refused, as to a user of etcd who may read the
+// prefix only. Large revisions arrive in separate responses, where etcd makes fragments of one
+// (E4), and memory serves revisions for longer than etcd (E6).
 func TestFeedServer_Contract_MatchesEtcd(t *testing.T) {
 	e := newEtcd(t)
 	e.run(t)
@@ -122,8 +124,8 @@ func TestFeedServer_Contract_MatchesEtcd(t *testing.T) {
 	}
 }
 
-// sameRange compares the answers of both to a range. The revision of the header is the newest at the time of the answer, so it may differ, and leases are
-// not part of a mirror.
+// sameRange compares the answers of both to a range. The revision of the header is the newest at
+// the time of the answer, so it may differ, and leases are not part of a mirror.
 func sameRange(t *testing.T, feed, etcd *clientv3.Client, key string, opts ...clientv3.OpOption) {
 	t.Helper()
 	got, err := feed.Get(contextFor(t), key, opts...)
@@ -151,9 +153,9 @@ func describe(r *clientv3.GetResponse) string {
 	return text
 }
 
-// TestFeedServer_RandomWrites_RangesAndWatchesEqualEtcd: after random transactions, over claimed resources, nested ones,
-// one that is not cached, and keys without a claim, ranges at random revisions and watches from
-// random revisions have the answers of etcd.
+// TestFeedServer_RandomWrites_RangesAndWatchesEqualEtcd: after random transactions, over claimed
+// resources, nested ones, one that is not cached, and keys without a claim, ranges at random
+// revisions and watches from random revisions have the answers of etcd.
 func TestFeedServer_RandomWrites_RangesAndWatchesEqualEtcd(t *testing.T) {
 	etcd, prefix := open(t)
 	put(t, etcd, prefix+"first", "value")
@@ -219,7 +221,8 @@ func TestFeedServer_RandomWrites_RangesAndWatchesEqualEtcd(t *testing.T) {
 		sameRange(t, client, etcd, fmt.Sprintf("%sk%d", dir, r.IntN(12)), clientv3.WithRev(at))
 	}
 	sameRange(t, client, etcd, prefix, clientv3.WithPrefix(), clientv3.WithRev(newest+1000))
-	written, last := newest, map[string]int64{} // the revision of the last event below each directory
+	// the revision of the last event below each directory
+	written, last := newest, map[string]int64{}
 	for _, dir := range dirs {
 		newest = put(t, etcd, prefix+dir+"end", "end")
 		for _, above := range dirs {
@@ -239,8 +242,8 @@ func TestFeedServer_RandomWrites_RangesAndWatchesEqualEtcd(t *testing.T) {
 	}
 }
 
-// sameEvents compares the events of a watch up to a revision, which is that of its last event, with those of the same watch of etcd. Each revision
-// must be in one response.
+// sameEvents compares the events of a watch up to a revision, which is that of its last event, with
+// those of the same watch of etcd. Each revision must be in one response.
 func sameEvents(t *testing.T, responses clientv3.WatchChan, etcd *clientv3.Client, key string, from, through int64) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(contextFor(t))
@@ -282,7 +285,8 @@ func short(value []byte) string {
 	return string(value)
 }
 
-// TestFeedServer_MirrorOfMirror_IsAsFreshAsEtcd: a read after a write, at a mirror of a mirror, sees it, without a relist.
+// TestFeedServer_MirrorOfMirror_IsAsFreshAsEtcd: a read after a write, at a mirror of a mirror,
+// sees it, without a relist.
 func TestFeedServer_MirrorOfMirror_IsAsFreshAsEtcd(t *testing.T) {
 	etcd, prefix := open(t)
 	put(t, etcd, prefix+"pods/first", "value")
@@ -310,7 +314,8 @@ func TestFeedServer_MirrorOfMirror_IsAsFreshAsEtcd(t *testing.T) {
 	}
 }
 
-// TestFeedServer_Compactions_ReachCompactorsBelow: a compactor that follows without a watch at a feed, which does so too, learns a compaction that was announced, and one that was not.
+// TestFeedServer_Compactions_ReachCompactorsBelow: a compactor that follows without a watch at a
+// feed, which does so too, learns a compaction that was announced, and one that was not.
 func TestFeedServer_Compactions_ReachCompactorsBelow(t *testing.T) {
 	e := newEtcd(t)
 	e.run(t)

@@ -11,8 +11,8 @@ import (
 	"github.com/stratakube/strata/etcdsource"
 )
 
-// TestFeedServer_Txn_MatchesEtcd: reads of several ranges have the answers of etcd, also if one of them is sorted or has bounds of revisions, which
-// memory cannot answer.
+// TestFeedServer_Txn_MatchesEtcd: reads of several ranges have the answers of etcd, also if one of
+// them is sorted or has bounds of revisions, which memory cannot answer.
 func TestFeedServer_Txn_MatchesEtcd(t *testing.T) {
 	etcd, prefix := open(t)
 	f := serveFeed(t, etcd, prefix, etcdfeed.Options{})

@@ -47,9 +47,9 @@ func (e *etcdProcess) forget(t testing.TB, prefix string) {
 }
 
 // TestReplayFigures measures the duration of a replay, the delay of a concurrent writer, and etcd's
-// memory. STRATA_REPLAY selects the segments: "1999x32 999x40" means segments of 1,999 revisions, 32
-// concurrently, then of 999 revisions, 40 concurrently; "list" is one watch. STRATA_REPLAY_PAUSE replaces the bound on the time for
-// which etcd blocks writers; 0 removes it.
+// memory. STRATA_REPLAY selects the segments: "1999x32 999x40" means segments of 1,999 revisions,
+// 32 concurrently, then of 999 revisions, 40 concurrently; "list" is one watch. STRATA_REPLAY_PAUSE
+// replaces the bound on the time for which etcd blocks writers; 0 removes it.
 func TestReplayFigures(t *testing.T) {
 	if os.Getenv("STRATA_TEST_LONG") == "" {
 		t.Skip("set STRATA_TEST_LONG=1")
@@ -133,7 +133,8 @@ func (e *etcdProcess) figures(t *testing.T, prefix, plan string, replays int, bo
 				return nil
 			})
 			took := time.Since(began)
-			if err != nil || int64(n) < now.Revision-oldest-100 { // some revisions were written outside the prefix
+			if err != nil || int64(n) < now.Revision-oldest-100 {
+				// some revisions were written outside the prefix
 				t.Errorf("%d events of %d revisions: %v", n, now.Revision-oldest, err)
 			}
 			mu.Lock()

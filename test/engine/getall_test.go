@@ -29,8 +29,8 @@ func (refusedTxn) Commit() (*clientv3.TxnResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "unsupported transaction")
 }
 
-// TestGetAll_AtRevision_ReturnsExistingKeys: the keys that exist at a revision are returned as of it, in the order of the request,
-// also by a store that answers for single keys only.
+// TestGetAll_AtRevision_ReturnsExistingKeys: the keys that exist at a revision are returned as of
+// it, in the order of the request, also by a store that answers for single keys only.
 func TestGetAll_AtRevision_ReturnsExistingKeys(t *testing.T) {
 	client, prefix := open(t)
 	const n = 300 // several requests

@@ -17,8 +17,9 @@ import (
 	"github.com/stratakube/strata/mirror/driver"
 )
 
-// TestFeed_MemberStopped_ContinuesOnAnother: each of three members is stopped in turn, with its connections left
-// open. The feed continues with another member, and the other members serve history.
+// TestFeed_MemberStopped_ContinuesOnAnother: each of three members is stopped in turn, with its
+// connections left open. The feed continues with another member, and the other members serve
+// history.
 func TestFeed_MemberStopped_ContinuesOnAnother(t *testing.T) {
 	t.Parallel()
 	members := startEtcds(t, 3)
@@ -60,8 +61,8 @@ func TestFeed_MemberStopped_ContinuesOnAnother(t *testing.T) {
 		caught := time.Since(began)
 
 		began = time.Now()
-		// A page is requested at most five times, with a doubled timeout each time (etcdsource); other requests may
-		// make the client choose the stopped member again.
+		// A page is requested at most five times, with a doubled timeout each time (etcdsource);
+		// other requests may make the client choose the stopped member again.
 		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 		_, err := s.List(ctx, prefix, 0, func([]driver.KV) error { return nil })
 		cancel()

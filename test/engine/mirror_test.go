@@ -328,9 +328,9 @@ func (x *randomReader) compare(t *testing.T) {
 	}
 }
 
-// TestMirror_RandomWrites_EqualsEtcdAtRandomRevisions lets several clients write randomly while the mirror's
-// connection breaks from time to time. It compares snapshots at the latest and at random past
-// revisions, and states built from cursors, with etcd's responses at the same revision.
+// TestMirror_RandomWrites_EqualsEtcdAtRandomRevisions lets several clients write randomly while the
+// mirror's connection breaks from time to time. It compares snapshots at the latest and at random
+// past revisions, and states built from cursors, with etcd's responses at the same revision.
 func TestMirror_RandomWrites_EqualsEtcdAtRandomRevisions(t *testing.T) {
 	seed := testseed.New(t) // draws the same writes again
 	client, prefix := open(t)
@@ -390,8 +390,8 @@ func TestMirror_RandomWrites_EqualsEtcdAtRandomRevisions(t *testing.T) {
 	}
 }
 
-// TestMirror_ConsistentReadOfQuietEtcd_ReturnsAtOnce: a consistent read of a synced mirror waits only for etcd's responses,
-// also after writes outside the prefix.
+// TestMirror_ConsistentReadOfQuietEtcd_ReturnsAtOnce: a consistent read of a synced mirror waits
+// only for etcd's responses, also after writes outside the prefix.
 func TestMirror_ConsistentReadOfQuietEtcd_ReturnsAtOnce(t *testing.T) {
 	client, prefix := open(t)
 	put(t, client, prefix+"a/x", "1")
@@ -461,9 +461,10 @@ func TestLateClaim_DuringWrites_EqualsEtcd(t *testing.T) {
 	}
 }
 
-// TestMirror_RestoredEtcd_IsDetectedWithoutReads: etcd stops, its data is replaced by a backup of the same member,
-// so that even the cluster ID is the same, and it continues from an older revision. No client reads
-// in between; the mirror detects the restore by itself, and its watches end.
+// TestMirror_RestoredEtcd_IsDetectedWithoutReads: etcd stops, its data is replaced by a backup of
+// the same member, so that even the cluster ID is the same, and it continues from an older
+// revision. No client reads in between; the mirror detects the restore by itself, and its watches
+// end.
 func TestMirror_RestoredEtcd_IsDetectedWithoutReads(t *testing.T) {
 	t.Parallel()
 	e := newEtcd(t)
@@ -540,7 +541,8 @@ func startEmbedded(t testing.TB) *embed.Etcd {
 	cfg.Dir = t.TempDir()
 	cfg.ListenPeerUrls = nil
 	cfg.ListenClientUrls = []url.URL{{Scheme: "unix", Path: filepath.Join(newEtcd(t).Directory(), "client.sock")}}
-	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Host: "localhost:0"}} // not used by any client
+	// not used by any client
+	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Host: "localhost:0"}}
 	cfg.TickMs, cfg.ElectionMs = 10, 100
 	cfg.UnsafeNoFsync = true
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
@@ -557,8 +559,8 @@ func startEmbedded(t testing.TB) *embed.Etcd {
 	return server
 }
 
-// TestMirror_ClientInServerProcess_FollowsEtcd: a client in the server's process has no connection that could
-// be lost.
+// TestMirror_ClientInServerProcess_FollowsEtcd: a client in the server's process has no connection
+// that could be lost.
 func TestMirror_ClientInServerProcess_FollowsEtcd(t *testing.T) {
 	const prefix = "/registry/"
 	client := v3client.New(startEmbedded(t).Server)

@@ -12,8 +12,8 @@ import (
 	"github.com/stratakube/strata/internal/test/testetcd"
 )
 
-// etcdProcess is a member of an etcd, in a process of its own, whose memory can be measured and which
-// can be stopped.
+// etcdProcess is a member of an etcd, in a process of its own, whose memory can be measured and
+// which can be stopped.
 type etcdProcess struct {
 	process *testetcd.Process
 	pid     int

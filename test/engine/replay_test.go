@@ -27,8 +27,8 @@ func line(c *driver.Change) string {
 	return fmt.Sprintf("%d %s=%q deleted=%v created=%d version=%d", c.ModRevision, c.Key, c.Value, c.Deleted, c.CreateRevision, c.Version)
 }
 
-// watchEvents returns, as text, the events of a single client watch on the prefix after a revision and
-// through an existing one.
+// watchEvents returns, as text, the events of a single client watch on the prefix after a revision
+// and through an existing one.
 func watchEvents(t testing.TB, client *clientv3.Client, prefix string, after, through mirror.Revision) (lines []string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(contextFor(t))
@@ -152,8 +152,8 @@ func writeHistory(t testing.TB, client *clientv3.Client, prefix string, rnd *ran
 	}
 }
 
-// TestReplay_AnySegments_EqualsWatch: a replay equals the events of a watch, for all segment sizes and
-// range bounds, with concurrent writers.
+// TestReplay_AnySegments_EqualsWatch: a replay equals the events of a watch, for all segment sizes
+// and range bounds, with concurrent writers.
 func TestReplay_AnySegments_EqualsWatch(t *testing.T) {
 	t.Parallel()
 	client, prefix := open(t)
@@ -199,8 +199,8 @@ func TestReplay_AnySegments_EqualsWatch(t *testing.T) {
 	})
 }
 
-// TestReplay_FromFirstRevision_EqualsEtcd: a replay of an etcd that was never compacted matches etcd's own
-// state at each revision.
+// TestReplay_FromFirstRevision_EqualsEtcd: a replay of an etcd that was never compacted matches
+// etcd's own state at each revision.
 func TestReplay_FromFirstRevision_EqualsEtcd(t *testing.T) {
 	e := newEtcd(t)
 	e.run(t)
@@ -251,9 +251,9 @@ func oldestOf(t testing.TB, s *etcdsource.Source, prefix string, bounds driver.R
 	return oldest
 }
 
-// TestReplay_DifficultSegmentBorders_IsComplete places difficult revisions at segment borders: several segments without events, a
-// lease that deletes 1,000 keys in one revision, a transaction of many keys, and, at the end, only writes
-// outside the prefix.
+// TestReplay_DifficultSegmentBorders_IsComplete places difficult revisions at segment borders:
+// several segments without events, a lease that deletes 1,000 keys in one revision, a transaction
+// of many keys, and, at the end, only writes outside the prefix.
 func TestReplay_DifficultSegmentBorders_IsComplete(t *testing.T) {
 	t.Parallel()
 	client, prefix := open(t)
@@ -326,8 +326,8 @@ func TestReplay_DifficultSegmentBorders_IsComplete(t *testing.T) {
 	}
 }
 
-// TestReplay_FragmentedResponse_IsComplete: a response may exceed the size of an etcd message, with one revision and
-// with many.
+// TestReplay_FragmentedResponse_IsComplete: a response may exceed the size of an etcd message, with
+// one revision and with many.
 func TestReplay_FragmentedResponse_IsComplete(t *testing.T) {
 	t.Parallel()
 	client, prefix := open(t)
@@ -350,7 +350,8 @@ func TestReplay_FragmentedResponse_IsComplete(t *testing.T) {
 	requireEqual(t, replayed(t, s.WithSegments(7, 3), prefix, began, now.Revision), want)
 }
 
-// TestOldest_StaysWithinReplayBounds: Oldest respects the bounds on revisions and bytes, and etcd's compacted revision.
+// TestOldest_StaysWithinReplayBounds: Oldest respects the bounds on revisions and bytes, and etcd's
+// compacted revision.
 func TestOldest_StaysWithinReplayBounds(t *testing.T) {
 	t.Parallel()
 	e := newEtcd(t)
@@ -373,7 +374,8 @@ func TestOldest_StaysWithinReplayBounds(t *testing.T) {
 			t.Errorf("at most %d bytes: %d revisions, want about %d", want*each, got, want)
 		}
 	}
-	// No answer of etcd takes as little as a nanosecond, and none takes an hour. Without a measured time, 10,000 revisions are restored.
+	// No answer of etcd takes as little as a nanosecond, and none takes an hour. Without a measured
+	// time, 10,000 revisions are restored.
 	for pause, want := range map[time.Duration]mirror.Revision{time.Nanosecond: now.Revision - 10_000, time.Hour: 1} {
 		if got := oldestOf(t, s, prefix, driver.ReplayBounds{Revisions: 1 << 40, Bytes: 1 << 40, Pause: pause}); got != want {
 			t.Errorf("a pause of at most %v: oldest revision %d, want %d", pause, got, want)
@@ -441,8 +443,8 @@ func writeMany(t testing.TB, client *clientv3.Client, prefix, value string, n, w
 	}
 }
 
-// TestReplay_Failure_ReturnsError: a compaction before or during the replay, another cluster, an error of deliver,
-// and cancellation.
+// TestReplay_Failure_ReturnsError: a compaction before or during the replay, another cluster, an
+// error of deliver, and cancellation.
 func TestReplay_Failure_ReturnsError(t *testing.T) {
 	t.Parallel()
 	e := newEtcd(t)

@@ -199,7 +199,8 @@ func TestList_DuringWrites_IsOfOneRevision(t *testing.T) {
 	}
 }
 
-// TestList_Failure_ReturnsError: a compaction before or during the list, and an error of the page function.
+// TestList_Failure_ReturnsError: a compaction before or during the list, and an error of the page
+// function.
 func TestList_Failure_ReturnsError(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
@@ -216,7 +217,8 @@ func TestList_Failure_ReturnsError(t *testing.T) {
 		t.Errorf("below the compacted revision: %v", err)
 	}
 	n := 0
-	_, err := s.InPages().List(contextFor(t), prefix, 0, func([]driver.KV) error { // for streams see stream_test.go
+	_, err := s.InPages().List(contextFor(t), prefix, 0, func([]driver.KV) error {
+		// for streams see stream_test.go
 		if n++; n == 1 {
 			compact()
 		}
@@ -239,7 +241,8 @@ func TestList_Failure_ReturnsError(t *testing.T) {
 	}
 }
 
-// TestFeed_Transaction_IsOneBatch: all events of a revision are in one batch, also those of a range deletion.
+// TestFeed_Transaction_IsOneBatch: all events of a revision are in one batch, also those of a range
+// deletion.
 func TestFeed_Transaction_IsOneBatch(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
@@ -270,8 +273,8 @@ func TestFeed_Transaction_IsOneBatch(t *testing.T) {
 	}
 }
 
-// TestFeed_FragmentsOfRevision_AreOneBatch: the events of one range deletion may exceed the maximum size
-// of an etcd message.
+// TestFeed_FragmentsOfRevision_AreOneBatch: the events of one range deletion may exceed the maximum
+// size of an etcd message.
 func TestFeed_FragmentsOfRevision_AreOneBatch(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
@@ -353,7 +356,8 @@ func TestFeed_Behind_GetsCompleteRevisions(t *testing.T) {
 	}
 }
 
-// TestFeed_LeaseExpires_DeletionsAreOneBatch: when a lease ends, etcd deletes all its keys in one revision.
+// TestFeed_LeaseExpires_DeletionsAreOneBatch: when a lease ends, etcd deletes all its keys in one
+// revision.
 func TestFeed_LeaseExpires_DeletionsAreOneBatch(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
@@ -384,7 +388,8 @@ func TestFeed_LeaseExpires_DeletionsAreOneBatch(t *testing.T) {
 	}
 }
 
-// TestFeed_Failure_ReturnsError: compacted revisions, another cluster, an error of deliver, and cancellation.
+// TestFeed_Failure_ReturnsError: compacted revisions, another cluster, an error of deliver, and
+// cancellation.
 func TestFeed_Failure_ReturnsError(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
@@ -404,8 +409,9 @@ func TestFeed_Failure_ReturnsError(t *testing.T) {
 	}
 	now := header(t, s)
 	for what, after := range map[string]driver.Header{
-		"another cluster":   {ClusterID: now.ClusterID + 1, Revision: now.Revision},
-		"a future revision": {ClusterID: now.ClusterID, Revision: now.Revision + 1000}, // which etcd no longer has
+		"another cluster": {ClusterID: now.ClusterID + 1, Revision: now.Revision},
+		// which etcd no longer has
+		"a future revision": {ClusterID: now.ClusterID, Revision: now.Revision + 1000},
 	} {
 		if err := watch(t, s, prefix, after).end(); !errors.Is(err, mirror.ErrRestored) {
 			t.Errorf("%s: %v", what, err)
@@ -448,8 +454,8 @@ func progress(t *testing.T, s *etcdsource.Source, f *feed, at mirror.Revision) {
 	}
 }
 
-// TestProgress_Requested_ReturnsEtcdRevision: progress requests are answered with etcd's revision on an idle etcd, and
-// after writes outside the prefix.
+// TestProgress_Requested_ReturnsEtcdRevision: progress requests are answered with etcd's revision
+// on an idle etcd, and after writes outside the prefix.
 func TestProgress_Requested_ReturnsEtcdRevision(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
@@ -470,8 +476,9 @@ func TestProgress_Requested_ReturnsEtcdRevision(t *testing.T) {
 	progress(t, s, f, put(t, client, "/elsewhere/"+prefix, "2"))
 }
 
-// TestProgress_Requested_DoesNotReachOtherWatches: etcd answers a progress request to every watch of a gRPC
-// stream, so the feed's requests must not use the stream that the client's other watches share (KEP-2340).
+// TestProgress_Requested_DoesNotReachOtherWatches: etcd answers a progress request to every watch
+// of a gRPC stream, so the feed's requests must not use the stream that the client's other watches
+// share (KEP-2340).
 func TestProgress_Requested_DoesNotReachOtherWatches(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
@@ -501,8 +508,8 @@ func TestProgress_Requested_DoesNotReachOtherWatches(t *testing.T) {
 	}
 }
 
-// TestFeed_WithoutProgress_DeliversEventsOnly: the feed delivers events only, because the client would resume after
-// the revision of a progress response.
+// TestFeed_WithoutProgress_DeliversEventsOnly: the feed delivers events only, because the client
+// would resume after the revision of a progress response.
 func TestFeed_WithoutProgress_DeliversEventsOnly(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe").WithoutProgress()
@@ -523,7 +530,8 @@ func TestFeed_WithoutProgress_DeliversEventsOnly(t *testing.T) {
 	}
 }
 
-// TestProbe_RealEtcd_ReturnsByProgress: the probe immediately detects that this etcd version supports progress requests.
+// TestProbe_RealEtcd_ReturnsByProgress: the probe immediately detects that this etcd version
+// supports progress requests.
 func TestProbe_RealEtcd_ReturnsByProgress(t *testing.T) {
 	client, prefix := open(t)
 	began := time.Now()

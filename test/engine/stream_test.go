@@ -64,7 +64,8 @@ func (s *countedStream) RecvMsg(message any) error {
 	return s.ClientStream.RecvMsg(message)
 }
 
-// TestListStream_SlowReader_PartStaysValid: a part does not change while later ones are received and decoded.
+// TestListStream_SlowReader_PartStaysValid: a part does not change while later ones are received
+// and decoded.
 func TestListStream_SlowReader_PartStaysValid(t *testing.T) {
 	var requests lists
 	client, prefix := open(t, requests.options()...)
@@ -92,8 +93,8 @@ func TestListStream_SlowReader_PartStaysValid(t *testing.T) {
 	}
 }
 
-// TestListStream_OfEtcd_EqualsPages: streams equal pages at the latest and at past revisions, with small and large
-// values, during concurrent writes.
+// TestListStream_OfEtcd_EqualsPages: streams equal pages at the latest and at past revisions, with
+// small and large values, during concurrent writes.
 func TestListStream_OfEtcd_EqualsPages(t *testing.T) {
 	var requests lists
 	client, prefix := open(t, requests.options()...)
@@ -140,7 +141,8 @@ func TestListStream_OfOldEtcd_FallsBackToPages(t *testing.T) {
 	}
 }
 
-// TestListStream_AtCompactedRevision_ReturnsErrCompacted: also if the compaction happens during the list.
+// TestListStream_AtCompactedRevision_ReturnsErrCompacted: also if the compaction happens during the
+// list.
 func TestListStream_AtCompactedRevision_ReturnsErrCompacted(t *testing.T) {
 	e := newEtcd(t)
 	e.run(t)
@@ -172,8 +174,8 @@ func TestListStream_AtCompactedRevision_ReturnsErrCompacted(t *testing.T) {
 	}
 }
 
-// TestListFigures measures a list of 300,000 keys of 1 KB in one stream and in pages: the duration, the peak of
-// additional memory of etcd and of this process, and the delay of a concurrent writer.
+// TestListFigures measures a list of 300,000 keys of 1 KB in one stream and in pages: the duration,
+// the peak of additional memory of etcd and of this process, and the delay of a concurrent writer.
 func TestListFigures(t *testing.T) {
 	if os.Getenv("STRATA_TEST_LONG") == "" {
 		t.Skip("set STRATA_TEST_LONG=1")

@@ -30,7 +30,8 @@ func (s *servers) Start(arg testetcd.Request, _ *bool) error {
 	cfg := embed.NewConfig()
 	cfg.Dir = filepath.Join(arg.Directory, testetcd.DataName)
 	cfg.ListenClientUrls = []url.URL{{Scheme: "unix", Path: filepath.Join(arg.Directory, testetcd.SocketName)}}
-	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Host: "localhost:0"}} // not used by any client
+	// not used by any client
+	cfg.AdvertiseClientUrls = []url.URL{{Scheme: "unix", Host: "localhost:0"}}
 	cfg.UnsafeNoFsync = true
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
 	if c := arg.Config; c.Cluster == "" {

@@ -17,7 +17,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// API speaks HTTP and JSON with a server directly, without a client library's defaults. It may be used concurrently.
+// API speaks HTTP and JSON with a server directly, without a client library's defaults. It may be
+// used concurrently.
 type API struct {
 	url    string
 	client *http.Client
@@ -41,7 +42,8 @@ type Response struct {
 	Body   []byte
 }
 
-// Do sends a request. A body that is neither nil, string nor bytes is sent as JSON. An answer with any code is not an error.
+// Do sends a request. A body that is neither nil, string nor bytes is sent as JSON. An answer with
+// any code is not an error.
 func (a *API) Do(ctx context.Context, method, path, query string, body any) (*Response, error) {
 	return a.DoAs(ctx, method, path, query, "", "", body)
 }
@@ -169,7 +171,8 @@ func (l *List) Names() []string {
 	return names
 }
 
-// ListAll walks path in chunks of limit items and returns the items, and the list metadata of each chunk.
+// ListAll walks path in chunks of limit items and returns the items, and the list metadata of each
+// chunk.
 func (a *API) ListAll(ctx context.Context, path, query string, limit int) (items []Object, chunks []metav1.ListMeta, err error) {
 	token := ""
 	for {
@@ -267,8 +270,8 @@ type Watch struct {
 // ErrEnded: the server has ended a watch without an error.
 var ErrEnded = errors.New("watch ended")
 
-// Watch starts a watch; it ends with ctx at the latest. If the server does not answer with 200, the watch is nil, and the response
-// has the error.
+// Watch starts a watch; it ends with ctx at the latest. If the server does not answer with 200, the
+// watch is nil, and the response has the error.
 func (a *API) Watch(ctx context.Context, path, query string) (*Watch, *Response, error) {
 	return a.WatchAs(ctx, path, query, "")
 }

@@ -21,9 +21,10 @@ const (
 	healthTimeout  = 2 * time.Second
 )
 
-// Balancer forwards TCP connections to API servers, round robin among servers whose /readyz succeeds, like an ordinary layer 4
-// balancer: a connection stays on its server until one of its ends closes it. While no server is ready, or when the chosen one
-// refuses the connection, a new connection waits for a ready server.
+// Balancer forwards TCP connections to API servers, round robin among servers whose /readyz
+// succeeds, like an ordinary layer 4 balancer: a connection stays on its server until one of its
+// ends closes it. While no server is ready, or when the chosen one refuses the connection, a new
+// connection waits for a ready server.
 //
 // Its methods may be called concurrently.
 type Balancer struct {
@@ -45,8 +46,8 @@ type backend struct {
 	ready   bool
 }
 
-// Balancer starts a balancer in front of servers, which runs as long as the environment's processes. The servers may be stopped and
-// started.
+// Balancer starts a balancer in front of servers, which runs as long as the environment's
+// processes. The servers may be stopped and started.
 func (e *Env) Balancer(servers ...*Server) *Balancer {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	e.check(err)
@@ -124,7 +125,8 @@ func (b *Balancer) set(server *backend, ready bool) {
 	server.ready = ready
 }
 
-// choose returns the next ready server; if there is none, a channel that is closed when one becomes ready.
+// choose returns the next ready server; if there is none, a channel that is closed when one becomes
+// ready.
 func (b *Balancer) choose() (*backend, <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

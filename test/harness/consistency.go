@@ -14,22 +14,25 @@ import (
 )
 
 const (
-	// checkInterval is the interval at which servers compare their caches with etcd: short, so that even short tests include some
-	// checks.
+	// checkInterval is the interval at which servers compare their caches with etcd: short, so that
+	// even short tests include some checks.
 	checkInterval = 4 * time.Second
-	// checkTimeout bounds the last check of a server, and answerTimeout the request whether it still serves.
+	// checkTimeout bounds the last check of a server, and answerTimeout the request whether it
+	// still serves.
 	checkTimeout  = time.Minute
 	answerTimeout = 5 * time.Second
 
 	consistencyPath = "/debug/strata/consistency"
-	// panicEnv makes a server panic when a check fails. The name is upstream's, whose checker reads it too.
+	// panicEnv makes a server panic when a check fails. The name is upstream's, whose checker reads
+	// it too.
 	panicEnv = "KUBE_WATCHCACHE_CONSISTENCY_CHECKER"
 
 	uncheckedFlag = "unchecked: "
 )
 
-// Unchecked returns a flag for servers whose cache a test corrupts on purpose, or which cannot be checked at the end, with the
-// reason. Such a server does not panic, and runs no periodic checks: the test requests them.
+// Unchecked returns a flag for servers whose cache a test corrupts on purpose, or which cannot be
+// checked at the end, with the reason. Such a server does not panic, and runs no periodic checks:
+// the test requests them.
 func Unchecked(why string) string { return uncheckedFlag + why }
 
 // withoutUnchecked removes Unchecked from flags, and reports whether it was there.
@@ -38,7 +41,8 @@ func withoutUnchecked(flags []string) (left []string, unchecked bool) {
 	return left, len(left) < len(flags)
 }
 
-// checkFlags returns the flags that enable periodic checks of an API server; none for upstream's engine.
+// checkFlags returns the flags that enable periodic checks of an API server; none for upstream's
+// engine.
 func checkFlags(flags []string, unchecked bool) []string {
 	switch {
 	case engineOf(flags) != Strata:
@@ -74,13 +78,14 @@ type Consistency struct {
 	Time                      time.Time
 }
 
-// Consistent makes the server compare its cache with etcd now and returns the results. The resource, as in configmaps or
-// leases.coordination.k8s.io, is "" for all.
+// Consistent makes the server compare its cache with etcd now and returns the results. The
+// resource, as in configmaps or leases.coordination.k8s.io, is "" for all.
 func (a *API) Consistent(ctx context.Context, resource string) ([]Consistency, error) {
 	return a.consistency(ctx, http.MethodPost, url.Values{"resource": {resource}})
 }
 
-// LastConsistent returns the result of the last check of the resource, or of each resource if it is "".
+// LastConsistent returns the result of the last check of the resource, or of each resource if it is
+// "".
 func (a *API) LastConsistent(ctx context.Context, resource string) ([]Consistency, error) {
 	return a.consistency(ctx, http.MethodGet, url.Values{"resource": {resource}})
 }
@@ -115,8 +120,8 @@ func (a *API) consistency(ctx context.Context, method string, query url.Values) 
 	return body.Items, nil
 }
 
-// Checks returns the number of checks with a status (success, failure or error): those of a resource, such as configmaps, or of all
-// if it is "".
+// Checks returns the number of checks with a status (success, failure or error): those of a
+// resource, such as configmaps, or of all if it is "".
 func (a *API) Checks(ctx context.Context, resource, status string) (int, error) {
 	labels := []string{fmt.Sprintf("status=%q", status)}
 	if resource != "" {
@@ -126,9 +131,9 @@ func (a *API) Checks(ctx context.Context, resource, status string) (int, error) 
 	return int(n), err
 }
 
-// RequireConsistent makes one more check, if the server still answers. It returns an error unless the server has made checks and
-// none has failed since its start. The environment calls it at its end for all servers, except Unchecked ones and those of
-// upstream's engine.
+// RequireConsistent makes one more check, if the server still answers. It returns an error unless
+// the server has made checks and none has failed since its start. The environment calls it at its
+// end for all servers, except Unchecked ones and those of upstream's engine.
 func (s *Server) RequireConsistent() error {
 	select {
 	case <-s.Done():

@@ -1,11 +1,14 @@
-// Package harness runs the strata command for black-box tests: a control plane (`strata up`), an API server on an etcd of the
-// test's own (`strata apiserver`, `strata etcd`), and clients for them.
+// Package harness runs the strata command for black-box tests: a control plane (`strata up`), an
+// API server on an etcd of the test's own (`strata apiserver`, `strata etcd`), and clients for
+// them.
 //
-// Every process is a child of the test (package internal/process), listens on loopback on a port picked at start, logs to a file
-// whose end is shown on a failure of a test that used it, and is stopped by its own process id. No part of a server runs inside the test.
+// Every process is a child of the test (package internal/process), listens on loopback on a port
+// picked at start, logs to a file whose end is shown on a failure of a test that used it, and is
+// stopped by its own process id. No part of a server runs inside the test.
 //
-// Every API server of the engine strata compares its cache with etcd every few seconds, panics at a difference
-// (KUBE_WATCHCACHE_CONSISTENCY_CHECKER), and is checked for differences at the end; see Unchecked.
+// Every API server of the engine strata compares its cache with etcd every few seconds, panics at a
+// difference (KUBE_WATCHCACHE_CONSISTENCY_CHECKER), and is checked for differences at the end; see
+// Unchecked.
 //
 // Environment variables:
 //

@@ -18,11 +18,13 @@ import (
 // readyTimeout bounds the start of a server, which takes about 4 s on two cores.
 const readyTimeout = 2 * time.Minute
 
-// outside begins the message of a failure that is of no test. tools/testrun never runs such a package again.
+// outside begins the message of a failure that is of no test. tools/testrun never runs such a
+// package again.
 const outside = "outside of the tests:"
 
-// Env owns a directory and the processes that were started in it. Its methods end the test (or, for Main, the whole test binary)
-// when a process cannot be started. They may be called concurrently, but not from goroutines that outlive the test.
+// Env owns a directory and the processes that were started in it. Its methods end the test (or, for
+// Main, the whole test binary) when a process cannot be started. They may be called concurrently,
+// but not from goroutines that outlive the test.
 type Env struct {
 	dir    string
 	shared bool // of all tests of the binary: see use
@@ -41,7 +43,8 @@ type Env struct {
 	}
 }
 
-// New returns an environment that lasts until the test ends. Its processes then have to stop cleanly.
+// New returns an environment that lasts until the test ends. Its processes then have to stop
+// cleanly.
 func New(t testing.TB) *Env {
 	t.Helper()
 	e := &Env{dir: t.TempDir(), fail: func(err error) { t.Helper(); t.Fatal(err) }}
@@ -93,15 +96,16 @@ func (e *Env) AtEnd(f func()) {
 	e.mu.ends = append(e.mu.ends, f)
 }
 
-// BeforeEnd makes the environment call f after the tests and before the processes are stopped. An error is a failure.
+// BeforeEnd makes the environment call f after the tests and before the processes are stopped. An
+// error is a failure.
 func (e *Env) BeforeEnd(f func() error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.mu.checks = append(e.mu.checks, f)
 }
 
-// runChecks is called after the tests and before the processes are stopped. It checks the consistency of servers with etcd first,
-// as checks of tests may change data.
+// runChecks is called after the tests and before the processes are stopped. It checks the
+// consistency of servers with etcd first, as checks of tests may change data.
 func (e *Env) runChecks() (errs []error) {
 	e.mu.Lock()
 	checks, servers := e.mu.checks, e.mu.servers
@@ -128,8 +132,9 @@ func (e *Env) runChecks() (errs []error) {
 	return errs
 }
 
-// ObserveWatches makes API.Watch call f for each watch that a server (identified by its URL) has accepted, and then f's result for
-// each of its events, in order, before the test receives them; f may return nil. There is at most one f.
+// ObserveWatches makes API.Watch call f for each watch that a server (identified by its URL) has
+// accepted, and then f's result for each of its events, in order, before the test receives them; f
+// may return nil. There is at most one f.
 func (e *Env) ObserveWatches(f func(server, path, query string) func(Event)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -169,9 +174,9 @@ func (e *Env) start(name string, args ...string) *Process {
 	return e.StartProgram(name, path, args...)
 }
 
-// startServer is start for an API server, with a function to call before the process runs, which may be nil. Unless it is
-// unchecked, the server panics at a difference between its cache and etcd. The program is the path of a stock kube-apiserver, or ""
-// for the strata command.
+// startServer is start for an API server, with a function to call before the process runs, which
+// may be nil. Unless it is unchecked, the server panics at a difference between its cache and etcd.
+// The program is the path of a stock kube-apiserver, or "" for the strata command.
 func (e *Env) startServer(name, program string, unchecked bool, prepare func(pid int) error, args []string) *Process {
 	path := program
 	if path == "" {
@@ -183,7 +188,8 @@ func (e *Env) startServer(name, program string, unchecked bool, prepare func(pid
 	if !unchecked && engineOf(args) == Strata {
 		environ = append(environ, panicEnv+"=true")
 	}
-	environ = append(environ, "STRATA_TEST_ENCRYPTION_POLL=1s") // not once a minute, for which tests would wait
+	// not once a minute, for which tests would wait
+	environ = append(environ, "STRATA_TEST_ENCRYPTION_POLL=1s")
 	return e.startProcess(name, path, environ, prepare, args)
 }
 
@@ -211,8 +217,9 @@ func (e *Env) addServer(s *Server) {
 	e.mu.servers = append(e.mu.servers, s)
 }
 
-// environ returns the environment variables of children: kubectl keeps its caches in the environment's directory, and uses no
-// kubeconfig except a given one. A server exports a trace after 200 ms, not after 5 s, for which tests would wait.
+// environ returns the environment variables of children: kubectl keeps its caches in the
+// environment's directory, and uses no kubeconfig except a given one. A server exports a trace
+// after 200 ms, not after 5 s, for which tests would wait.
 func (e *Env) environ() []string {
 	environ := slices.DeleteFunc(os.Environ(), func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")
@@ -221,7 +228,8 @@ func (e *Env) environ() []string {
 	return append(environ, "HOME="+e.dir, "OTEL_BSP_SCHEDULE_DELAY=200")
 }
 
-// stop stops the running processes, last started first but each etcd after all its possible clients, and returns their errors.
+// stop stops the running processes, last started first but each etcd after all its possible
+// clients, and returns their errors.
 func (e *Env) stop() []error {
 	e.mu.Lock()
 	processes, ends := slices.Clone(e.mu.processes), e.mu.ends

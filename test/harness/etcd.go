@@ -15,7 +15,8 @@ import (
 	"github.com/stratakube/strata/internal/loopback"
 )
 
-// Etcd is an etcd with a process of its own. It can be stopped and started again with the same URL and data.
+// Etcd is an etcd with a process of its own. It can be stopped and started again with the same URL
+// and data.
 type Etcd struct {
 	URL string // with several members: separated by commas
 
@@ -40,10 +41,12 @@ func fsyncFlag() string { return fmt.Sprintf("--unsafe-no-fsync=%t", !Fsync()) }
 // Etcd starts an empty etcd, without fsync unless Fsync.
 func (e *Env) Etcd() *Etcd { return e.etcd(transport.TLSInfo{}) }
 
-// SyncedEtcd starts an empty etcd with fsync, for measurements. Its data is on the disk of the directory for temporary files ($TMPDIR).
+// SyncedEtcd starts an empty etcd with fsync, for measurements. Its data is on the disk of the
+// directory for temporary files ($TMPDIR).
 func (e *Env) SyncedEtcd() *Etcd { return e.etcd(transport.TLSInfo{}, "--unsafe-no-fsync=false") }
 
-// EtcdTLS starts an empty etcd that serves with a certificate of ca and requires client certificates of ca.
+// EtcdTLS starts an empty etcd that serves with a certificate of ca and requires client
+// certificates of ca.
 func (e *Env) EtcdTLS(ca *Authority) *Etcd {
 	server, client := ca.Issue("etcd"), ca.Issue("etcd-client")
 	etcd := e.etcd(transport.TLSInfo{CertFile: client.CertFile, KeyFile: client.KeyFile, TrustedCAFile: ca.CertFile},
@@ -93,8 +96,9 @@ func (e *Etcd) Stop() { e.env.check(e.p.Stop()) }
 // Kill ends the etcd as a crash would (SIGKILL). It can be started again.
 func (e *Etcd) Kill() { e.p.Kill() }
 
-// Pause suspends the etcd's process (SIGSTOP) until Continue: its connections stay open, without answers. It returns when all threads
-// are stopped; where there is no /proc, without waiting for them.
+// Pause suspends the etcd's process (SIGSTOP) until Continue: its connections stay open, without
+// answers. It returns when all threads are stopped; where there is no /proc, without waiting for
+// them.
 func (e *Etcd) Pause() {
 	ctx, cancel := ready()
 	defer cancel()
@@ -141,8 +145,9 @@ func (e *Env) ProgramEtcd(path string) *Etcd {
 	return etcd
 }
 
-// EtcdProgram returns an etcd that serves clients on url once it is started: the program at path with args. Its process may exit
-// with any code when it is stopped. The name is used for its log, and has to end with "etcd".
+// EtcdProgram returns an etcd that serves clients on url once it is started: the program at path
+// with args. Its process may exit with any code when it is stopped. The name is used for its log,
+// and has to end with "etcd".
 func (e *Env) EtcdProgram(name, url, path string, args ...string) *Etcd {
 	return &Etcd{URL: url, env: e, program: path, name: name, args: args}
 }
@@ -164,8 +169,8 @@ func (e *Etcd) Await(ctx context.Context) error {
 	})
 }
 
-// Endpoints returns one etcd with the URLs of several members, for flags and clients. The members are stopped and started
-// individually.
+// Endpoints returns one etcd with the URLs of several members, for flags and clients. The members
+// are stopped and started individually.
 func Endpoints(members ...*Etcd) *Etcd {
 	all := *members[0]
 	all.URL, all.p = "", nil
@@ -178,11 +183,12 @@ func Endpoints(members ...*Etcd) *Etcd {
 	return &all
 }
 
-// FreeURL returns the URL of a port on loopback that is reserved for a server of the environment. Without a listener, connections
-// are refused.
+// FreeURL returns the URL of a port on loopback that is reserved for a server of the environment.
+// Without a listener, connections are refused.
 func (e *Env) FreeURL() string { return fmt.Sprintf("http://127.0.0.1:%d", e.port()) }
 
-// port reserves a port until the end of the environment, for a server that keeps its address across restarts.
+// port reserves a port until the end of the environment, for a server that keeps its address across
+// restarts.
 func (e *Env) port() int {
 	port, err := loopback.Reserve()
 	e.check(err)

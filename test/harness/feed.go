@@ -9,7 +9,8 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 )
 
-// Feed is the endpoint at which a replica feeds others, on a reserved port, and the authority of its clients.
+// Feed is the endpoint at which a replica feeds others, on a reserved port, and the authority of
+// its clients.
 type Feed struct {
 	env    *Env
 	ca     *Authority
@@ -41,8 +42,9 @@ func (f *Feed) Another() *Feed {
 	return &other
 }
 
-// Handshake connects with certificates, and reads the first byte of the server, which it sends after it has verified them. Error: the server refuses
-// the certificates by a TLS alert, or cannot be reached.
+// Handshake connects with certificates, and reads the first byte of the server, which it sends
+// after it has verified them. Error: the server refuses the certificates by a TLS alert, or cannot
+// be reached.
 func (f *Feed) Handshake(ctx context.Context, certificates ...Certificate) error {
 	serving := x509.NewCertPool()
 	serving.AppendCertsFromPEM(f.env.serving().CertPEM)

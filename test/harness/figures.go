@@ -7,8 +7,9 @@ import (
 	"strings"
 )
 
-// Phases yields 2*pairs phases: in each pair one of the first kind (false) and one of the second (true). The order changes from pair to
-// pair, so that a drift of the machine's speed affects both kinds.
+// Phases yields 2*pairs phases: in each pair one of the first kind (false) and one of the second
+// (true). The order changes from pair to pair, so that a drift of the machine's speed affects both
+// kinds.
 func Phases(pairs int) iter.Seq2[int, bool] {
 	return func(yield func(pair int, second bool) bool) {
 		for pair := range pairs {
@@ -21,7 +22,8 @@ func Phases(pairs int) iter.Seq2[int, bool] {
 	}
 }
 
-// Median returns the median of values, and the mean of the two in the middle of an even number; 0 if there are none.
+// Median returns the median of values, and the mean of the two in the middle of an even number; 0
+// if there are none.
 func Median(values []float64) float64 {
 	n := len(values)
 	if n == 0 {
@@ -31,7 +33,8 @@ func Median(values []float64) float64 {
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
-// Figures is a table of measured values, as in a document. Its methods must not be called concurrently.
+// Figures is a table of measured values, as in a document. Its methods must not be called
+// concurrently.
 type Figures struct{ rows [][]string }
 
 // NewFigures returns a table without rows. The first column, of names, has no title.

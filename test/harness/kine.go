@@ -11,9 +11,10 @@ import (
 
 const kineEnv = "STRATA_TEST_KINE"
 
-// Kine starts a kine with an empty SQLite database: a server that speaks etcd's protocol and stores in a database. The binary is
-// that of STRATA_TEST_KINE, or is built from the version that tools/kine pins; where neither is possible the test is skipped. Its
-// name in STRATA_TEST_REQUIRE is kine.
+// Kine starts a kine with an empty SQLite database: a server that speaks etcd's protocol and stores
+// in a database. The binary is that of STRATA_TEST_KINE, or is built from the version that
+// tools/kine pins; where neither is possible the test is skipped. Its name in STRATA_TEST_REQUIRE
+// is kine.
 func (e *Env) Kine(t testing.TB) *Etcd {
 	t.Helper()
 	path, err := kineBinary()
@@ -29,8 +30,8 @@ func (e *Env) Kine(t testing.TB) *Etcd {
 	return kine
 }
 
-// kineBinary returns the path of kine, which it builds unless STRATA_TEST_KINE is set: with SQLite in C if there is a C compiler,
-// otherwise in Go.
+// kineBinary returns the path of kine, which it builds unless STRATA_TEST_KINE is set: with SQLite
+// in C if there is a C compiler, otherwise in Go.
 func kineBinary() (string, error) {
 	if path := os.Getenv(kineEnv); path != "" {
 		return filepath.Abs(path)

@@ -30,7 +30,8 @@ func (s *Server) run(ctx context.Context, stdin string, args ...string) (Result,
 	return s.env.Run(ctx, stdin, args...)
 }
 
-// StartKubectl starts a long-running kubectl, such as `get --watch`, as a process of the environment.
+// StartKubectl starts a long-running kubectl, such as `get --watch`, as a process of the
+// environment.
 func (s *Server) StartKubectl(args ...string) *Process {
 	return s.env.start("kubectl", append([]string{"kubectl", "--kubeconfig=" + s.Kubeconfig}, args...)...)
 }

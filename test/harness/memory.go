@@ -11,7 +11,8 @@ import (
 	"strings"
 )
 
-// Resident returns the resident memory of the process in bytes (VmRSS). It returns an error where there is no /proc.
+// Resident returns the resident memory of the process in bytes (VmRSS). It returns an error where
+// there is no /proc.
 func (p *Process) Resident() (bytes int64, err error) {
 	memory, err := p.Memory()
 	return int64(memory.Resident), err
@@ -20,9 +21,11 @@ func (p *Process) Resident() (bytes int64, err error) {
 // Resident is Process.Resident of the etcd's process.
 func (e *Etcd) Resident() (bytes int64, err error) { return e.p.Resident() }
 
-// Held is a server's memory after a garbage collection, as reported by its runtime and by the kernel.
+// Held is a server's memory after a garbage collection, as reported by its runtime and by the
+// kernel.
 type Held struct {
-	Live, Heap, Stacks, Resident int64 // bytes; Live are those of objects, Heap has the free space between them too
+	// bytes; Live are those of objects, Heap has the free space between them too
+	Live, Heap, Stacks, Resident int64
 	Goroutines                   int
 }
 

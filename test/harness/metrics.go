@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// Metric returns the sum of all series of /metrics whose text begins with prefix, as in `name{label="value"`. It returns an error
-// if there is none.
+// Metric returns the sum of all series of /metrics whose text begins with prefix, as in
+// `name{label="value"`. It returns an error if there is none.
 func (a *API) Metric(ctx context.Context, prefix string) (float64, error) {
 	sum, found, err := a.sum(ctx, func(series string) bool { return strings.HasPrefix(series, prefix) })
 	if err == nil && !found {
@@ -22,7 +22,8 @@ func (a *API) Metric(ctx context.Context, prefix string) (float64, error) {
 	return sum, err
 }
 
-// Sum returns the sum of the series of a metric that have all of the labels, as in `label="value"`; 0 if there is none.
+// Sum returns the sum of the series of a metric that have all of the labels, as in `label="value"`;
+// 0 if there is none.
 func (a *API) Sum(ctx context.Context, metric string, labels ...string) (float64, error) {
 	sum, _, err := a.sum(ctx, func(series string) bool {
 		name, rest, _ := strings.Cut(series, "{")
@@ -42,8 +43,8 @@ func (a *API) sum(ctx context.Context, match func(series string) bool) (sum floa
 	return sumSeries(r.Body, match)
 }
 
-// Metric returns the sum of the series of etcd's /metrics whose text begins with prefix, as API.Metric does. The etcd serves plain TCP
-// and has one member.
+// Metric returns the sum of the series of etcd's /metrics whose text begins with prefix, as
+// API.Metric does. The etcd serves plain TCP and has one member.
 func (e *Etcd) Metric(ctx context.Context, prefix string) (float64, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, e.URL+"/metrics", nil)
 	if err != nil {

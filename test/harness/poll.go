@@ -9,8 +9,8 @@ import (
 
 const pollInterval = 50 * time.Millisecond
 
-// Poll calls condition until it returns true or ctx ends. An error of condition explains why it is not true yet; Poll's error
-// includes the last one.
+// Poll calls condition until it returns true or ctx ends. An error of condition explains why it is
+// not true yet; Poll's error includes the last one.
 func Poll(ctx context.Context, condition func(context.Context) (bool, error)) error {
 	ticker := time.NewTicker(pollInterval)
 	defer ticker.Stop()

@@ -36,8 +36,8 @@ func (p *Process) Wait(ctx context.Context) (code int, err error) {
 	return code, err
 }
 
-// Stop sends SIGTERM and returns when the process has exited, with an error unless it exited within 90 s with exit code 0. It may
-// be called again.
+// Stop sends SIGTERM and returns when the process has exited, with an error unless it exited within
+// 90 s with exit code 0. It may be called again.
 func (p *Process) Stop() error {
 	if err := p.Child.Stop(syscall.SIGTERM, stopTimeout); err != nil {
 		p.anyEnd.Store(true) // reported
@@ -49,14 +49,15 @@ func (p *Process) Stop() error {
 	return nil
 }
 
-// Kill sends SIGKILL to a process without state, such as a client. It returns when the process has exited.
+// Kill sends SIGKILL to a process without state, such as a client. It returns when the process has
+// exited.
 func (p *Process) Kill() {
 	p.Child.Kill()
 	p.anyEnd.Store(true)
 }
 
-// stopped returns whether every thread of the process is stopped by a signal. The signal takes effect on each when it is scheduled, so
-// on a busy machine some still run after it was sent.
+// stopped returns whether every thread of the process is stopped by a signal. The signal takes
+// effect on each when it is scheduled, so on a busy machine some still run after it was sent.
 func (p *Process) stopped() (bool, error) {
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.PID()))
 	for _, file := range threads {

@@ -28,5 +28,6 @@ func (e *Env) Proxy(etcd *Etcd) *Proxy {
 	return &Proxy{Proxy: p, etcd: &Etcd{URL: p.URL(), env: e}}
 }
 
-// Etcd returns the etcd with the proxy's URL, for flags and clients. To stop and start the etcd, use the argument of Env.Proxy.
+// Etcd returns the etcd with the proxy's URL, for flags and clients. To stop and start the etcd,
+// use the argument of Env.Proxy.
 func (p *Proxy) Etcd() *Etcd { return p.etcd }

@@ -21,7 +21,8 @@ func (e *Env) FrontProxy() *FrontProxy {
 // AuthorityFile returns the file with the certificate of the authority.
 func (f *FrontProxy) AuthorityFile() string { return f.ca.CertFile }
 
-// TrustFlags returns the flags with which an API server accepts the users that the front proxy names.
+// TrustFlags returns the flags with which an API server accepts the users that the front proxy
+// names.
 func (f *FrontProxy) TrustFlags() []string {
 	return []string{
 		"--requestheader-client-ca-file=" + f.ca.CertFile,
@@ -54,8 +55,8 @@ func (f *FrontProxy) ProxyFlags() []string {
 	return []string{"--proxy-client-cert-file=" + f.proxy.CertFile, "--proxy-client-key-file=" + f.proxy.KeyFile}
 }
 
-// Replica starts `strata replica` on etcd, in front of the primaries, which trust the front proxy, and returns when /readyz succeeds. Later
-// flags override earlier ones.
+// Replica starts `strata replica` on etcd, in front of the primaries, which trust the front proxy,
+// and returns when /readyz succeeds. Later flags override earlier ones.
 func (e *Env) Replica(etcd *Etcd, f *FrontProxy, primaries []*Server, flags ...string) *Server {
 	s := e.StartReplica(etcd, f, primaries, flags...)
 	ctx, cancel := ready()
@@ -86,7 +87,8 @@ func (e *Env) DelegatingReplica(etcd *Etcd, f *FrontProxy, primaries []*Server, 
 	return s
 }
 
-// ReplicaOf is StartReplica with the URLs of the primaries, whose certificates are those of servers of the environment.
+// ReplicaOf is StartReplica with the URLs of the primaries, whose certificates are those of servers
+// of the environment.
 func (e *Env) ReplicaOf(etcd *Etcd, f *FrontProxy, urls []string, flags ...string) *Server {
 	return e.startAPIServer(launch{command: "replica"}, etcd, append(e.replicaFlags(f, urls), flags...)...)
 }

@@ -19,7 +19,8 @@ const (
 	prometheusEnv = "STRATA_TEST_PROMETHEUS"
 )
 
-// Missing skips the test because a third-party program is missing, or fails it if STRATA_TEST_REQUIRE names the program, or is all.
+// Missing skips the test because a third-party program is missing, or fails it if
+// STRATA_TEST_REQUIRE names the program, or is all.
 func Missing(t testing.TB, name, why string) {
 	t.Helper()
 	required := strings.Split(os.Getenv(requireEnv), ",")
@@ -29,8 +30,8 @@ func Missing(t testing.TB, name, why string) {
 	t.Skipf("skipped without %s: %s (%s=%s makes this a failure)", name, why, requireEnv, name)
 }
 
-// Prometheus returns the path of a program of Prometheus, promtool or prometheus. If there is none the test is skipped; its name in
-// STRATA_TEST_REQUIRE is prometheus.
+// Prometheus returns the path of a program of Prometheus, promtool or prometheus. If there is none
+// the test is skipped; its name in STRATA_TEST_REQUIRE is prometheus.
 func Prometheus(t testing.TB, program string) string {
 	t.Helper()
 	path, err := exec.LookPath(filepath.Join(os.Getenv(prometheusEnv), program))
@@ -40,8 +41,9 @@ func Prometheus(t testing.TB, program string) string {
 	return path
 }
 
-// OldEtcd returns the path of an etcd 3.4 whose progress notifications may overtake events (etcd#15220, etcd#17507), and its
-// version. If there is none the test is skipped; its name in STRATA_TEST_REQUIRE is old-etcd.
+// OldEtcd returns the path of an etcd 3.4 whose progress notifications may overtake events
+// (etcd#15220, etcd#17507), and its version. If there is none the test is skipped; its name in
+// STRATA_TEST_REQUIRE is old-etcd.
 func OldEtcd(t testing.TB) (path, version string) {
 	t.Helper()
 	path = cmp.Or(os.Getenv(oldEtcdEnv), "/usr/bin/etcd")

@@ -38,7 +38,8 @@ type Server struct {
 	unchecked bool                // see Unchecked
 }
 
-// Up starts `strata up` in a new data directory with the engine under test and returns when it reports that its controllers are ready.
+// Up starts `strata up` in a new data directory with the engine under test and returns when it
+// reports that its controllers are ready.
 func (e *Env) Up(args ...string) *Server { return e.UpIn(filepath.Join(e.Dir("up"), "data"), args...) }
 
 // UpIn is Up in the data directory dataDir, which no running server uses.
@@ -71,8 +72,8 @@ func (e *Env) UpIn(dataDir string, args ...string) *Server {
 	return s
 }
 
-// unlimited removes client-go's own rate limit from config: the tests concern the server's. The context of a request names the test
-// that uses the server.
+// unlimited removes client-go's own rate limit from config: the tests concern the server's. The
+// context of a request names the test that uses the server.
 func (s *Server) unlimited(config *rest.Config) *rest.Config {
 	config.QPS = -1
 	config.WarningHandler = rest.NoWarnings{}
@@ -82,7 +83,8 @@ func (s *Server) unlimited(config *rest.Config) *rest.Config {
 	return config
 }
 
-// APIServer starts `strata apiserver` on etcd and returns when /readyz succeeds. Later flags override earlier ones.
+// APIServer starts `strata apiserver` on etcd and returns when /readyz succeeds. Later flags
+// override earlier ones.
 func (e *Env) APIServer(etcd *Etcd, flags ...string) *Server {
 	s := e.StartAPIServer(etcd, flags...)
 	ctx, cancel := ready()
@@ -96,13 +98,14 @@ func (e *Env) StartAPIServer(etcd *Etcd, flags ...string) *Server {
 	return e.StartAPIServerPrepared(nil, etcd, flags...)
 }
 
-// StartAPIServerPrepared is StartAPIServer with a function that is called for the process, and for each one of StartAgain, before
-// it executes its first instruction. This is possible on Linux only.
+// StartAPIServerPrepared is StartAPIServer with a function that is called for the process, and for
+// each one of StartAgain, before it executes its first instruction. This is possible on Linux only.
 func (e *Env) StartAPIServerPrepared(prepare func(pid int) error, etcd *Etcd, flags ...string) *Server {
 	return e.startAPIServer(launch{command: "apiserver", prepare: prepare}, etcd, flags...)
 }
 
-// launch says which program startAPIServer starts: a command of strata, or the stock kube-apiserver at a path.
+// launch says which program startAPIServer starts: a command of strata, or the stock kube-apiserver
+// at a path.
 type launch struct {
 	command, program string
 	withoutKeys      bool                // the server has no keys, tokens and roles of its own
@@ -149,8 +152,8 @@ func (e *Env) startAPIServer(l launch, etcd *Etcd, flags ...string) *Server {
 	return s
 }
 
-// Restart restarts a stopped server of APIServer: on the same port, with the same flags and then more. It returns when /readyz
-// succeeds.
+// Restart restarts a stopped server of APIServer: on the same port, with the same flags and then
+// more. It returns when /readyz succeeds.
 func (s *Server) Restart(more ...string) {
 	s.StartAgain(more...)
 	ctx, cancel := ready()
@@ -172,7 +175,8 @@ func (s *Server) Flags() []string {
 	return slices.DeleteFunc(slices.Clone(s.args), func(arg string) bool { return !strings.HasPrefix(arg, "--") })
 }
 
-// Outputs returns the logs of all starts of the server. It must not be called concurrently with a restart.
+// Outputs returns the logs of all starts of the server. It must not be called concurrently with a
+// restart.
 func (s *Server) Outputs() (all []string) {
 	for _, p := range append(slices.Clone(s.before), s.Process) {
 		all = append(all, p.Output())
@@ -180,15 +184,15 @@ func (s *Server) Outputs() (all []string) {
 	return all
 }
 
-// serving returns the authority of the serving certificates of all API servers of the environment, so that a client trusts all of
-// them.
+// serving returns the authority of the serving certificates of all API servers of the environment,
+// so that a client trusts all of them.
 func (e *Env) serving() *Authority {
 	e.servingOnce.Do(func() { e.servingCA = e.Authority() })
 	return e.servingCA
 }
 
-// requiredFlags returns the flags that an API server needs on any etcd. The service account keys of all servers of an environment
-// are the same, as in a cluster.
+// requiredFlags returns the flags that an API server needs on any etcd. The service account keys of
+// all servers of an environment are the same, as in a cluster.
 func (e *Env) requiredFlags(dir string) []string {
 	private, public := filepath.Join(e.dir, "sa.key"), filepath.Join(e.dir, "sa.pub")
 	e.mu.Lock()
@@ -251,7 +255,8 @@ func (s *Server) Await(ctx context.Context, path string) error {
 	})
 }
 
-// KubeconfigFor writes a kubeconfig whose user has only a bearer token, and returns its path. An empty token is an anonymous user.
+// KubeconfigFor writes a kubeconfig whose user has only a bearer token, and returns its path. An
+// empty token is an anonymous user.
 func (s *Server) KubeconfigFor(token string) string {
 	config := clientcmdapi.NewConfig()
 	config.Clusters["test"] = &clientcmdapi.Cluster{Server: s.URL, CertificateAuthority: s.CAFile}

@@ -16,13 +16,13 @@ const (
 	stockRequired = "stock" // in STRATA_TEST_REQUIRE
 )
 
-// stockEtcds are the modules of the stock etcd servers, relative to the top of the repository. The server's module pins the newest
-// one, which it embeds.
+// stockEtcds are the modules of the stock etcd servers, relative to the top of the repository. The
+// server's module pins the newest one, which it embeds.
 var stockEtcds = map[string]string{"3.5": "tools/stock/etcd-3.5", "3.6": "tools/stock/etcd-3.6", "3.7": "server"}
 
-// StockAPIServer returns the path of the stock kube-apiserver of a minor version, such as "1.36". It takes minutes to compile, so
-// only `make stock` builds it: STRATA_TEST_STOCK is its directory. Without it the test is skipped; its name in STRATA_TEST_REQUIRE
-// is stock.
+// StockAPIServer returns the path of the stock kube-apiserver of a minor version, such as "1.36".
+// It takes minutes to compile, so only `make stock` builds it: STRATA_TEST_STOCK is its directory.
+// Without it the test is skipped; its name in STRATA_TEST_REQUIRE is stock.
 func StockAPIServer(t testing.TB, minor string) string {
 	t.Helper()
 	dir := os.Getenv(stockEnv)
@@ -40,8 +40,8 @@ func StockAPIServer(t testing.TB, minor string) string {
 	return path
 }
 
-// StockEtcd returns the path of the stock etcd server of a minor version, 3.5 to 3.7, which it builds unless the directory
-// STRATA_TEST_STOCK has it.
+// StockEtcd returns the path of the stock etcd server of a minor version, 3.5 to 3.7, which it
+// builds unless the directory STRATA_TEST_STOCK has it.
 func StockEtcd(t testing.TB, minor string) string {
 	t.Helper()
 	name := "etcd-" + minor
@@ -55,7 +55,8 @@ func StockEtcd(t testing.TB, minor string) string {
 	return path
 }
 
-// StockEtcd starts an empty etcd: the stock server of a minor version. Like Env.Etcd it runs without fsync.
+// StockEtcd starts an empty etcd: the stock server of a minor version. Like Env.Etcd it runs
+// without fsync.
 func (e *Env) StockEtcd(t testing.TB, minor string) *Etcd {
 	t.Helper()
 	client, peer := e.FreeURL(), e.FreeURL()
@@ -69,10 +70,12 @@ func stockEtcdArgs(dataDir, client, peer string) []string {
 		"--listen-peer-urls=" + peer, "--initial-advertise-peer-urls=" + peer, "--initial-cluster=default=" + peer}
 }
 
-// Upgrade replaces the program of a stopped etcd of EtcdProgram; Start then starts the new program on the same data.
+// Upgrade replaces the program of a stopped etcd of EtcdProgram; Start then starts the new program
+// on the same data.
 func (e *Etcd) Upgrade(path string) { e.program = path }
 
-// StartStock starts the stock kube-apiserver at path on etcd, with the same flags as StartAPIServer, and does not wait for it.
+// StartStock starts the stock kube-apiserver at path on etcd, with the same flags as
+// StartAPIServer, and does not wait for it.
 func (e *Env) StartStock(path string, etcd *Etcd, flags ...string) *Server {
 	return e.startAPIServer(launch{program: path}, etcd, flags...)
 }

@@ -22,8 +22,8 @@ func Check(t testing.TB, err error) {
 	}
 }
 
-// Must returns a function that returns its first argument, and ends the test if the second one is an error:
-// Must[*List](t)(api.List(ctx, path, "")).
+// Must returns a function that returns its first argument, and ends the test if the second one is
+// an error: Must[*List](t)(api.List(ctx, path, "")).
 func Must[T any](t testing.TB) func(T, error) T {
 	return func(v T, err error) T {
 		t.Helper()
@@ -32,8 +32,9 @@ func Must[T any](t testing.TB) func(T, error) T {
 	}
 }
 
-// Context returns a context that ends with the test, or after timeout. The timeout bounds a hanging test. If the test fails, it logs
-// the ends of the logs of the shared servers to which it has sent requests with the context.
+// Context returns a context that ends with the test, or after timeout. The timeout bounds a hanging
+// test. If the test fails, it logs the ends of the logs of the shared servers to which it has sent
+// requests with the context.
 func Context(t testing.TB, timeout time.Duration) context.Context {
 	ctx, cancel := context.WithTimeoutCause(withUse(t), timeout, fmt.Errorf("not done after %v", timeout))
 	t.Cleanup(cancel)

@@ -10,8 +10,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// TestContext_SharedServers_ShowLogsSinceFirstRequest has two shared servers, which end at once. The test sends requests to one,
-// which starts again.
+// TestContext_SharedServers_ShowLogsSinceFirstRequest has two shared servers, which end at once.
+// The test sends requests to one, which starts again.
 func TestContext_SharedServers_ShowLogsSinceFirstRequest(t *testing.T) {
 	e := &Env{dir: t.TempDir(), shared: true}
 	e.fail = func(err error) { t.Fatal(err) }

@@ -1,4 +1,5 @@
-// Package operator is a controller with controller-runtime and its tests with package stratatest: a Greeting has a ConfigMap with a text.
+// Package operator is a controller with controller-runtime and its tests with package stratatest: a
+// Greeting has a ConfigMap with a text.
 package operator
 
 import (

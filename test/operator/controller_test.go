@@ -19,7 +19,8 @@ import (
 	"github.com/stratakube/strata/stratatest"
 )
 
-// start starts a control plane and a manager with the controller, and returns a client that reads from the server.
+// start starts a control plane and a manager with the controller, and returns a client that reads
+// from the server.
 func start(t *testing.T) client.Client {
 	t.Helper()
 	scheme := runtime.NewScheme()

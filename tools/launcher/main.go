@@ -1,8 +1,9 @@
 //go:build unix
 
-// Command launcher is the file etcd and the file kubectl of the archive for setup-envtest. It replaces itself by the program
-// kube-apiserver beside it, the strata command, under its own name: strata answers to the names etcd and kubectl. So the archive has
-// the command, of 200 MB, once: links are not possible, because setup-envtest unpacks regular files only.
+// Command launcher is the file etcd and the file kubectl of the archive for setup-envtest. It
+// replaces itself by the program kube-apiserver beside it, the strata command, under its own name:
+// strata answers to the names etcd and kubectl. So the archive has the command, of 200 MB, once:
+// links are not possible, because setup-envtest unpacks regular files only.
 package main
 
 import (

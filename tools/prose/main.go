@@ -1,11 +1,13 @@
-// Command prose counts indefinite pronouns in the comments and documents of a repository. A package or document with more of them
-// than the limit is listed, and the command then exits with 1: such words usually stand for a noun that a reader has to guess.
-// It also counts the sentences of pages (docs and the top of the repository) that have more than 30 words, and fails for a page in which
+// Command prose counts indefinite pronouns in the comments and documents of a repository. A package
+// or document with more of them than the limit is listed, and the command then exits with 1: such
+// words usually stand for a noun that a reader has to guess. It also counts the sentences of pages
+// (docs and the top of the repository) that have more than 30 words, and fails for a page in which
 // they are more than 8 % of all (sentences.go).
 //
-// Counted are the words of indefinite, in comments and in messages of Go files (string literals of several words; a package's tests are
-// counted apart from it) and in Markdown outside of code blocks, code spans and quotations. Packages and documents of few words are
-// counted together. Usage: prose [-limit N] [-long PAGE] [directory].
+// Counted are the words of indefinite, in comments and in messages of Go files (string literals of
+// several words; a package's tests are counted apart from it) and in Markdown outside of code
+// blocks, code spans and quotations. Packages and documents of few words are counted together.
+// Usage: prose [-limit N] [-long PAGE] [directory].
 package main
 
 import (
@@ -32,7 +34,8 @@ var (
 )
 
 const (
-	// minWords is the size below which a text is not judged alone: one word more or less would decide.
+	// minWords is the size below which a text is not judged alone: one word more or less would
+	// decide.
 	minWords = 300
 	// small is the name under which such texts are counted together.
 	small = "packages and documents of few words"
@@ -87,7 +90,8 @@ func report(counts map[string]count, limit float64) (above int) {
 	return len(names)
 }
 
-// countAll counts the files that git tracks or would add, by package and document, and returns the text of the pages among them.
+// countAll counts the files that git tracks or would add, by package and document, and returns the
+// text of the pages among them.
 func countAll(dir string) (counts map[string]count, pages map[string]string, err error) {
 	list := exec.Command("git", "ls-files", "-co", "--exclude-standard", "*.go", "*.md")
 	list.Dir = dir
@@ -98,7 +102,8 @@ func countAll(dir string) (counts map[string]count, pages map[string]string, err
 	counts, pages = map[string]count{}, map[string]string{}
 	for file := range strings.Lines(string(out)) {
 		file = strings.TrimSpace(file)
-		if strings.Contains(file, "testdata/") || strings.HasPrefix(file, "tools/prose/") { // which has the words themselves
+		if strings.Contains(file, "testdata/") || strings.HasPrefix(file, "tools/prose/") {
+			// which has the words themselves
 			continue
 		}
 		src, err := os.ReadFile(filepath.Join(dir, file))

@@ -10,11 +10,13 @@ import (
 	"unicode"
 )
 
-// Sentences of documents are counted by blocks: a paragraph, an item of a list, a cell of a table. Code blocks, headings, quotations,
-// comments, and generated parts of a page do not count. A block that ends with a full stop, a question mark, an exclamation mark or a
-// colon consists of sentences. Any other block is a label, such as most cells, and counts only if it is longer than a sentence may be:
-// so short cells do not hide long sentences, and a missing full stop hides no long cell. A code span and the text of a link are words
-// of their sentence; the target of a link, and an image, are not.
+// Sentences of documents are counted by blocks: a paragraph, an item of a list, a cell of a table.
+// Code blocks, headings, quotations, comments, and generated parts of a page do not count. A block
+// that ends with a full stop, a question mark, an exclamation mark or a colon consists of
+// sentences. Any other block is a label, such as most cells, and counts only if it is longer than a
+// sentence may be: so short cells do not hide long sentences, and a missing full stop hides no long
+// cell. A code span and the text of a link are words of their sentence; the target of a link, and
+// an image, are not.
 
 const (
 	// maxSentence is the number of words that a sentence may have: the limit of the style guide.
@@ -23,8 +25,8 @@ const (
 	longShare = 8.0
 )
 
-// pending are the pages above longShare, with the share that each may have, in percent, rounded up. A share never grows. A page leaves
-// the list when it is below longShare.
+// pending are the pages above longShare, with the share that each may have, in percent, rounded up.
+// A share never grows. A page leaves the list when it is below longShare.
 var pending = map[string]float64{
 	"docs/scaling.md": 11.8,
 }
@@ -54,7 +56,8 @@ func (l lengths) percent() float64 {
 	return 100 * float64(l.long) / float64(l.all)
 }
 
-// isPage reports whether the sentences of a document are judged: pages of docs, and those at the top of the repository.
+// isPage reports whether the sentences of a document are judged: pages of docs, and those at the
+// top of the repository.
 func isPage(file string) bool {
 	return path.Ext(file) == ".md" && (strings.HasPrefix(file, "docs/") || !strings.Contains(file, "/"))
 }
@@ -146,8 +149,8 @@ func blocks(page string) (all []string) {
 	return all
 }
 
-// splitSentences splits a block after full stops, question marks and exclamation marks that a space follows, except for those of
-// abbreviations.
+// splitSentences splits a block after full stops, question marks and exclamation marks that a space
+// follows, except for those of abbreviations.
 func splitSentences(block string) (all []string) {
 	from := 0
 	for _, at := range sentence.FindAllStringIndex(block, -1) {
@@ -169,8 +172,8 @@ func countWords(s string) (n int) {
 	return n
 }
 
-// reportLong lists the pages with a larger share of long sentences than they may have, those with the largest share first, and returns
-// their number.
+// reportLong lists the pages with a larger share of long sentences than they may have, those with
+// the largest share first, and returns their number.
 func reportLong(pages map[string]lengths, pending map[string]float64) (above int) {
 	var names []string
 	for name, l := range pages {

@@ -1,10 +1,10 @@
-// Command recording runs commands of the tour (docs/tour.md) in a terminal and writes a recording of them: an animated SVG, without
-// scripts, that a browser shows in a document.
+// Command recording runs commands of the tour (docs/tour.md) in a terminal and writes a recording
+// of them: an animated SVG, without scripts, that a browser shows in a document.
 //
 //	recording -binary bin/strata -out docs/images/tour.svg
 //
-// Output, its time and its colors are those of the run. The recorder types the commands, and waits between them for the reader. The name
-// of the temporary directory is replaced, and nothing else.
+// Output, its time and its colors are those of the run. The recorder types the commands, and waits
+// between them for the reader. The name of the temporary directory is replaced, and nothing else.
 package main
 
 import (

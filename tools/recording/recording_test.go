@@ -15,7 +15,8 @@ import (
 
 const committed = "../../docs/images/tour.svg"
 
-// texts returns the texts of the rows of an image, and fails if it is not well-formed or has elements other than these few.
+// texts returns the texts of the rows of an image, and fails if it is not well-formed or has
+// elements other than these few.
 func texts(t *testing.T, image []byte) (rows []string) {
 	t.Helper()
 	known := map[string]bool{"svg": true, "style": true, "rect": true, "circle": true, "clipPath": true, "g": true, "text": true, "tspan": true}
@@ -45,7 +46,8 @@ func texts(t *testing.T, image []byte) (rows []string) {
 	}
 }
 
-// recorded are the commands of the committed recording, with the lines of their output that are not empty.
+// recorded are the commands of the committed recording, with the lines of their output that are not
+// empty.
 func recorded(t *testing.T) (commands []string, output [][]string) {
 	t.Helper()
 	image, err := os.ReadFile(committed)
@@ -104,7 +106,8 @@ var variable = []struct{ pattern, with string }{
 	{`^ +\d+\.\d\ds`, "SECONDS"}, {`https://127\.0\.0\.1:\d+`, "URL"}, {`#token=[\w-]{43}`, "#token=TOKEN"},
 }
 
-// shapeOf returns lines without empty lines, progress and variable parts, sorted: the parts of strata up get ready in any order.
+// shapeOf returns lines without empty lines, progress and variable parts, sorted: the parts of
+// strata up get ready in any order.
 func shapeOf(lines []string) (shape []string) {
 	for _, line := range lines {
 		for _, v := range variable {
@@ -118,8 +121,9 @@ func shapeOf(lines []string) (shape []string) {
 	return shape
 }
 
-// TestRecording_Committed_HasTheOutputOfTour fails if the output of the steps has changed since `make recording`. The first start in
-// docs/tour.md, which a test of the server compares with a run, is the shape of the recorded one.
+// TestRecording_Committed_HasTheOutputOfTour fails if the output of the steps has changed since
+// `make recording`. The first start in docs/tour.md, which a test of the server compares with a
+// run, is the shape of the recorded one.
 func TestRecording_Committed_HasTheOutputOfTour(t *testing.T) {
 	tour, err := os.ReadFile("../../docs/tour.md")
 	if err != nil {

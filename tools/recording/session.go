@@ -85,7 +85,8 @@ func record(binary string, steps []step) (commands []command, end time.Duration,
 
 func (t *terminal) now() time.Duration { return time.Since(t.start) }
 
-// open starts a shell that writes to a terminal and reads commands from stdin. stop ends it and the server that it has started.
+// open starts a shell that writes to a terminal and reads commands from stdin. stop ends it and the
+// server that it has started.
 func (t *terminal) open(dir, work, binary string) (stdin io.WriteCloser, stop func(), err error) {
 	screen, tty, err := pty.Open()
 	if err != nil {
@@ -118,7 +119,8 @@ func (t *terminal) open(dir, work, binary string) (stdin io.WriteCloser, stop fu
 		_, _ = io.Copy(t, screen) // until no process has the terminal open
 	}()
 	return stdin, func() {
-		_ = syscall.Kill(-shell.Process.Pid, syscall.SIGTERM) // the shell, which ignores it, and the server
+		// the shell, which ignores it, and the server
+		_ = syscall.Kill(-shell.Process.Pid, syscall.SIGTERM)
 		stdin.Close()
 		_ = shell.Wait()
 		<-read
@@ -161,8 +163,9 @@ func (t *terminal) run(stdin io.Writer, s step) ([]line, error) {
 	}
 }
 
-// redrawn returns a line without the text that a bare carriage return has moved the cursor back over. Such lines show progress, and begin
-// each drawing by erasing the line. A carriage return at the end may be a part of a line break.
+// redrawn returns a line without the text that a bare carriage return has moved the cursor back
+// over. Such lines show progress, and begin each drawing by erasing the line. A carriage return at
+// the end may be a part of a line break.
 func redrawn(text string) string {
 	end := len(strings.TrimRight(text, "\r"))
 	return text[strings.LastIndex(text[:end], "\r")+1:]

@@ -9,16 +9,17 @@ import (
 	"time"
 )
 
-// picture is a recording as an image: a window with columns and rows of text, in which all lines have their places from the beginning
-// and become visible at their times, while the text moves up. It has its own background, so that it can be read on a light page
-// and on a dark one.
+// picture is a recording as an image: a window with columns and rows of text, in which all lines
+// have their places from the beginning and become visible at their times, while the text moves up.
+// It has its own background, so that it can be read on a light page and on a dark one.
 type picture struct {
 	commands      []command
 	loop          time.Duration
 	columns, rows int
 }
 
-// Sizes in pixels. A character of the usual monospaced fonts has 0.6 of the font's size; textLength makes it so for all.
+// Sizes in pixels. A character of the usual monospaced fonts has 0.6 of the font's size; textLength
+// makes it so for all.
 const (
 	fontSize   = 14
 	charWidth  = 8.4
@@ -72,7 +73,8 @@ func (p picture) svg() []byte {
 	return out.Bytes()
 }
 
-// command draws the prompt and a command that is typed: a cover over it moves right, with the cursor at its left edge.
+// command draws the prompt and a command that is typed: a cover over it moves right, with the
+// cursor at its left edge.
 func (d *drawing) command(c command) {
 	if d.row > 0 {
 		d.row++ // an empty line between the commands
@@ -119,7 +121,8 @@ func (d *drawing) animation(frames, timing string) string {
 
 var sequence = regexp.MustCompile("\x1b\\[([0-9;]*)([A-Za-z])")
 
-// wrap splits a line into parts of at most n characters, escape sequences aside, as a terminal does.
+// wrap splits a line into parts of at most n characters, escape sequences aside, as a terminal
+// does.
 func wrap(text string, n int) (parts []string) {
 	color, length := "", 0
 	var part strings.Builder
@@ -142,7 +145,8 @@ func wrap(text string, n int) (parts []string) {
 	return append(parts, part.String())
 }
 
-// spans returns a line with escape sequences as markup, and the number of its characters. Sequences other than colors are left out.
+// spans returns a line with escape sequences as markup, and the number of its characters. Sequences
+// other than colors are left out.
 func spans(text string) (markup string, length int) {
 	var out strings.Builder
 	color := ""

@@ -18,11 +18,13 @@ type file struct {
 	mode    int64
 }
 
-// pack returns a compressed tar archive of the files below a directory. Its bytes depend on the arguments only: entries are sorted,
-// belong to root, and have the time at. Errors: two files have the same path.
+// pack returns a compressed tar archive of the files below a directory. Its bytes depend on the
+// arguments only: entries are sorted, belong to root, and have the time at. Errors: two files have
+// the same path.
 func pack(dir string, files []file, at time.Time) ([]byte, error) {
 	var out bytes.Buffer
-	compressed, err := gzip.NewWriterLevel(&out, gzip.BestCompression) // without a name and a time in its header
+	// without a name and a time in its header
+	compressed, err := gzip.NewWriterLevel(&out, gzip.BestCompression)
 	if err != nil {
 		return nil, err
 	}

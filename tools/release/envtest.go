@@ -15,8 +15,9 @@ import (
 // envtestDir is the directory in the archives of envtest's own binaries. setup-envtest ignores it.
 const envtestDir = "controller-tools/envtest"
 
-// envtestArchive writes an archive for setup-envtest: the strata command as kube-apiserver, launchers of it with the names etcd and kubectl, and
-// the licences in one file, because setup-envtest unpacks all files into one directory.
+// envtestArchive writes an archive for setup-envtest: the strata command as kube-apiserver,
+// launchers of it with the names etcd and kubectl, and the licences in one file, because
+// setup-envtest unpacks all files into one directory.
 func envtestArchive(o options, src, work, platform, binary string, env []string, licences map[string][]byte, at time.Time) error {
 	info, err := buildinfo.ReadFile(binary)
 	if err != nil {
@@ -59,7 +60,8 @@ func envtestArchive(o options, src, work, platform, binary string, env []string,
 	return os.WriteFile(filepath.Join(o.out, name), packed, 0o644)
 }
 
-// packEnvtest writes the archive for setup-envtest of one platform with an existing binary, for tests of the archive.
+// packEnvtest writes the archive for setup-envtest of one platform with an existing binary, for
+// tests of the archive.
 func packEnvtest(o options, at time.Time) (err error) {
 	if len(o.platforms) != 1 {
 		return errors.New("-binary is of one platform")

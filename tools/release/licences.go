@@ -45,16 +45,18 @@ func linkedPackages(src string, env []string, command string) (packages []goPack
 	}
 }
 
-// ofLicence matches names of files with the terms of a licence, and with notices that it requires to be passed on.
+// ofLicence matches names of files with the terms of a licence, and with notices that it requires
+// to be passed on.
 var (
 	ofLicence = regexp.MustCompile(`(?i)^(un)?(licen[cs]e|copying|copyright)([-._].*)?$`)
 	ofNotice  = regexp.MustCompile(`(?i)^(notice|authors|patents)([-._].*)?$`)
 	ofSource  = regexp.MustCompile(`(?i)\.(go|s|c|h|py|sh)$`)
 )
 
-// collectLicences returns the texts of the licences of Go and of all modules in the binary, by path below the directory of
-// licences: of each module its own, and those beside the linked packages of it, for code that it has copied. Errors: a module has no
-// licence, or a module of the binary has no linked package, and its directory is unknown.
+// collectLicences returns the texts of the licences of Go and of all modules in the binary, by path
+// below the directory of licences: of each module its own, and those beside the linked packages of
+// it, for code that it has copied. Errors: a module has no licence, or a module of the binary has
+// no linked package, and its directory is unknown.
 func collectLicences(info *buildinfo.BuildInfo, packages []goPackage) (map[string][]byte, error) {
 	found := map[string][]byte{}
 	covered := map[string]bool{}
@@ -97,7 +99,8 @@ func collectLicences(info *buildinfo.BuildInfo, packages []goPackage) (map[strin
 	return found, nil
 }
 
-// own reports whether a module belongs to this repository, whose licence is in the archive's top directory.
+// own reports whether a module belongs to this repository, whose licence is in the archive's top
+// directory.
 func own(module string) bool {
 	return module == "github.com/stratakube/strata" || strings.HasPrefix(module, "github.com/stratakube/strata/")
 }
@@ -153,7 +156,8 @@ func cutLast(path string) (dir, file string, ok bool) {
 	return path[:i], path[i+1:], true
 }
 
-// thirdParty returns the modules of the binary that are not of this repository, with replacements in place of the replaced ones.
+// thirdParty returns the modules of the binary that are not of this repository, with replacements
+// in place of the replaced ones.
 func thirdParty(info *buildinfo.BuildInfo) (modules []*debug.Module) {
 	for _, dep := range info.Deps {
 		if own(dep.Path) {

@@ -1,7 +1,8 @@
-// Command release makes the files of a release from the commit that is checked out: for each platform an archive of the static
-// strata command with the files of deploy/, the licences of the modules in it and a software bill of materials, an archive for
-// setup-envtest, archives of the kubectl plugin with the manifest for krew, and the checksums of all. The same commit, version and Go
-// version make the same bytes, in any directory.
+// Command release makes the files of a release from the commit that is checked out: for each
+// platform an archive of the static strata command with the files of deploy/, the licences of the
+// modules in it and a software bill of materials, an archive for setup-envtest, archives of the
+// kubectl plugin with the manifest for krew, and the checksums of all. The same commit, version and
+// Go version make the same bytes, in any directory.
 //
 //	go run ./release -version 1.2.3 -out ../bin/release
 package main
@@ -28,7 +29,8 @@ const (
 	stamp   = "github.com/stratakube/strata/server/internal/version.strata"
 )
 
-// semantic matches a semantic version without build metadata, which the version is a part of (v1.37.1+strata.1.2.3).
+// semantic matches a semantic version without build metadata, which the version is a part of
+// (v1.37.1+strata.1.2.3).
 var semantic = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?$`)
 
 // options are the flags of the command.

@@ -13,11 +13,12 @@ import (
 	cdx "github.com/CycloneDX/cyclonedx-go"
 )
 
-// npmLock names the packages of npm whose files the command embeds. Their licences are beside those files, in the directory of a linked
-// package, and collectLicences finds them there.
+// npmLock names the packages of npm whose files the command embeds. Their licences are beside those
+// files, in the directory of a linked package, and collectLicences finds them there.
 const npmLock = "server/internal/console/uplot/package-lock.json"
 
-// npmComponents returns the packages of npm that the command embeds, with the checksums of the lock file.
+// npmComponents returns the packages of npm that the command embeds, with the checksums of the lock
+// file.
 func npmComponents(src string) (all []cdx.Component, err error) {
 	data, err := os.ReadFile(filepath.Join(src, npmLock))
 	if err != nil {

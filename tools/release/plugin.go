@@ -18,8 +18,8 @@ const (
 	releases       = "https://github.com/stratakube/strata/releases/download/v"
 )
 
-// pluginArchives writes an archive of the kubectl plugin for each of its platforms, with the licences of the modules in it, and the
-// manifest with which krew installs them, krew.yaml.
+// pluginArchives writes an archive of the kubectl plugin for each of its platforms, with the
+// licences of the modules in it, and the manifest with which krew installs them, krew.yaml.
 func pluginArchives(o options, src, work string, at time.Time) error {
 	text, err := os.ReadFile(filepath.Join(src, pluginManifest))
 	if err != nil {
@@ -57,7 +57,8 @@ func pluginArchives(o options, src, work string, at time.Time) error {
 	return os.WriteFile(filepath.Join(o.out, "krew.yaml"), []byte(manifest), 0o644)
 }
 
-// pluginArchive builds the plugin for a platform and packs it, with the licences, without a directory around them.
+// pluginArchive builds the plugin for a platform and packs it, with the licences, without a
+// directory around them.
 func pluginArchive(src, work, platform, program string, at time.Time) ([]byte, error) {
 	env, err := environment(platform, at)
 	if err != nil {

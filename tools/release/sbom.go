@@ -13,8 +13,9 @@ import (
 	cdx "github.com/CycloneDX/cyclonedx-go"
 )
 
-// billOfMaterials returns a bill of materials in CycloneDX JSON, from the build information of the binary: the command, Go, and each
-// module with the checksum of go.sum, and others. Its time is that of the commit, and it has no serial number, so that it can be reproduced.
+// billOfMaterials returns a bill of materials in CycloneDX JSON, from the build information of the
+// binary: the command, Go, and each module with the checksum of go.sum, and others. Its time is
+// that of the commit, and it has no serial number, so that it can be reproduced.
 func billOfMaterials(info *buildinfo.BuildInfo, version, platform string, binary []byte, at time.Time, others ...cdx.Component) ([]byte, error) {
 	goos, goarch, _ := strings.Cut(platform, "/")
 	sum := sha256.Sum256(binary)

@@ -46,8 +46,8 @@ func (s *sampler) run(stop <-chan struct{}) {
 	}
 }
 
-// sample adds up the time of each test program and its descendants. A sum never exceeds the true one,
-// which never decreases.
+// sample adds up the time of each test program and its descendants. A sum never exceeds the true
+// one, which never decreases.
 func (s *sampler) sample() {
 	all := readProcesses(s.proc)
 	sums := map[int]int{}
@@ -109,7 +109,8 @@ func readProcesses(proc string) map[int]runningProcess {
 		if err != nil {
 			continue
 		}
-		// The name of the command, in parentheses, may have any character. See proc(5) for the fields.
+		// The name of the command, in parentheses, may have any character. See proc(5) for the
+		// fields.
 		fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
 		const state, parent, userTime, times = 3, 4, 14, 4
 		if len(fields) <= userTime-state+times {

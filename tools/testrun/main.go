@@ -1,17 +1,17 @@
-// Command testrun runs the tests of the modules of this repository, and decides whether they passed.
-// `make test` calls it. Usage, from the top of the repository:
+// Command testrun runs the tests of the modules of this repository, and decides whether they
+// passed. `make test` calls it. Usage, from the top of the repository:
 //
 //	testrun [flags] engine|kube|server|bench|stratatest|tools|./path|./path/... ...
 //
-// It prints a line per package, then the output of each failed test, and counts of failed and skipped
-// tests. bin/test.json has all output, as `go test -json` prints it. The run passes only if
+// It prints a line per package, then the output of each failed test, and counts of failed and
+// skipped tests. bin/test.json has all output, as `go test -json` prints it. The run passes only if
 //
 //   - every package passed, and no invocation of go test failed in another way;
 //   - or each failure is of a test that hack/flaky.txt lists, and the test then passed by itself.
 //
-// A listed test runs again once. It does not if its package had a data race or failed outside of its
-// tests (TestMain, exit status, panic, time limit, build), or if the test printed a random seed: the
-// second run would draw another one.
+// A listed test runs again once. It does not if its package had a data race or failed outside of
+// its tests (TestMain, exit status, panic, time limit, build), or if the test printed a random
+// seed: the second run would draw another one.
 package main
 
 import (
@@ -132,7 +132,8 @@ func (r *runner) again(ctx context.Context, f failure) bool {
 	return p.action == "pass" && t != nil && t.action == "pass"
 }
 
-// invoke runs go test and adds the events to the results. It prints a line for each package that ends.
+// invoke runs go test and adds the events to the results. It prints a line for each package that
+// ends.
 func (r *runner) invoke(ctx context.Context, inv invocation, into *results) error {
 	args := append([]string{"test", "-json"}, inv.args...)
 	cmd := exec.CommandContext(ctx, r.goCommand, append(args, inv.packages...)...)

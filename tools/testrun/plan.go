@@ -16,7 +16,8 @@ type module struct {
 	name string
 	dir  string // from the top
 	from string // the directory of go test: modules of one directory share an invocation
-	// longest are packages that start first: their tests take the longest, and others fill the gaps.
+	// longest are packages that start first: their tests take the longest, and others fill the
+	// gaps.
 	longest []string
 }
 
@@ -49,8 +50,8 @@ var withoutRace = []struct{ dir, tests string }{
 }
 
 // program is a program that tests start or build, or a module whose files they read. It is built or
-// downloaded before the tests, whose time limits are not for that. The tests find it up to date, or its
-// packages in the build cache.
+// downloaded before the tests, whose time limits are not for that. The tests find it up to date, or
+// its packages in the build cache.
 type program struct {
 	path  string   // below bin; "" for a module
 	dir   string   // of the go command
@@ -60,8 +61,9 @@ type program struct {
 }
 
 var (
-	alone   = []string{"GOWORK=off"}
-	release = []string{"CGO_ENABLED=0", "GOFLAGS=-trimpath", "GOFIPS140=off"} // as tools/release builds
+	alone = []string{"GOWORK=off"}
+	// as tools/release builds
+	release = []string{"CGO_ENABLED=0", "GOFLAGS=-trimpath", "GOFIPS140=off"}
 	pinned  = []string{"GOWORK=off", "GOFLAGS=-mod=readonly"}
 )
 
@@ -108,8 +110,8 @@ func (p pattern) matches(dir string) bool { return dir == p.dir || p.recursive &
 // below reports whether dir is the directory of, or stands below it.
 func below(dir, of string) bool { return of == "." || dir == of || strings.HasPrefix(dir, of+"/") }
 
-// plan returns the invocations for the words: stages that follow one another, of invocations that run
-// at the same time.
+// plan returns the invocations for the words: stages that follow one another, of invocations that
+// run at the same time.
 func (r *runner) plan(words []string) (stages [][]invocation, err error) {
 	byDir := map[string]*invocation{}
 	add := func(m module, arg string, p pattern) {
@@ -175,7 +177,8 @@ func (r *runner) plan(words []string) (stages [][]invocation, err error) {
 			continue
 		}
 		if from == "stratatest" && byDir["test"] != nil {
-			stages[len(stages)-1] = append(stages[len(stages)-1], *inv) // both wait for servers most of the time
+			// both wait for servers most of the time
+			stages[len(stages)-1] = append(stages[len(stages)-1], *inv)
 			continue
 		}
 		stage := []invocation{*inv}
@@ -228,8 +231,9 @@ func relative(dir, from string) string {
 
 // invocation returns the call for a module, without packages.
 func (r *runner) invocation(m module) *invocation {
-	// Tests of kube and server wait for processes, intervals and deadlines a third of the time. More
-	// packages of the server at a time than processors take as long, and clients then time out.
+	// Tests of kube and server wait for processes, intervals and deadlines a third of the time.
+	// More packages of the server at a time than processors take as long, and clients then time
+	// out.
 	waiting := fmt.Sprintf("-parallel=%d", 2*runtime.NumCPU())
 	inv := &invocation{name: m.from, dir: m.from}
 	var race bool
@@ -241,8 +245,8 @@ func (r *runner) invocation(m module) *invocation {
 		inv.args = []string{fmt.Sprintf("-p=%d", runtime.NumCPU()+1), waiting, "-tags=apiserver_v0_37"}
 		race = r.race
 	case "test":
-		// The server's test programs link all of Kubernetes: without symbols for a debugger, that takes
-		// half the time. Go's cache of results does not know the processes that tests start.
+		// The server's test programs link all of Kubernetes: without symbols for a debugger, that
+		// takes half the time. Go's cache of results does not know the processes that tests start.
 		inv.args = []string{waiting, "-ldflags=-s", "-count=1"}
 	case "stratatest":
 		inv.args = []string{"-count=1"}
@@ -257,8 +261,8 @@ func (r *runner) invocation(m module) *invocation {
 	return inv
 }
 
-// withoutRace returns the second call, for tests of withoutRace, or nil. A -run among the flags of go
-// test comes later, and replaces the choice.
+// withoutRace returns the second call, for tests of withoutRace, or nil. A -run among the flags of
+// go test comes later, and replaces the choice.
 func (r *runner) withoutRace(inv invocation) *invocation {
 	race := slices.Index(inv.args, "-race")
 	if race < 0 {

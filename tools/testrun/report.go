@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// maxFlaky is the number of tests that hack/flaky.txt may list: with more, the tests decide nothing.
+// maxFlaky is the number of tests that hack/flaky.txt may list: with more, the tests decide
+// nothing.
 const maxFlaky = 3
 
 // readFlaky returns the reasons of the listed tests, by failure.id. Each line has the package, the
@@ -142,8 +143,8 @@ func (f failure) output(rs *results) (lines []string) {
 	return slices.DeleteFunc(lines, func(line string) bool { return strings.HasPrefix(line, "=== ") })
 }
 
-// slowest prints the packages and the top-level tests that took the longest, if a second and more. The
-// processor seconds of a package tell whether it computes or waits.
+// slowest prints the packages and the top-level tests that took the longest, if a second and more.
+// The processor seconds of a package tell whether it computes or waits.
 func (rs *results) slowest(out io.Writer) {
 	type took struct {
 		seconds, cpu float64
@@ -181,8 +182,8 @@ func (rs *results) slowest(out io.Writer) {
 	list("tests", tests)
 }
 
-// count returns the number of tests and subtests that ran, and the reasons of the skipped ones. A test
-// that another pass ran is not skipped.
+// count returns the number of tests and subtests that ran, and the reasons of the skipped ones. A
+// test that another pass ran is not skipped.
 func (rs *results) count() (tests int, skips map[string]int) {
 	skips = map[string]int{}
 	ran := map[string]bool{}

@@ -15,8 +15,8 @@ type event struct {
 	ImportPath, FailedBuild       string // of a build
 }
 
-// results are the packages of a run in the order of their first events. A package that runs under the
-// race detector and without it stands there twice.
+// results are the packages of a run in the order of their first events. A package that runs under
+// the race detector and without it stands there twice.
 type results struct {
 	packages []*pkg
 	builds   map[string][]string // output of the compiler and of vet, by import path
@@ -51,8 +51,8 @@ var (
 	// seed matches each form in which tests print a seed: internal/test/testseed, rapid and flags.
 	seed = regexp.MustCompile(`(?i)seed[ =:]+\d`)
 	race = regexp.MustCompile(`WARNING: DATA RACE|race detected during execution of test`)
-	// exit matches how a test program ends other than by failed tests. The server's harness prints the
-	// last form when its own checks, after the tests, fail.
+	// exit matches how a test program ends other than by failed tests. The server's harness prints
+	// the last form when its own checks, after the tests, fail.
 	exit = regexp.MustCompile(`^(exit status \d+|signal: |panic: |fatal error: |outside of the tests: )`)
 )
 

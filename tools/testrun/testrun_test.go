@@ -117,7 +117,8 @@ func requireRun(t *testing.T, r *runner, out *strings.Builder, passes bool, want
 	}
 }
 
-// requireNoSecondRun fails if a test of the package that fails once ran again: it would have passed.
+// requireNoSecondRun fails if a test of the package that fails once ran again: it would have
+// passed.
 func requireNoSecondRun(t *testing.T, out *strings.Builder) {
 	t.Helper()
 	if strings.Contains(out.String(), "FLAKY") || strings.Count(out.String(), "FAIL    ") == 0 {
@@ -125,8 +126,8 @@ func requireNoSecondRun(t *testing.T, out *strings.Builder) {
 	}
 }
 
-// TestRun_PlantedFailures_FailTheRun plants one defect per package. Each test that could run again is
-// listed, or has no listed form.
+// TestRun_PlantedFailures_FailTheRun plants one defect per package. Each test that could run again
+// is listed, or has no listed form.
 func TestRun_PlantedFailures_FailTheRun(t *testing.T) {
 	t.Parallel()
 	names := []string{"before", "after", "both", "panics", "exits", "hangs", "builds", "once", "seeded", "always", "skips", "passing"}
@@ -182,7 +183,8 @@ func TestRun_ListedTestThatFailsTwice_FailsTheRun(t *testing.T) {
 	requireRun(t, r, out, false, "=== FAILED: always TestAlways (twice)")
 }
 
-// TestRun_ProcessorTime_IsReported has a package that computes for two seconds, after its child has.
+// TestRun_ProcessorTime_IsReported has a package that computes for two seconds, after its child
+// has.
 func TestRun_ProcessorTime_IsReported(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS != "linux" {

@@ -12,12 +12,13 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/fileutil"
 )
 
-// EnvVar is the environment variable with the path of a binary to test in place of one built from source.
+// EnvVar is the environment variable with the path of a binary to test in place of one built from
+// source.
 const EnvVar = "STRATA_BINARY"
 
-// Path returns the path of the command. The first call in a process builds it, unless EnvVar names a binary. Linking
-// takes most of a minute of processor time, so all test packages share one file, bin/test/strata, which go build does
-// not rewrite if it is up to date.
+// Path returns the path of the command. The first call in a process builds it, unless EnvVar names
+// a binary. Linking takes most of a minute of processor time, so all test packages share one file,
+// bin/test/strata, which go build does not rewrite if it is up to date.
 var Path = sync.OnceValues(func() (string, error) {
 	if path := os.Getenv(EnvVar); path != "" {
 		return filepath.Abs(path)
@@ -25,8 +26,9 @@ var Path = sync.OnceValues(func() (string, error) {
 	return Build("test/strata", "server", "./cmd/strata")
 })
 
-// Build builds a program from a module below the top of the repository, with environment variables of the form key=value,
-// and returns its path, bin/name. A file lock serializes processes that build the same program.
+// Build builds a program from a module below the top of the repository, with environment variables
+// of the form key=value, and returns its path, bin/name. A file lock serializes processes that
+// build the same program.
 func Build(name, module, pkg string, env ...string) (string, error) {
 	top, err := top()
 	if err != nil {

@@ -36,8 +36,8 @@ type Config struct {
 	QuotaBytes int64
 	// ProgressInterval is the interval of progress notifications; 0 is etcd's default.
 	ProgressInterval time.Duration
-	// Name and Cluster make it a member of a cluster, as --name and --initial-cluster do. Each member
-	// needs a Process of its own, because tests stop processes of members.
+	// Name and Cluster make it a member of a cluster, as --name and --initial-cluster do. Each
+	// member needs a Process of its own, because tests stop processes of members.
 	Name, Cluster string
 }
 

@@ -11,9 +11,9 @@ import (
 // EnvVar is the environment variable with the seed of a repetition.
 const EnvVar = "STRATA_TEST_SEED"
 
-// New returns the seed of a test: that of STRATA_TEST_SEED, or a random one. It logs the seed in the
-// form in which a repetition sets it. tools/testrun recognizes a test with a seed by this line, and
-// never runs it a second time.
+// New returns the seed of a test: that of STRATA_TEST_SEED, or a random one. It logs the seed in
+// the form in which a repetition sets it. tools/testrun recognizes a test with a seed by this line,
+// and never runs it a second time.
 func New(t testing.TB) uint64 {
 	t.Helper()
 	seed := rand.Uint64()

@@ -36,7 +36,8 @@ func (v *View) Check(sessions []Session) error {
 		v.Resumable(sessions), v.Bookmarkable(sessions))
 }
 
-// Ordered: in a session, revisions never decrease, bookmarks included, and the revisions of one key increase.
+// Ordered: in a session, revisions never decrease, bookmarks included, and the revisions of one key
+// increase.
 func (v *View) Ordered(sessions []Session) error {
 	f := faults{guarantee: "Ordered"}
 	for i, s := range sessions {
@@ -84,8 +85,8 @@ func (v *View) Unique(sessions []Session) error {
 	return f.err()
 }
 
-// Reliable: the session has every event up to the revision it vouches for, the initial state is correct, and every delivered
-// event is in the history with the same kind.
+// Reliable: the session has every event up to the revision it vouches for, the initial state is
+// correct, and every delivered event is in the history with the same kind.
 func (v *View) Reliable(sessions []Session) error {
 	f := faults{guarantee: "Reliable"}
 	for i, s := range sessions {
@@ -150,8 +151,9 @@ func (v *View) checkInitial(f *faults, i int, s Session) {
 	}
 }
 
-// Atomic: before a later event or a bookmark at a revision arrives, all events of that revision have arrived. If a session ends
-// within a revision, the next session does not begin after it, unless an earlier session had vouched for it.
+// Atomic: before a later event or a bookmark at a revision arrives, all events of that revision
+// have arrived. If a session ends within a revision, the next session does not begin after it,
+// unless an earlier session had vouched for it.
 func (v *View) Atomic(sessions []Session) error {
 	f := faults{guarantee: "Atomic"}
 	known := int64(0) // the highest revision that earlier sessions have vouched for
@@ -184,8 +186,8 @@ func (v *View) Atomic(sessions []Session) error {
 	return f.err()
 }
 
-// Resumable: the events of a session are the first ones after its start revision, without a gap. Events of one revision may be
-// in any order.
+// Resumable: the events of a session are the first ones after its start revision, without a gap.
+// Events of one revision may be in any order.
 func (v *View) Resumable(sessions []Session) error {
 	f := faults{guarantee: "Resumable"}
 	for i, s := range sessions {
@@ -209,8 +211,8 @@ func (v *View) Resumable(sessions []Session) error {
 	return f.err()
 }
 
-// Bookmarkable: all events up to a bookmark's revision arrive before it, all events after it are later, and it carries only the
-// revision.
+// Bookmarkable: all events up to a bookmark's revision arrive before it, all events after it are
+// later, and it carries only the revision.
 func (v *View) Bookmarkable(sessions []Session) error {
 	f := faults{guarantee: "Bookmarkable"}
 	for i, s := range sessions {

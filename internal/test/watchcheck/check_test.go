@@ -163,7 +163,8 @@ var defects = []struct {
 	}()},
 }
 
-// TestView_EachDefect_IsReported: the validator of the broken guarantee reports each defect, and so does Check.
+// TestView_EachDefect_IsReported: the validator of the broken guarantee reports each defect, and so
+// does Check.
 func TestView_EachDefect_IsReported(t *testing.T) {
 	for _, tc := range defects {
 		t.Run(tc.name, func(t *testing.T) {

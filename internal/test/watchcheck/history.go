@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// History contains every change of a set of keys after revision From. Fill it before use and do not change it afterwards.
+// History contains every change of a set of keys after revision From. Fill it before use and do not
+// change it afterwards.
 type History struct {
 	From    int64          // the revision before the first change
 	Base    map[string]any // the state of each key that existed at From
@@ -25,15 +26,16 @@ type Change struct {
 // Select reports whether a watch selects a key in a state, which is never nil.
 type Select func(key string, state any) bool
 
-// View contains the events that a watch with a certain selector has to deliver. It may be used concurrently.
+// View contains the events that a watch with a certain selector has to deliver. It may be used
+// concurrently.
 type View struct {
 	history *History
 	sel     Select
 	events  []Event // by revision; those of one revision in the order of the history
 }
 
-// View returns the events of the history that a watch with the selector sel has to deliver. A key that becomes selected is
-// added, a key that is no longer selected is deleted. Cost is O(changes).
+// View returns the events of the history that a watch with the selector sel has to deliver. A key
+// that becomes selected is added, a key that is no longer selected is deleted. Cost is O(changes).
 func (h *History) View(sel Select) *View {
 	v := &View{history: h, sel: sel}
 	state := maps.Clone(h.Base)
@@ -63,7 +65,8 @@ func (h *History) View(sel Select) *View {
 	return v
 }
 
-// Check returns an error if the history contradicts itself or is not in order: it is then unusable for validation.
+// Check returns an error if the history contradicts itself or is not in order: it is then unusable
+// for validation.
 func (h *History) Check() error {
 	last := h.From
 	seen := map[string]int64{}
@@ -79,7 +82,8 @@ func (h *History) Check() error {
 	return nil
 }
 
-// at returns the keys selected at a revision, with the revision of the last change of each (0 if it is in Base).
+// at returns the keys selected at a revision, with the revision of the last change of each (0 if it
+// is in Base).
 func (v *View) at(revision int64) map[string]int64 {
 	keys := map[string]int64{}
 	for key, state := range v.history.Base {

@@ -51,25 +51,27 @@ func (e Event) String() string {
 	return fmt.Sprintf("%v %s at %d", e.Kind, e.Key, e.Revision)
 }
 
-// Session contains the events of one connection of a watch. A client's sessions are in the order of their connections; a
-// session may begin at any revision, not only where the previous one ended.
+// Session contains the events of one connection of a watch. A client's sessions are in the order of
+// their connections; a session may begin at any revision, not only where the previous one ended.
 type Session struct {
-	// After is the revision after which the session begins: the requested revision, or that of the initial state.
+	// After is the revision after which the session begins: the requested revision, or that of the
+	// initial state.
 	After int64
 
-	// Initial is the state at After with which the session began, as keys and the revision of the last change of each; nil if
-	// the client did not request it.
+	// Initial is the state at After with which the session began, as keys and the revision of the
+	// last change of each; nil if the client did not request it.
 	Initial map[string]int64
 
 	Events []Event
 
-	// Through is a revision up to which all events were delivered, known to the test from a source other than the events; 0 for
-	// none.
+	// Through is a revision up to which all events were delivered, known to the test from a source
+	// other than the events; 0 for none.
 	Through int64
 }
 
-// vouched returns the revision up to which the session claims to be complete: that of its last bookmark, or the one below that
-// of its last event, because other events of the same revision may have been in flight.
+// vouched returns the revision up to which the session claims to be complete: that of its last
+// bookmark, or the one below that of its last event, because other events of the same revision may
+// have been in flight.
 func (s *Session) vouched() int64 {
 	through := max(s.After, s.Through)
 	for _, e := range s.Events {

@@ -1,13 +1,14 @@
 // Command apiserver is an API server of one resource, the pods of the group
 // example.apiserver.k8s.io from the tests of k8s.io/apiserver, on Strata's engine. It differs in
-// one statement from any other server that is built on k8s.io/apiserver: the call of readpath.Attach
-// in newServer, beside the close of the engine that it returns.
+// one statement from any other server that is built on k8s.io/apiserver: the call of
+// readpath.Attach in newServer, beside the close of the engine that it returns.
 //
 //	apiserver --etcd-servers=http://127.0.0.1:2379 --secure-port=8443
 //	curl -k https://127.0.0.1:8443/apis/example.apiserver.k8s.io/v1/pods
 //
-// With --kubeconfig it is an aggregated API server: it delegates authentication and authorization to the API server of that kubeconfig, for
-// which an APIService forwards requests. Without it, every request is allowed. It listens on loopback only.
+// With --kubeconfig it is an aggregated API server: it delegates authentication and authorization
+// to the API server of that kubeconfig, for which an APIService forwards requests. Without it,
+// every request is allowed. It listens on loopback only.
 package main
 
 import (

@@ -79,7 +79,8 @@ func newServer(etcdServers []string, listener net.Listener, kubeconfig string) (
 	}
 	group := genericapiserver.NewDefaultAPIGroupInfo(example.GroupName, scheme, metav1.ParameterCodec, codecs)
 
-	// The one statement that other API servers do not have: from here on, the engine makes the storages and answers reads.
+	// The one statement that other API servers do not have: from here on, the engine makes the
+	// storages and answers reads.
 	engine := readpath.Attach(&config.Config, kubestorage.Options{}, readpath.Kinds{Scheme: scheme, Serializer: group.NegotiatedSerializer})
 
 	s := &server{engine: engine}
@@ -101,8 +102,9 @@ func newServer(etcdServers []string, listener net.Listener, kubeconfig string) (
 	return s, nil
 }
 
-// protect delegates authentication and authorization to the API server of kubeconfig, which forwards requests in the name of their users, as
-// any aggregated API server does. Without a kubeconfig all requests are allowed.
+// protect delegates authentication and authorization to the API server of kubeconfig, which
+// forwards requests in the name of their users, as any aggregated API server does. Without a
+// kubeconfig all requests are allowed.
 func protect(config *genericapiserver.Config, kubeconfig string) error {
 	if kubeconfig == "" {
 		config.Authentication.Authenticator = anonymous.NewAuthenticator(nil)

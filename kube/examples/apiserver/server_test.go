@@ -24,7 +24,8 @@ import (
 // patience bounds every wait.
 const patience = 30 * time.Second
 
-// TestServer_Reads_AreServedFromMemory: the server works, and the byte path answers GET, LIST and WATCH.
+// TestServer_Reads_AreServedFromMemory: the server works, and the byte path answers GET, LIST and
+// WATCH.
 func TestServer_Reads_AreServedFromMemory(t *testing.T) {
 	url := start(t, testetcd.Start(t, testetcd.Config{}).Endpoint())
 	pods := url + "/apis/example.apiserver.k8s.io/v1/namespaces/ns/pods"
@@ -241,8 +242,9 @@ func startUntil(t *testing.T, etcd string) (url string, stop func()) {
 }
 
 var client = &http.Client{
-	Timeout:   patience,
-	Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, // the certificate is self-signed
+	Timeout: patience,
+	// the certificate is self-signed
+	Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}},
 }
 
 func send(t *testing.T, method, url, body string) (*http.Response, string) {

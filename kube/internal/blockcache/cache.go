@@ -1,5 +1,5 @@
-// Package blockcache bounds the memory of data that is derived from stored values and can be made again: encoded items,
-// compressed runs, decoded objects (I7).
+// Package blockcache bounds the memory of data that is derived from stored values and can be made
+// again: encoded items, compressed runs, decoded objects (I7).
 package blockcache
 
 import (
@@ -13,10 +13,11 @@ import (
 
 // Cache bounds the bytes of its blocks. Reading a block takes no lock; adding one does.
 //
-// When the cache is full, a block that was not read for idleTime is evicted to make room. If there is none, the new block is
-// refused: a scan over more data than fits evicts neither the data that its next scan reads first, nor data in use by other readers.
-// Blocks beyond the size at rest are dropped within a minute after their last read, so a burst of reads does not occupy memory for longer.
-// Methods may be called concurrently.
+// When the cache is full, a block that was not read for idleTime is evicted to make room. If there
+// is none, the new block is refused: a scan over more data than fits evicts neither the data that
+// its next scan reads first, nor data in use by other readers. Blocks beyond the size at rest are
+// dropped within a minute after their last read, so a burst of reads does not occupy memory for
+// longer. Methods may be called concurrently.
 type Cache struct {
 	limit       atomic.Int64
 	rest        int64
@@ -24,12 +25,14 @@ type Cache struct {
 	trimming    atomic.Bool // trim is scheduled
 	used        atomic.Int64
 	charged     atomic.Int64 // the part of used that Charge has counted
-	// objects is the part of used that decoded objects take; live is the number of blocks with a payload.
+	// objects is the part of used that decoded objects take; live is the number of blocks with a
+	// payload.
 	objects, live atomic.Int64
 
 	evictions, refusals atomic.Int64
 
-	// full is the time of the last search that found no idle block. The next pause additions at that time do not search.
+	// full is the time of the last search that found no idle block. The next pause additions at
+	// that time do not search.
 	full  atomic.Uint32
 	pause atomic.Int32
 
@@ -40,22 +43,26 @@ type Cache struct {
 }
 
 const (
-	// idleTime is how long a block must not have been read before it may be evicted: longer than writing a large list
-	// takes, short compared to the time between two of them.
+	// idleTime is how long a block must not have been read before it may be evicted: longer than
+	// writing a large list takes, short compared to the time between two of them.
 	idleTime = 3 * time.Second
-	// restTime is the same for blocks beyond the size at rest; trimInterval is the time between two searches for them.
+	// restTime is the same for blocks beyond the size at rest; trimInterval is the time between two
+	// searches for them.
 	restTime     = 45 * time.Second
 	trimInterval = 10 * time.Second
-	// searchSteps bounds how many blocks one addition inspects, plus one for each stepBytes, since a large block may need the room
-	// of many small ones. searchPause is how many additions skip the search after an unsuccessful one.
+	// searchSteps bounds how many blocks one addition inspects, plus one for each stepBytes, since
+	// a large block may need the room of many small ones. searchPause is how many additions skip
+	// the search after an unsuccessful one.
 	searchSteps = 64
 	stepBytes   = 512
 	searchPause = 32
-	// overhead is the cost of a block in addition to its bytes: the struct, its payload, its place in the ring.
+	// overhead is the cost of a block in addition to its bytes: the struct, its payload, its place
+	// in the ring.
 	overhead = 128
 )
 
-// New returns a cache of at most limit bytes, of which rest bytes stay when they are not read, and objectLimit may be decoded objects.
+// New returns a cache of at most limit bytes, of which rest bytes stay when they are not read, and
+// objectLimit may be decoded objects.
 func New(limit, rest, objectLimit int64) *Cache {
 	c := &Cache{rest: rest, objectLimit: objectLimit, start: time.Now()}
 	c.limit.Store(limit)
@@ -73,7 +80,8 @@ func (c *Cache) Stats() Stats {
 	return Stats{Used: c.used.Load(), Limit: c.limit.Load(), Evictions: c.evictions.Load(), Refusals: c.refusals.Load()}
 }
 
-// SetLimit changes the limit for additions from now on. Blocks are evicted when the next one needs room.
+// SetLimit changes the limit for additions from now on. Blocks are evicted when the next one needs
+// room.
 func (c *Cache) SetLimit(bytes int64) { c.limit.Store(bytes) }
 
 // Now is the coarse time at which a block was read.
@@ -88,8 +96,8 @@ type Payload struct {
 	Object any
 }
 
-// Block is one unit of the cache. Its payload is dropped when it is evicted, or when the last reference to it is released.
-// A payload that was loaded stays valid for its reader.
+// Block is one unit of the cache. Its payload is dropped when it is evicted, or when the last
+// reference to it is released. A payload that was loaded stays valid for its reader.
 type Block struct {
 	cache   *Cache
 	memoKey *memo.Key // the memo key of its references
@@ -100,7 +108,8 @@ type Block struct {
 	read    atomic.Uint32
 }
 
-// Load returns the payload, nil if it was dropped, and records the time of the read unless that is Unread.
+// Load returns the payload, nil if it was dropped, and records the time of the read unless that is
+// Unread.
 func (b *Block) Load(now uint32) *Payload {
 	p := b.payload.Load()
 	if p != nil && now != Unread && b.read.Load() != now {
@@ -139,7 +148,8 @@ func (b *Block) release() {
 	}
 }
 
-// Add returns a block with a payload of size bytes and one reference, nil if there is no room for it.
+// Add returns a block with a payload of size bytes and one reference, nil if there is no room for
+// it.
 func (c *Cache) Add(p Payload, size int64, memoKey *memo.Key) *Block {
 	return c.add(p, size+overhead, memoKey, false)
 }
@@ -179,8 +189,8 @@ func (c *Cache) HasRoom(size int64) bool {
 // HalfEmpty reports whether less than half of the limit is used.
 func (c *Cache) HalfEmpty() bool { return c.used.Load() < c.limit.Load()/2 }
 
-// Charge counts bytes of data outside of the cache towards its limit, even if there is no room; blocks are evicted for them. A
-// negative number releases them.
+// Charge counts bytes of data outside of the cache towards its limit, even if there is no room;
+// blocks are evicted for them. A negative number releases them.
 func (c *Cache) Charge(bytes int64) {
 	c.charged.Add(bytes)
 	if c.used.Add(bytes) > c.limit.Load() && bytes > 0 {
@@ -212,7 +222,8 @@ func (c *Cache) trimLater() {
 	}
 }
 
-// trim releases blocks that were not read for restTime until the cache has its size at rest. Cost is O(blocks).
+// trim releases blocks that were not read for restTime until the cache has its size at rest. Cost
+// is O(blocks).
 func (c *Cache) trim() {
 	now := c.Now()
 	c.releaseIf(func(b *Block) bool {
@@ -290,8 +301,8 @@ func (c *Cache) fits(objects bool) bool {
 	return c.used.Load() <= c.limit.Load()
 }
 
-// makeRoom evicts idle blocks until the cache is within its limit, or only objects until they are within theirs, and
-// reports whether it is.
+// makeRoom evicts idle blocks until the cache is within its limit, or only objects until they are
+// within theirs, and reports whether it is.
 func (c *Cache) makeRoom(size int64, objects bool) bool {
 	now := c.Now()
 	if c.full.Load() == now && c.pause.Add(-1) >= 0 {
@@ -320,7 +331,8 @@ func (c *Cache) evictLocked(steps int, objects bool, now uint32) bool {
 		}
 		b := c.ring[c.hand]
 		gone := b.payload.Load() == nil
-		// A block that was read after now was determined is not idle either, hence the signed difference.
+		// A block that was read after now was determined is not idle either, hence the signed
+		// difference.
 		if idle := int32(now - b.read.Load()); !gone && (idle < int32(idleTime/time.Second) || objects && !b.object) {
 			c.hand++
 			continue

@@ -55,8 +55,8 @@ func (c *Cache) requireCheck(t interface{ Fatal(...any) }, outside int64) {
 	}
 }
 
-// TestCache_RandomCalls_CountersEqualBlocks calls all methods at random. After each, the counters agree with
-// the blocks, and only charges may exceed the limit.
+// TestCache_RandomCalls_CountersEqualBlocks calls all methods at random. After each, the counters
+// agree with the blocks, and only charges may exceed the limit.
 func TestCache_RandomCalls_CountersEqualBlocks(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const limit, objectLimit = 50_000, 20_000
@@ -245,8 +245,8 @@ func TestCache_ReleaseClosed_ReleasesBlocksOfClosedKeys(t *testing.T) {
 	c.requireCheck(t, 0)
 }
 
-// TestCache_BeyondRest_DropsBlocksWithinMinute: blocks beyond the size at rest are dropped within a minute after their last read, those within it
-// stay, and so do blocks that are read.
+// TestCache_BeyondRest_DropsBlocksWithinMinute: blocks beyond the size at rest are dropped within a
+// minute after their last read, those within it stay, and so do blocks that are read.
 func TestCache_BeyondRest_DropsBlocksWithinMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const size = 1000 - overhead

@@ -40,9 +40,10 @@ const (
 	connectionWindow = 16 << 20
 )
 
-// New connects to etcd and returns when a connection is up, or an error after the time timeout or at the end of ctx, which has no effect
-// on a connected client. The client serves all resources: writes, reads of the latest revision, and
-// the feed. A read-only client sends no request that changes etcd; such requests return ErrReadOnly.
+// New connects to etcd and returns when a connection is up, or an error after the time timeout or
+// at the end of ctx, which has no effect on a connected client. The client serves all resources:
+// writes, reads of the latest revision, and the feed. A read-only client sends no request that
+// changes etcd; such requests return ErrReadOnly.
 func New(ctx context.Context, timeout time.Duration, c storagebackend.TransportConfig, readOnly bool) (*kubernetes.Client, error) {
 	life, cancel := context.WithCancel(context.Background())
 	connected := context.AfterFunc(ctx, cancel)
@@ -66,7 +67,8 @@ func dial(life context.Context, timeout time.Duration, c storagebackend.Transpor
 		DialTimeout:          timeout,
 		DialKeepAliveTime:    keepaliveTime,
 		DialKeepAliveTimeout: keepaliveTimeout,
-		Logger:               zap.NewNop(), // relevant errors are returned, or logged by this package's callers
+		// relevant errors are returned, or logged by this package's callers
+		Logger: zap.NewNop(),
 	}
 	cfg.DialOptions = []grpc.DialOption{
 		//lint:ignore SA1019 a client without a connection is of no use here

@@ -9,7 +9,8 @@ import (
 	"google.golang.org/grpc"
 )
 
-// ErrReadOnly is the error of a request to change etcd by a read-only client. The request was not sent.
+// ErrReadOnly is the error of a request to change etcd by a read-only client. The request was not
+// sent.
 var ErrReadOnly = errors.New("this server only reads from etcd")
 
 // reading are the unary methods of etcd that change nothing. Txn is checked by its operations.
@@ -40,7 +41,8 @@ func refuseUnaryWrites(ctx context.Context, method string, req, reply any, conn 
 	return invoke(ctx, method, req, reply, conn, opts...)
 }
 
-// refuseStreamWrites refuses every stream that is not known to change nothing, such as the one that keeps leases alive.
+// refuseStreamWrites refuses every stream that is not known to change nothing, such as the one that
+// keeps leases alive.
 func refuseStreamWrites(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	if !readingStreams[method] {
 		return nil, fmt.Errorf("%w: refused %s", ErrReadOnly, method)
@@ -48,7 +50,8 @@ func refuseStreamWrites(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.C
 	return open(ctx, desc, conn, method, opts...)
 }
 
-// onlyReads reports whether no branch of the transaction, nested ones included, has an operation that writes.
+// onlyReads reports whether no branch of the transaction, nested ones included, has an operation
+// that writes.
 func onlyReads(txn *pb.TxnRequest) bool {
 	for _, ops := range [][]*pb.RequestOp{txn.Success, txn.Failure} {
 		for _, op := range ops {

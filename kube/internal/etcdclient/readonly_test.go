@@ -9,7 +9,8 @@ import (
 	"google.golang.org/grpc"
 )
 
-// TestReadOnlyClient_Requests_AreSentIfTheyOnlyRead: reads are sent; writes, and methods that are not known, are refused without being sent.
+// TestReadOnlyClient_Requests_AreSentIfTheyOnlyRead: reads are sent; writes, and methods that are
+// not known, are refused without being sent.
 func TestReadOnlyClient_Requests_AreSentIfTheyOnlyRead(t *testing.T) {
 	read := &pb.RequestOp{Request: &pb.RequestOp_RequestRange{RequestRange: &pb.RangeRequest{}}}
 	write := &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{}}}

@@ -1,4 +1,5 @@
-// Package etcdread reads from etcd the keys and revisions that memory cannot answer, within bounds (D7).
+// Package etcdread reads from etcd the keys and revisions that memory cannot answer, within bounds
+// (D7).
 package etcdread
 
 import (

@@ -37,8 +37,8 @@ func (m *members) Get(ctx context.Context, key string, _ storage.GetOptions, out
 	return nil
 }
 
-// TestGet_MemberHangs_AsksAnother: after a second two requests are sent, of which one successful answer is enough. A missing key is an
-// answer, and a panic in them is that of the request.
+// TestGet_MemberHangs_AsksAnother: after a second two requests are sent, of which one successful
+// answer is enough. A missing key is an answer, and a panic in them is that of the request.
 func TestGet_MemberHangs_AsksAnother(t *testing.T) {
 	odd := func(n int64) bool { return n%2 == 1 }
 	first := func(n int64) bool { return n == 1 }

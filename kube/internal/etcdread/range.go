@@ -28,9 +28,9 @@ type Reader struct {
 	Keep int64
 }
 
-// Range is a range of keys at a revision that is older than memory but not compacted, read from etcd
-// page by page (D7, I7). It holds at most one page and Reader.Keep, for a range of any length. Not
-// safe for concurrent use.
+// Range is a range of keys at a revision that is older than memory but not compacted, read from
+// etcd page by page (D7, I7). It holds at most one page and Reader.Keep, for a range of any length.
+// Not safe for concurrent use.
 type Range struct {
 	source  Reader
 	ctx     context.Context
@@ -42,13 +42,14 @@ type Range struct {
 	next  *etcdsource.Pager // continues after kept
 	kept  []mirror.Run      // from the first on
 	taken int64             // keys in kept
-	own   int64             // bytes in kept that are not shared with the cache; above Reader.Keep kept is dropped
-	err   error             // the first one met
+	// bytes in kept that are not shared with the cache; above Reader.Keep kept is dropped
+	own int64
+	err error // the first one met
 }
 
-// Open reads the first page of the keys with start <= key < end at rev; most is the number of keys to read, 0 for all. Entries that
-// are in held are shared with it. Pages are read with ctx. Errors: 504 without a place, mirror.ErrCompacted, mirror.ErrRestored,
-// and those of the client of etcd.
+// Open reads the first page of the keys with start <= key < end at rev; most is the number of keys
+// to read, 0 for all. Entries that are in held are shared with it. Pages are read with ctx. Errors:
+// 504 without a place, mirror.ErrCompacted, mirror.ErrRestored, and those of the client of etcd.
 func (s Reader) Open(ctx context.Context, held mirror.Snapshot, start, end string, rev mirror.Revision, maxKeys int64) (*Range, error) {
 	pager := etcdsource.NewPager(s.Ranges, start, end, rev)
 	if n, bytes := held.Count(start, end); n > 0 {

@@ -58,7 +58,8 @@ func (p *past) open(ctx context.Context, t *testing.T, maxKeys int64) *Range {
 	return r
 }
 
-// requireRuns fails unless the runs have the first n pods, and share the unchanged ones with memory.
+// requireRuns fails unless the runs have the first n pods, and share the unchanged ones with
+// memory.
 func (p *past) requireRuns(t *testing.T, r *Range, n int) {
 	t.Helper()
 	i, keys, snap := 0, slices.Sorted(maps.Keys(p.want)), p.Latest(t)
@@ -85,7 +86,8 @@ func (p *past) requireRuns(t *testing.T, r *Range, n int) {
 	}
 }
 
-// TestRange_OlderThanMemory_HasStateOfRevision: whole, and to a number of keys, once and again. Entries that fit Keep are read once.
+// TestRange_OlderThanMemory_HasStateOfRevision: whole, and to a number of keys, once and again.
+// Entries that fit Keep are read once.
 func TestRange_OlderThanMemory_HasStateOfRevision(t *testing.T) {
 	const n = 600 // more than the first page
 	p := newPast(t, n, 100)
@@ -113,7 +115,8 @@ func TestRange_OlderThanMemory_HasStateOfRevision(t *testing.T) {
 	}
 }
 
-// TestRange_CompactedOrRestored_Fails: in the middle with the same error each time, and at the first page.
+// TestRange_CompactedOrRestored_Fails: in the middle with the same error each time, and at the
+// first page.
 func TestRange_CompactedOrRestored_Fails(t *testing.T) {
 	p := newPast(t, 600, 0)
 	r := p.open(podtest.Context(t), t, 0)

@@ -6,9 +6,9 @@ import (
 )
 
 // Detached shares computations that take no context, such as a call of upstream's converters. Each
-// runs on a goroutine of its own. A caller leaves when its context ends; the computation goes on, and
-// later callers with its key wait for it too. The result of a failure is shared as
-// well, because no caller's context has caused it.
+// runs on a goroutine of its own. A caller leaves when its context ends; the computation goes on,
+// and later callers with its key wait for it too. The result of a failure is shared as well,
+// because no caller's context has caused it.
 //
 // Callers bound the computations that are awaited, since each waits for one. Limit bounds the
 // abandoned ones, which all callers have left: while there are so many, no other begins. So
@@ -122,7 +122,8 @@ func (d *Detached[K, V]) leave(c *detachedCall[V]) {
 	}
 }
 
-// changeLocked records a change of the numbers of computations, and wakes callers that wait for room.
+// changeLocked records a change of the numbers of computations, and wakes callers that wait for
+// room.
 func (d *Detached[K, V]) changeLocked(awaited, abandoned int) {
 	d.abandoned += abandoned
 	if d.Changed != nil {

@@ -55,7 +55,8 @@ func TestDetached_CallersLeave_OthersGetResult(t *testing.T) {
 		n.require(t, 1, 0)
 		time.Sleep(2 * time.Second)
 		n.require(t, 0, 1)
-		if v, err := d.Do(t.Context(), "key", compute); v != 1 || err != nil { // although no other may begin
+		if v, err := d.Do(t.Context(), "key", compute); v != 1 || err != nil {
+			// although no other may begin
 			t.Errorf("the caller that came later got %d, %v", v, err)
 		}
 		synctest.Wait()

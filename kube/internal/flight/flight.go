@@ -6,17 +6,18 @@ import (
 	"sync"
 )
 
-// Group shares computations by key: the first caller computes, callers that come meanwhile wait for the result. The zero
-// value is ready to use. Methods may be called concurrently.
+// Group shares computations by key: the first caller computes, callers that come meanwhile wait for
+// the result. The zero value is ready to use. Methods may be called concurrently.
 //
-// It differs from golang.org/x/sync/singleflight in that a waiter ends with its own context, and that a failure is not
-// shared: it may be due to the request of the caller that computed, so the next waiter computes again.
+// It differs from golang.org/x/sync/singleflight in that a waiter ends with its own context, and
+// that a failure is not shared: it may be due to the request of the caller that computed, so the
+// next waiter computes again.
 //
 // Detached shares computations that take no context.
 //
-// Three shared computations are not of this kind: a read of etcd's revision and one of the keys of continue tokens must begin
-// after the request that waits for it (freshness.Reads, continuetoken.Keeper), and the turns of selected bound work without
-// sharing a result.
+// Three shared computations are not of this kind: a read of etcd's revision and one of the keys of
+// continue tokens must begin after the request that waits for it (freshness.Reads,
+// continuetoken.Keeper), and the turns of selected bound work without sharing a result.
 type Group[K comparable, V any] struct {
 	mu    sync.Mutex // leaf
 	calls map[K]*call[V]
@@ -29,8 +30,8 @@ type call[V any] struct {
 	ok   bool // v is valid; otherwise the computation failed or panicked
 }
 
-// Do returns the result of compute, by this caller (mine) or by a concurrent one for the same key. Errors: that of compute if mine,
-// otherwise that of ctx. The result is not cached.
+// Do returns the result of compute, by this caller (mine) or by a concurrent one for the same key.
+// Errors: that of compute if mine, otherwise that of ctx. The result is not cached.
 func (g *Group[K, V]) Do(ctx context.Context, key K, compute func() (V, error)) (v V, mine bool, err error) {
 	for {
 		c, mine := g.join(key)

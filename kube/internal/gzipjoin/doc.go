@@ -19,6 +19,6 @@
 // earlier one to refer to. On lists of API objects, cut into runs of 21 to 64 objects, the result
 // is at most 5% larger (mostly smaller) than that of compress/gzip for the whole list at level 1,
 // if only runs that are WorthApart are compressed on their own, and the others given to
-// Writer.Write, which gathers them. TestCompress_JoinedLeaves_AreNearStandardSize checks this for several kinds of lists, in JSON
-// and protobuf.
+// Writer.Write, which gathers them. TestCompress_JoinedLeaves_AreNearStandardSize checks this for
+// several kinds of lists, in JSON and protobuf.
 package gzipjoin

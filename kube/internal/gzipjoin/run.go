@@ -6,9 +6,9 @@ import (
 	"sync"
 )
 
-// Segment is a stretch of bytes, compressed so that it can be anywhere in a member (J1, J2). The zero
-// value is the empty run. A Segment may be kept and written any number of times, by several goroutines
-// concurrently: it is never modified.
+// Segment is a stretch of bytes, compressed so that it can be anywhere in a member (J1, J2). The
+// zero value is the empty run. A Segment may be kept and written any number of times, by several
+// goroutines concurrently: it is never modified.
 type Segment struct {
 	Deflated []byte // blocks as in RFC 1951
 	CRC      uint32 // CRC-32 (IEEE) of the bytes before compression

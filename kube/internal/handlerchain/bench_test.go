@@ -14,7 +14,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 )
 
-// discard is a ResponseWriter that implements net/http's optional interfaces and discards the response.
+// discard is a ResponseWriter that implements net/http's optional interfaces and discards the
+// response.
 type discard struct {
 	header http.Header
 	status int

@@ -16,8 +16,8 @@ import (
 	genericfilters "k8s.io/apiserver/pkg/server/filters"
 )
 
-// TestChain_BodyNeverEnds_TimesOut: a body that never ends is read until the request timeout; only a long-running request may read
-// longer.
+// TestChain_BodyNeverEnds_TimesOut: a body that never ends is read until the request timeout; only
+// a long-running request may read longer.
 func TestChain_BodyNeverEnds_TimesOut(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short: takes seconds")

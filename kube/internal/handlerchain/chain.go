@@ -25,10 +25,11 @@ type Options struct {
 	// between requests must live outside of it.
 	Mount func(next http.Handler) http.Handler
 	// Serves reports whether the read handler, rather than next, will answer a read, as far as the
-	// request shows; nil means that it answers all. It is called for each read, before authentication,
-	// so it must be cheap, must not block and must not inspect objects.
+	// request shows; nil means that it answers all. It is called for each read, before
+	// authentication, so it must be cheap, must not block and must not inspect objects.
 	Serves func(req *http.Request, info *request.RequestInfo) bool
-	// Cost estimates the response size of a read; nil leaves priority and fairness to upstream's estimates.
+	// Cost estimates the response size of a read; nil leaves priority and fairness to upstream's
+	// estimates.
 	Cost CostFunc
 }
 
@@ -68,14 +69,16 @@ type Chain struct {
 //     never 404;
 //   - not after shutdown has begun: upstream decides on Retry-After and on the requests still
 //     admitted. In-flight reads are waited for, as in the full chain;
-//   - not for watches if --shutdown-watch-termination-grace-period is set, because upstream then waits for them;
+//   - not for watches if --shutdown-watch-termination-grace-period is set, because upstream then
+//     waits for them;
 //   - not if Full is not one of upstream's default chains (for example the proxy to peers of
 //     --peer-ca-file), because its decisions are unknown here;
 //   - not without priority and fairness: the max-in-flight limit is counted per chain, and two
 //     chains would admit twice as many requests.
 //
-// If c serves TLS, New replaces c.SecureServing.Listener by one that can close a single
-// connection. This is needed for stalled readers to which not even a stream reset can be sent (slowclient.WithWriteDeadline).
+// If c serves TLS, New replaces c.SecureServing.Listener by one that can close a single connection.
+// This is needed for stalled readers to which not even a stream reset can be sent
+// (slowclient.WithWriteDeadline).
 func New(apiHandler http.Handler, c *genericapiserver.Config, o Options) *Chain {
 	build := o.Full
 	if build == nil {
@@ -109,7 +112,8 @@ func builtByUpstream(build func(http.Handler, *genericapiserver.Config) http.Han
 	return false
 }
 
-// noteComplete wraps the innermost handler of the full chain and records there that the mux is complete.
+// noteComplete wraps the innermost handler of the full chain and records there that the mux is
+// complete.
 func (h *Chain) noteComplete(inner http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if !h.complete.Load() && genericapifilters.NoMuxAndDiscoveryIncompleteKey(req.Context()) {
@@ -150,10 +154,10 @@ func growStack() {
 //go:noinline
 func use(*[12 << 10]byte) {}
 
-// fastRead reports whether the request takes the fast chain. Only a get, list or watch of a resource
-// with an unambiguous path takes it. fastRead does not check that the resource exists or that the user
-// is authorized to read it. info is the RequestInfo of a fast read; of other requests it is nil if it
-// was not needed, or could not be made.
+// fastRead reports whether the request takes the fast chain. Only a get, list or watch of a
+// resource with an unambiguous path takes it. fastRead does not check that the resource exists or
+// that the user is authorized to read it. info is the RequestInfo of a fast read; of other requests
+// it is nil if it was not needed, or could not be made.
 func (h *Chain) fastRead(req *http.Request) (info *request.RequestInfo, fast bool) {
 	if h.fast == nil || req.Method != http.MethodGet || !h.complete.Load() {
 		return nil, false
@@ -191,8 +195,8 @@ func (h *Chain) fastRead(req *http.Request) (info *request.RequestInfo, fast boo
 // parsedKey is the key of the RequestInfo of a request that fastRead has parsed.
 type parsedKey struct{}
 
-// parsedOnce returns the RequestInfo that fastRead has made, so that the full chain neither parses a
-// request again nor logs an invalid selector a second time.
+// parsedOnce returns the RequestInfo that fastRead has made, so that the full chain neither parses
+// a request again nor logs an invalid selector a second time.
 type parsedOnce struct{ request.RequestInfoResolver }
 
 func (r parsedOnce) NewRequestInfo(req *http.Request) (*request.RequestInfo, error) {

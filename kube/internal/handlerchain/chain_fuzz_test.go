@@ -11,7 +11,8 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// FuzzFastRead: a request that takes the fast chain does so with upstream's RequestInfo, and its verb is not part of its path.
+// FuzzFastRead: a request that takes the fast chain does so with upstream's RequestInfo, and its
+// verb is not part of its path.
 func FuzzFastRead(f *testing.F) {
 	infos := &request.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")}
 	chain := &Chain{requestInfo: infos, fast: http.NotFoundHandler(), fastWatches: true}

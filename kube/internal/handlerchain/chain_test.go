@@ -78,7 +78,8 @@ func chainConfig() (*genericapiserver.Config, *seats) {
 	return c, s
 }
 
-// seats is a priority and fairness with one priority level, which admits a request unless it is full.
+// seats is a priority and fairness with one priority level, which admits a request unless it is
+// full.
 type seats struct {
 	utilflowcontrol.Interface // nil: the filter does not call its methods
 	full                      bool
@@ -242,8 +243,8 @@ func (r *countedResolver) NewRequestInfo(req *http.Request) (*request.RequestInf
 	return r.RequestInfoResolver.NewRequestInfo(req)
 }
 
-// TestChain_PassedRead_IsParsedOnce: a request that the read handler passes on is parsed once, so that upstream logs an invalid
-// selector once.
+// TestChain_PassedRead_IsParsedOnce: a request that the read handler passes on is parsed once, so
+// that upstream logs an invalid selector once.
 func TestChain_PassedRead_IsParsedOnce(t *testing.T) {
 	for name, target := range map[string]string{
 		"fast":                "/api/v1/configmaps",
@@ -286,8 +287,8 @@ func TestChain_PassedRead_IsParsedOnce(t *testing.T) {
 	}
 }
 
-// TestChain_UnsupportedConfig_HasNoFastChain: there is no fast chain for configurations whose decisions it could
-// not repeat.
+// TestChain_UnsupportedConfig_HasNoFastChain: there is no fast chain for configurations whose
+// decisions it could not repeat.
 func TestChain_UnsupportedConfig_HasNoFastChain(t *testing.T) {
 	own := func(apiHandler http.Handler, c *genericapiserver.Config) http.Handler {
 		return genericapiserver.DefaultBuildHandlerChain(apiHandler, c)
@@ -328,8 +329,8 @@ func TestChain_UnsupportedConfig_HasNoFastChain(t *testing.T) {
 	})
 }
 
-// TestFastChain_WithoutFlowControl_LimitsInFlight: without priority and fairness, reads are limited by upstream's filter, and not
-// above the limit.
+// TestFastChain_WithoutFlowControl_LimitsInFlight: without priority and fairness, reads are limited
+// by upstream's filter, and not above the limit.
 func TestFastChain_WithoutFlowControl_LimitsInFlight(t *testing.T) {
 	c, _ := chainConfig()
 	c.FlowControl = nil

@@ -9,8 +9,8 @@ import (
 	flowcontrolrequest "k8s.io/apiserver/pkg/util/flowcontrol/request"
 )
 
-// TestWorkEstimator_Bytes_DetermineSeats: seats follow the bytes, within upstream's bounds; upstream's estimate is used
-// if the bytes are unknown.
+// TestWorkEstimator_Bytes_DetermineSeats: seats follow the bytes, within upstream's bounds;
+// upstream's estimate is used if the bytes are unknown.
 func TestWorkEstimator_Bytes_DetermineSeats(t *testing.T) {
 	const unknown, upstreams = -1, 77
 	for name, test := range map[string]struct {
@@ -59,7 +59,8 @@ func TestWorkEstimator_Bytes_DetermineSeats(t *testing.T) {
 	}
 }
 
-// TestFastChain_Cost_ReachesFlowControl: the cost reaches the priority and fairness filter of the fast chain.
+// TestFastChain_Cost_ReachesFlowControl: the cost reaches the priority and fairness filter of the
+// fast chain.
 func TestFastChain_Cost_ReachesFlowControl(t *testing.T) {
 	c, seats := chainConfig()
 	h := New(nil, c, Options{

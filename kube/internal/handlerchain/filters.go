@@ -32,17 +32,17 @@ func wrap(handler http.Handler, filters []filter) http.Handler {
 }
 
 // fastFilters returns the filters of a plain read, outermost first. They are upstream's own, in
-// upstream's order; the write deadline takes the place of upstream's timeout filter, and withRoutine
-// that of upstream's routine filter, also without its gate. The request context carries the
-// RequestInfo and the received timestamp.
+// upstream's order; the write deadline takes the place of upstream's timeout filter, and
+// withRoutine that of upstream's routine filter, also without its gate. The request context carries
+// the RequestInfo and the received timestamp.
 //
 // Upstream has in addition:
 //
-//   - the timeout filter, which runs each request on a new goroutine, whose stack has to grow each time.
-//     A read that is passed on to upstream's handlers only after it took the fast chain (a revision that
-//     only etcd has, an audit event that contains the response) is answered without that filter, within
-//     the same deadline: those handlers stop when the request's context ends, and hold its seat until
-//     they return;
+//   - the timeout filter, which runs each request on a new goroutine, whose stack has to grow each
+//     time. A read that is passed on to upstream's handlers only after it took the fast chain (a
+//     revision that only etcd has, an audit event that contains the response) is answered without
+//     that filter, within the same deadline: those handlers stop when the request's context ends,
+//     and hold its seat until they return;
 //   - the trackers that measure each filter (apiserver_request_filter_duration_seconds);
 //     they are present here only if spans are recorded, because they create one span per filter;
 //   - tracing, for a request without a trace header while no tracer is configured;
@@ -58,9 +58,10 @@ func fastFilters(c *genericapiserver.Config, cost CostFunc, conns *slowclient.Li
 
 // filterList builds a list of filters, outermost first.
 type filterList struct {
-	config  *genericapiserver.Config
-	spans   bool // a tracer is configured
-	routine bool // watches use withRoutine; without the gate, spans of a watch last as long as the watch
+	config *genericapiserver.Config
+	spans  bool // a tracer is configured
+	// watches use withRoutine; without the gate, spans of a watch last as long as the watch
+	routine bool
 	filters []filter
 }
 

@@ -428,8 +428,8 @@ func checkImpersonation(_ *testing.T, _ *genericapiserver.Config, h http.Handler
 		wantHeader(h, as("reader", "deputy"), 403, "User", ""))
 }
 
-// TestFastChain_EveryFilter_Acts: each check passes in the fast chain and in upstream's chain, because the
-// filters are upstream's, and fails in the fast chain without the filter.
+// TestFastChain_EveryFilter_Acts: each check passes in the fast chain and in upstream's chain,
+// because the filters are upstream's, and fails in the fast chain without the filter.
 func TestFastChain_EveryFilter_Acts(t *testing.T) {
 	for _, test := range filterChecks {
 		t.Run(test.name, func(t *testing.T) {
@@ -473,8 +473,8 @@ func TestFastChain_EveryFilter_Acts(t *testing.T) {
 	}
 }
 
-// TestFastChain_EveryFilter_HasCheck: each filter of the fast chain, in every configuration above, is checked
-// by TestFastChain_EveryFilter_Acts.
+// TestFastChain_EveryFilter_HasCheck: each filter of the fast chain, in every configuration above,
+// is checked by TestFastChain_EveryFilter_Acts.
 func TestFastChain_EveryFilter_HasCheck(t *testing.T) {
 	checked := map[string]bool{}
 	for _, test := range filterChecks {

@@ -16,9 +16,9 @@ import (
 	"github.com/stratakube/strata/kube/listadmission"
 )
 
-// Levels maps the UIDs of priority levels to the levels of lists. Priority and fairness exposes only the
-// UID to a handler, in a response header; Levels records the level during classification. Safe for
-// concurrent use.
+// Levels maps the UIDs of priority levels to the levels of lists. Priority and fairness exposes
+// only the UID to a handler, in a response header; Levels records the level during classification.
+// Safe for concurrent use.
 type Levels struct {
 	utilflowcontrol.Interface
 	byUID sync.Map // of listadmission.Level
@@ -64,9 +64,9 @@ func (l *Levels) note(pl *flowcontrol.PriorityLevelConfiguration) {
 	}
 }
 
-// Of returns the level of a list that priority and fairness admitted. Without priority and fairness,
-// and so for a nil Levels, all users share one level, except system:masters, which upstream's
-// max-in-flight limit exempts too.
+// Of returns the level of a list that priority and fairness admitted. Without priority and
+// fairness, and so for a nil Levels, all users share one level, except system:masters, which
+// upstream's max-in-flight limit exempts too.
 func (l *Levels) Of(w http.ResponseWriter, req *http.Request) listadmission.Level {
 	if uid := w.Header()[levelHeader]; l != nil && len(uid) > 0 {
 		if level, ok := l.byUID.Load(uid[0]); ok {

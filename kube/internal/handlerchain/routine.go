@@ -50,8 +50,8 @@ func start(handler http.Handler, w http.ResponseWriter, req *http.Request) <-cha
 	return panicked
 }
 
-// onCaller leaves handler as the task of withRoutine. handler then ends with the watch, although the
-// filters before it have returned.
+// onCaller leaves handler as the task of withRoutine. handler then ends with the watch, although
+// the filters before it have returned.
 func onCaller(handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		task := routine.TaskFrom(req.Context())
@@ -63,8 +63,8 @@ func onCaller(handler http.Handler) http.Handler {
 	})
 }
 
-// withoutTask hides the task from upstream's handlers, to which a watch is passed on. They would make a task of the watch before its
-// initial events are sent, and so release its seat.
+// withoutTask hides the task from upstream's handlers, to which a watch is passed on. They would
+// make a task of the watch before its initial events are sent, and so release its seat.
 func withoutTask(handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if ctx := req.Context(); routine.TaskFrom(ctx) != nil {
@@ -75,8 +75,8 @@ func withoutTask(handler http.Handler) http.Handler {
 }
 
 // flowControl is priority and fairness for a chain with withRoutine: a watch is registered until
-// its task ends. Its seat ends before the task begins, because a watch sends its initial events before
-// it becomes a task.
+// its task ends. Its seat ends before the task begins, because a watch sends its initial events
+// before it becomes a task.
 type flowControl struct{ utilflowcontrol.Interface }
 
 // RegisterWatch implements utilflowcontrol.Interface.

@@ -34,8 +34,9 @@ func routineConfig() (*genericapiserver.Config, *countedWatches, *auditLog) {
 	return c, counted, c.AuditBackend.(*auditLog)
 }
 
-// TestFastChain_WatchTask_RunsWithinAuditAndRegistration: while the task of a watch runs, the watch is registered with priority and
-// fairness and its last audit event is not sent, but its seat and its filters have ended.
+// TestFastChain_WatchTask_RunsWithinAuditAndRegistration: while the task of a watch runs, the watch
+// is registered with priority and fairness and its last audit event is not sent, but its seat and
+// its filters have ended.
 func TestFastChain_WatchTask_RunsWithinAuditAndRegistration(t *testing.T) {
 	c, counted, log := routineConfig()
 	var started, during []auditinternal.Stage
@@ -68,7 +69,8 @@ func TestFastChain_WatchTask_RunsWithinAuditAndRegistration(t *testing.T) {
 	}
 }
 
-// TestFastChain_WatchWithoutTask_IsForgotten: the registration of a watch that the handler has answered ends with the handler.
+// TestFastChain_WatchWithoutTask_IsForgotten: the registration of a watch that the handler has
+// answered ends with the handler.
 func TestFastChain_WatchWithoutTask_IsForgotten(t *testing.T) {
 	c, counted, log := routineConfig()
 	chain := fastChain(c, func(w http.ResponseWriter, _ *http.Request) {
@@ -86,7 +88,8 @@ func TestFastChain_WatchWithoutTask_IsForgotten(t *testing.T) {
 	}
 }
 
-// TestFastChain_WatchPanics_IsAuditedAndForgotten: a panic of the handler or of its task reaches the audit log.
+// TestFastChain_WatchPanics_IsAuditedAndForgotten: a panic of the handler or of its task reaches
+// the audit log.
 func TestFastChain_WatchPanics_IsAuditedAndForgotten(t *testing.T) {
 	crash := utilruntime.ReallyCrash
 	t.Cleanup(func() { utilruntime.ReallyCrash = crash })
@@ -133,7 +136,8 @@ func TestFastChain_PassedOnWatch_HasNoTask(t *testing.T) {
 	}
 }
 
-// TestWithRoutine_PanicAfterTaskIsSet_RunsTask: the resources of a started watch are released if a filter panics afterwards.
+// TestWithRoutine_PanicAfterTaskIsSet_RunsTask: the resources of a started watch are released if a
+// filter panics afterwards.
 func TestWithRoutine_PanicAfterTaskIsSet_RunsTask(t *testing.T) {
 	c, _ := chainConfig()
 	ran := false

@@ -146,8 +146,8 @@ func eventually(t *testing.T, what string, reached func() bool) {
 	}
 }
 
-// TestChain_MuxIncomplete_Returns503: an unknown path is answered with 503 until all paths are installed, then with
-// 404; a request through the full chain detects the change.
+// TestChain_MuxIncomplete_Returns503: an unknown path is answered with 503 until all paths are
+// installed, then with 404; a request through the full chain detects the change.
 func TestChain_MuxIncomplete_Returns503(t *testing.T) {
 	s := newChainServer(t, nil, func(next http.Handler) http.Handler { return next })
 	for range 2 {
@@ -163,8 +163,8 @@ func TestChain_MuxIncomplete_Returns503(t *testing.T) {
 	}
 }
 
-// TestChain_Shutdown_UsesFullChain: once shutdown has begun, requests take the full chain, which sets Retry-After; an
-// in-flight list in the fast chain is waited for.
+// TestChain_Shutdown_UsesFullChain: once shutdown has begun, requests take the full chain, which
+// sets Retry-After; an in-flight list in the fast chain is waited for.
 func TestChain_Shutdown_UsesFullChain(t *testing.T) {
 	entered, leave := make(chan struct{}), make(chan struct{})
 	s := newChainServer(t, func(c *genericapiserver.Config) { c.ShutdownSendRetryAfter = true },
@@ -259,8 +259,8 @@ func (s *chainServer) connectionOf(t *testing.T, client *http.Client, http2 bool
 	return local
 }
 
-// TestFastChain_StalledReader_LosesSeatAtDeadline: a client that does not read loses its seat at the deadline, and cannot mistake
-// the partial response for a complete one.
+// TestFastChain_StalledReader_LosesSeatAtDeadline: a client that does not read loses its seat at
+// the deadline, and cannot mistake the partial response for a complete one.
 func TestFastChain_StalledReader_LosesSeatAtDeadline(t *testing.T) {
 	for name, test := range map[string]struct {
 		http2 bool
@@ -352,8 +352,8 @@ func (c *deafConn) Close() error {
 	return c.Conn.Close()
 }
 
-// TestFastChain_PastDeadline_ConnectionIsReused: a connection whose response was in time carries the next one after
-// the deadline of the first.
+// TestFastChain_PastDeadline_ConnectionIsReused: a connection whose response was in time carries
+// the next one after the deadline of the first.
 func TestFastChain_PastDeadline_ConnectionIsReused(t *testing.T) {
 	for _, test := range []struct {
 		name  string
@@ -391,8 +391,9 @@ func TestFastChain_PastDeadline_ConnectionIsReused(t *testing.T) {
 	}
 }
 
-// TestFastChain_PassedOnRequest_HoldsSeat: a request that upstream's handlers answer within the fast chain holds
-// its seat of priority and fairness until they return, even if its timeout is earlier.
+// TestFastChain_PassedOnRequest_HoldsSeat: a request that upstream's handlers answer within the
+// fast chain holds its seat of priority and fairness until they return, even if its timeout is
+// earlier.
 func TestFastChain_PassedOnRequest_HoldsSeat(t *testing.T) {
 	entered, leave := make(chan context.Context, 1), make(chan struct{})
 	slow := http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {

@@ -8,8 +8,8 @@ import (
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 )
 
-// BenchmarkCandidates walks the candidates of selectors of 20,000 pods: by a label of which ten pods have the value, and by further labels
-// that all or a tenth of them have, named before it.
+// BenchmarkCandidates walks the candidates of selectors of 20,000 pods: by a label of which ten
+// pods have the value, and by further labels that all or a tenth of them have, named before it.
 func BenchmarkCandidates(b *testing.B) {
 	const pods = 20_000
 	f := newFixture(b)
@@ -33,8 +33,8 @@ func BenchmarkCandidates(b *testing.B) {
 	}
 }
 
-// BenchmarkFirstUse lists 6,400 pods, stored as JSON, by a label that no list has named before: with the plan stored, which makes no digest, and with
-// the plan index, which makes them all.
+// BenchmarkFirstUse lists 6,400 pods, stored as JSON, by a label that no list has named before:
+// with the plan stored, which makes no digest, and with the plan index, which makes them all.
 func BenchmarkFirstUse(b *testing.B) {
 	const pods = 6400
 	for _, size := range []int{500, 2_000, 3_500} {

@@ -9,17 +9,19 @@ import (
 	"github.com/stratakube/strata/btree"
 )
 
-// digest is the part of an index that belongs to one leaf, or to one parent of leaves: for each value the items that have it, or the
-// leaves below that have such items, as bits. Immutable.
+// digest is the part of an index that belongs to one leaf, or to one parent of leaves: for each
+// value the items that have it, or the leaves below that have such items, as bits. Immutable.
 //
-// Values are hashed, so two values may share their bits. In a leaf that is known (shared); a parent may then select a leaf without a
-// selected item.
+// Values are hashed, so two values may share their bits. In a leaf that is known (shared); a parent
+// may then select a leaf without a selected item.
 type digest struct {
-	present, absent uint64 // items with and without the label or field; of a parent, leaves that have such items
-	shared          bool   // two values in the leaf have the same hash
-	n               int    // values
+	// items with and without the label or field; of a parent, leaves that have such items
+	present, absent uint64
+	shared          bool // two values in the leaf have the same hash
+	n               int  // values
 	words           []uint64
-	// words are n words of bits, in ascending order of their hashes, and then the hashes, two in a word.
+	// words are n words of bits, in ascending order of their hashes, and then the hashes, two in a
+	// word.
 }
 
 var hashSeed = maphash.MakeSeed()
@@ -32,14 +34,16 @@ func hashOf(value string) uint32 { return uint32(maphash.String(hashSeed, value)
 // hashOfBytes is hashOf of a value in bytes.
 func hashOfBytes(value []byte) uint32 { return uint32(maphash.Bytes(hashSeed, value)) & hashMask }
 
-// digestOverhead is the memory of a digest beside its words: its struct, its place on the node, and the rounding of the allocator.
+// digestOverhead is the memory of a digest beside its words: its struct, its place on the node, and
+// the rounding of the allocator.
 const digestOverhead = 128
 
-// Size implements btree.Sizer: digests of old versions count as memory of these versions, which the window bounds.
+// Size implements btree.Sizer: digests of old versions count as memory of these versions, which the
+// window bounds.
 func (d *digest) Size() int64 { return digestOverhead + int64(8*len(d.words)) }
 
-// bitsOf returns the bits of the values with the hash. Hashes are evenly distributed, so the search begins where the hash is expected: nearly always one
-// or two cache lines are read.
+// bitsOf returns the bits of the values with the hash. Hashes are evenly distributed, so the search
+// begins where the hash is expected: nearly always one or two cache lines are read.
 func (d *digest) bitsOf(hash uint32) uint64 {
 	i := int(uint64(hash) * uint64(d.n) >> 32)
 	for i > 0 && d.hash(i-1) >= hash {
@@ -86,8 +90,9 @@ func (p pair) bit() int                 { return int(p & 0xff) }
 
 var pairs = sync.Pool{New: func() any { return new([]pair) }}
 
-// visits counts the reads of a parent that has no digest. Making one costs about as much as parentVisits reads without it, and a
-// parent of a leaf that is written all the time would not need it for longer.
+// visits counts the reads of a parent that has no digest. Making one costs about as much as
+// parentVisits reads without it, and a parent of a leaf that is written all the time would not need
+// it for longer.
 type visits struct{ n atomic.Int32 }
 
 const parentVisits = 8

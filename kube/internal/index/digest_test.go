@@ -7,7 +7,8 @@ import (
 	"github.com/stratakube/strata/internal/test/testseed"
 )
 
-// TestDigest_BitsOf_AnyHashes_EqualsMap: the bits of a hash are found wherever the hash is expected, also if hashes are few or not evenly distributed.
+// TestDigest_BitsOf_AnyHashes_EqualsMap: the bits of a hash are found wherever the hash is
+// expected, also if hashes are few or not evenly distributed.
 func TestDigest_BitsOf_AnyHashes_EqualsMap(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(testseed.New(t), 0))
 	for range 2000 {

@@ -15,10 +15,12 @@ import (
 	"github.com/stratakube/strata/mirror/memo"
 )
 
-// Index finds the entries of a resource by the values of one label or field. It consists of digests on the leaves of the resource's
-// trees and on the nodes above them, so it belongs to every version: two versions share the digests of the leaves that they share,
-// and a list at an old revision uses those of its own tree. Readers make missing digests: of all leaves at first, later those of
-// leaves that have changed. The digests of an index are dropped when it had no reader for indexIdle. Safe for concurrent use.
+// Index finds the entries of a resource by the values of one label or field. It consists of digests
+// on the leaves of the resource's trees and on the nodes above them, so it belongs to every
+// version: two versions share the digests of the leaves that they share, and a list at an old
+// revision uses those of its own tree. Readers make missing digests: of all leaves at first, later
+// those of leaves that have changed. The digests of an index are dropped when it had no reader for
+// indexIdle. Safe for concurrent use.
 type Index struct {
 	name   string
 	label  bool   // not a field
@@ -29,20 +31,23 @@ type Index struct {
 
 	of     *memo.Key // names the digests; closed when they are dropped
 	blocks *blockcache.Cache
-	full   atomic.Bool // its bytes have reached the bound: no digest is cached until they are counted
+	// its bytes have reached the bound: no digest is cached until they are counted
+	full atomic.Bool
 
 	mu    sync.Mutex // leaf
 	bytes int64      // of digests, as last counted, and of those made since
 
 	used atomic.Int64 // time of the last plan, in nanoseconds since Selections.start
-	kept atomic.Bool  // a registry has declared the label or field, or it is eager: others are dropped first
+	// a registry has declared the label or field, or it is eager: others are dropped first
+	kept atomic.Bool
 }
 
 // lookup returns the value of a field or label, and whether the object has it.
 type lookup = func(*objects.Attributes) (value string, ok bool)
 
-// declared reports whether a registry has declared the field or label (SelectionPredicate.IndexFields, IndexLabels), for example
-// spec.nodeName of pods. Others are chosen by clients.
+// declared reports whether a registry has declared the field or label
+// (SelectionPredicate.IndexFields, IndexLabels), for example spec.nodeName of pods. Others are
+// chosen by clients.
 func (x *Index) declared(pred *storage.SelectionPredicate) bool {
 	names, of := pred.IndexFields, storage.FieldIndex
 	if x.label {
@@ -51,7 +56,8 @@ func (x *Index) declared(pred *storage.SelectionPredicate) bool {
 	return slices.ContainsFunc(names, func(n string) bool { return of(n) == x.name })
 }
 
-// fieldIndex describes the index of a field. An object without it has the value "", as field selectors have it.
+// fieldIndex describes the index of a field. An object without it has the value "", as field
+// selectors have it.
 func fieldIndex(field string) *Index {
 	return &Index{name: storage.FieldIndex(field), key: field, lookup: func(a *objects.Attributes) (string, bool) { return a.Fields.Get(field), true }}
 }
@@ -61,7 +67,8 @@ func labelIndex(label string) *Index {
 	return &Index{name: storage.LabelIndex(label), label: true, key: label, lookup: func(a *objects.Attributes) (string, bool) { return a.Labels.Lookup(label) }}
 }
 
-// parent returns the digest of a parent of leaves, nil if it has none yet. With known it is not made.
+// parent returns the digest of a parent of leaves, nil if it has none yet. With known it is not
+// made.
 func (x *Index) parent(leaves btree.DigestsOfLeaves, in *btree.Digests, known bool) *digest {
 	cur := in.Get(x.of)
 	switch c := cur.(type) {
@@ -102,8 +109,9 @@ func (x *Index) cache(in *btree.Digests, old any, d *digest) {
 	}
 }
 
-// unlessFull returns nil if the index has no room: a list would make the digests of changed leaves, and later ones would make them
-// again. The next count of the bytes makes room or refuses the index.
+// unlessFull returns nil if the index has no room: a list would make the digests of changed leaves,
+// and later ones would make them again. The next count of the bytes makes room or refuses the
+// index.
 func (x *Index) unlessFull() *Index {
 	if x.full.Load() {
 		return nil
@@ -111,7 +119,8 @@ func (x *Index) unlessFull() *Index {
 	return x
 }
 
-// fits reports whether there is room for further bytes of digests: of the resource, and of all resources of the process.
+// fits reports whether there is room for further bytes of digests: of the resource, and of all
+// resources of the process.
 func (x *Index) fits(bytes int64) bool {
 	limit := x.blocks.Stats().Limit
 	return x.size()+bytes <= limit/indexShare && x.blocks.Charged()+bytes <= x.allLimit(limit)
@@ -137,8 +146,8 @@ func (x *Index) charge(bytes int64) bool {
 	return true
 }
 
-// counted records the bytes of the digests of the newest version: before are those that were known before they were counted. Replaced
-// digests are no longer among them.
+// counted records the bytes of the digests of the newest version: before are those that were known
+// before they were counted. Replaced digests are no longer among them.
 func (x *Index) counted(before, bytes int64) { x.charge(bytes - before) }
 
 // size returns the bytes of the digests as last counted, and of those made since.
@@ -148,7 +157,8 @@ func (x *Index) size() int64 {
 	return x.bytes
 }
 
-// close ends the index. Its digests are dropped by a walk (Selections.DropIndexes, or that of the store when keys are replaced).
+// close ends the index. Its digests are dropped by a walk (Selections.DropIndexes, or that of the
+// store when keys are replaced).
 func (x *Index) close() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -159,16 +169,19 @@ func (x *Index) close() {
 	}
 }
 
-// indexes are the indexes of a resource by name. Readers of an index that exists take no lock. The zero value is empty.
+// indexes are the indexes of a resource by name. Readers of an index that exists take no lock. The
+// zero value is empty.
 type indexes struct {
 	published atomic.Pointer[map[string]*Index] // a copy of byName
-	nextCount atomic.Int64                      // time of the next comparison of the digests' bytes, in nanoseconds since Selections.start
+	// time of the next comparison of the digests' bytes, in nanoseconds since Selections.start
+	nextCount atomic.Int64
 
 	dropping sync.Mutex // held by DropIndexes, which a timer and a full index start; before mu
 
 	mu     sync.Mutex // before Index.mu
 	byName map[string]*Index
-	// once has the labels and fields that a list has named once, until it is dropped: unless their first use makes the index, their second one does.
+	// once has the labels and fields that a list has named once, until it is dropped: unless their
+	// first use makes the index, their second one does.
 	once map[string]time.Time
 	// refused has the labels and fields whose digests were too large, until they are tried again.
 	refused  map[string]time.Time
@@ -180,28 +193,32 @@ type indexes struct {
 }
 
 const (
-	// indexIdle is how long an index without readers is kept. Making it again costs a tenth of a microsecond to some microseconds for each object.
+	// indexIdle is how long an index without readers is kept. Making it again costs a tenth of a
+	// microsecond to some microseconds for each object.
 	indexIdle = 10 * time.Minute
 	// maxIndexes bounds the indexes of a resource: clients choose the labels of their selectors.
 	maxIndexes = 64
-	// indexShare is the inverse of the part of the block cache that the indexes of one resource may take. Those of all resources may take
-	// half of it, and three quarters if they are declared (Index.allLimit).
+	// indexShare is the inverse of the part of the block cache that the indexes of one resource may
+	// take. Those of all resources may take half of it, and three quarters if they are declared
+	// (Index.allLimit).
 	indexShare = 4
-	// secondUse is how soon after the first use of a label or field, unless it is declared or eager, its second use makes the index. A pause beyond it would
-	// drop the index again.
+	// secondUse is how soon after the first use of a label or field, unless it is declared or
+	// eager, its second use makes the index. A pause beyond it would drop the index again.
 	secondUse = indexIdle
-	// largeValue is the mean size of stored values from which the first use makes the index, if values are found in them. Reading the values costs up to 1 ns for
-	// each byte, the index 0.05 µs and 26 bytes for each object more (BenchmarkFirstUse).
+	// largeValue is the mean size of stored values from which the first use makes the index, if
+	// values are found in them. Reading the values costs up to 1 ns for each byte, the index 0.05
+	// µs and 26 bytes for each object more (BenchmarkFirstUse).
 	largeValue = 4 << 10
 	// maxOnce bounds the labels and fields whose first use is remembered.
 	maxOnce = 1024
-	// Digests are counted when they have grown by countGrowth and a quarter since the last count, at most every countInterval.
+	// Digests are counted when they have grown by countGrowth and a quarter since the last count,
+	// at most every countInterval.
 	countGrowth   = 1 << 20
 	countInterval = time.Second
 )
 
-// get returns the index that x describes; nil if it is refused or full, or has no index yet. With eager the first use makes it, and with large, of stored values,
-// if x has a finder.
+// get returns the index that x describes; nil if it is refused or full, or has no index yet. With
+// eager the first use makes it, and with large, of stored values, if x has a finder.
 func (t *indexes) get(s *Selections, gen *objects.Generation, x *Index, eager, large bool) *Index {
 	if gen.Ended() {
 		return nil
@@ -274,7 +291,8 @@ func (t *indexes) secondLocked(name string, now time.Time) bool {
 	return false
 }
 
-// oldestLocked returns the least recently used index except x, one that clients have chosen if there is one.
+// oldestLocked returns the least recently used index except x, one that clients have chosen if
+// there is one.
 func (t *indexes) oldestLocked(x *Index) (oldest *Index) {
 	for _, o := range t.byName {
 		if o != x && (oldest == nil || oldest.kept.Load() && !o.kept.Load() || oldest.kept.Load() == o.kept.Load() && o.used.Load() < oldest.used.Load()) {
@@ -327,9 +345,10 @@ func (t *indexes) reportLocked(s *Selections) {
 	t.reported = now
 }
 
-// DropIndexes drops the indexes that have no readers any more, or all if the storage has ended. It counts the bytes of the others, and
-// drops those beyond the bound: first an index that alone exceeds it, or that has no room among those of all resources, which is then
-// refused for indexIdle, then the least recently used ones.
+// DropIndexes drops the indexes that have no readers any more, or all if the storage has ended. It
+// counts the bytes of the others, and drops those beyond the bound: first an index that alone
+// exceeds it, or that has no room among those of all resources, which is then refused for
+// indexIdle, then the least recently used ones.
 func (s *Selections) DropIndexes() {
 	t := &s.indexes
 	t.dropping.Lock()
@@ -383,8 +402,9 @@ func (s *Selections) DropIndexes() {
 	}
 }
 
-// countDigests drops the digests of closed indexes from the newest version, and counts the bytes of the others; before has their bytes
-// so far. Digests of older versions count as memory of these (btree.Weigh).
+// countDigests drops the digests of closed indexes from the newest version, and counts the bytes of
+// the others; before has their bytes so far. Digests of older versions count as memory of these
+// (btree.Weigh).
 func (s *Selections) countDigests(before map[*Index]int64) {
 	snap, err := s.cfg.Resource.Latest()
 	if err != nil {

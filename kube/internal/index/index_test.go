@@ -35,8 +35,8 @@ func TestIndex_List_DecodesOnlyChanges(t *testing.T) {
 	}
 }
 
-// TestIndex_RestoredEtcd_IsDropped: after a restore the revision of the index occurs a second time, with
-// other objects.
+// TestIndex_RestoredEtcd_IsDropped: after a restore the revision of the index occurs a second time,
+// with other objects.
 func TestIndex_RestoredEtcd_IsDropped(t *testing.T) {
 	f := newFixture(t)
 	for i := range 100 {
@@ -125,8 +125,9 @@ func TestIndex_NotRead_IsDropped(t *testing.T) {
 	}
 }
 
-// TestIndexes_MoreLabelsThanBound_AreDropped selects by more labels than a resource has indexes: the least recently used ones, and their
-// digests, are dropped, and lists by every label stay right.
+// TestIndexes_MoreLabelsThanBound_AreDropped selects by more labels than a resource has indexes:
+// the least recently used ones, and their digests, are dropped, and lists by every label stay
+// right.
 func TestIndexes_MoreLabelsThanBound_AreDropped(t *testing.T) {
 	const names, pods = maxIndexes + 16, 300
 	synctest.Test(t, func(t *testing.T) {
@@ -143,7 +144,8 @@ func TestIndexes_MoreLabelsThanBound_AreDropped(t *testing.T) {
 		for n := range names {
 			for i := range 3 {
 				plan := []string{byScan, byIndex, byIndex}[i]
-				f.require(t, podtest.Selecting(t, fmt.Sprintf("label-%d=0", n), ""), plan, (pods+n)/(n+1)) // those with i % (n+1) == 0
+				// those with i % (n+1) == 0
+				f.require(t, podtest.Selecting(t, fmt.Sprintf("label-%d=0", n), ""), plan, (pods+n)/(n+1))
 			}
 			if got, want := int(f.indexes.Load()), min(n+1, maxIndexes); got != want {
 				t.Fatalf("%v indexes after %d labels, want %d", got, n+1, want)
@@ -157,8 +159,8 @@ func TestIndexes_MoreLabelsThanBound_AreDropped(t *testing.T) {
 	})
 }
 
-// TestIndexes_LargerThanBudget_IsRefused: a label whose digests take more than their part of the budget is scanned until it is tried
-// again, and the reports show it.
+// TestIndexes_LargerThanBudget_IsRefused: a label whose digests take more than their part of the
+// budget is scanned until it is tried again, and the reports show it.
 func TestIndexes_LargerThanBudget_IsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t)
@@ -204,7 +206,8 @@ func TestIndexes_LargerThanBudget_IsRefused(t *testing.T) {
 	})
 }
 
-// TestIndexes_AllResourcesAtBound_RefuseAnother: indexes of other resources have taken the bytes of all. A declared index still has room.
+// TestIndexes_AllResourcesAtBound_RefuseAnother: indexes of other resources have taken the bytes of
+// all. A declared index still has room.
 func TestIndexes_AllResourcesAtBound_RefuseAnother(t *testing.T) {
 	const pods = 500
 	synctest.Test(t, func(t *testing.T) {

@@ -11,8 +11,9 @@ import (
 
 // Known are the candidates of a plan in a range that were found by digests alone. Immutable.
 type Known struct {
-	// N is the number of candidates. Entries of leaves without digests count as candidates, and so may entries of such leaves that are out of the range
-	// and entries that have a value which a negation excludes.
+	// N is the number of candidates. Entries of leaves without digests count as candidates, and so
+	// may entries of such leaves that are out of the range and entries that have a value which a
+	// negation excludes.
 	N int
 
 	first []*mirror.Entry // candidates, in key order
@@ -22,7 +23,8 @@ type Known struct {
 // maxKnown bounds the candidates that a list holds before it reads them.
 const maxKnown = 4096
 
-// Known finds candidates without reading stored values, and counts them to most or a little more. Cost is O(parents of leaves + leaves with candidates).
+// Known finds candidates without reading stored values, and counts them to most or a little more.
+// Cost is O(parents of leaves + leaves with candidates).
 func (p *Plan) Known(snap mirror.Snapshot, start, end string, most int) *Known {
 	s := knownSieve{plan: &Plan{ctx: p.ctx, terms: slices.Clone(p.terms), known: true, read: p.read}, start: start, most: most, known: &Known{}}
 	k := s.known
@@ -38,7 +40,8 @@ func (p *Plan) Known(snap mirror.Snapshot, start, end string, most int) *Known {
 	return k
 }
 
-// Candidates yields all candidates of the range, which ends before end: those that were found, and those that the plan finds after them.
+// Candidates yields all candidates of the range, which ends before end: those that were found, and
+// those that the plan finds after them.
 func (k *Known) Candidates(p *Plan, snap mirror.Snapshot, end string) iter.Seq[*mirror.Entry] {
 	return func(yield func(*mirror.Entry) bool) {
 		for _, e := range k.first {
@@ -57,7 +60,8 @@ func (k *Known) Candidates(p *Plan, snap mirror.Snapshot, end string) iter.Seq[*
 	}
 }
 
-// knownSieve is a mirror.Sieve that selects candidates up to the first leaf that lacks a digest or a value, or up to the bounds, and then counts them.
+// knownSieve is a mirror.Sieve that selects candidates up to the first leaf that lacks a digest or
+// a value, or up to the bounds, and then counts them.
 type knownSieve struct {
 	plan  *Plan
 	start string

@@ -9,7 +9,8 @@ import (
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 )
 
-// TestKnown_Negation_ReadsNoStoredValue: the walk compares a value of each hash; Known, which estimates before it, leaves that to the walk.
+// TestKnown_Negation_ReadsNoStoredValue: the walk compares a value of each hash; Known, which
+// estimates before it, leaves that to the walk.
 func TestKnown_Negation_ReadsNoStoredValue(t *testing.T) {
 	f := finding(t)
 	f.events(t, 1000)
@@ -32,8 +33,9 @@ func TestKnown_Negation_ReadsNoStoredValue(t *testing.T) {
 	}
 }
 
-// TestKnown_AnyLimitAndDigests_LeavesCandidates: Known keeps the candidates that it finds, up to its limit, to the first leaf without a digest, or
-// to the bound of held candidates; a walk from there yields the same candidates as one without it.
+// TestKnown_AnyLimitAndDigests_LeavesCandidates: Known keeps the candidates that it finds, up to
+// its limit, to the first leaf without a digest, or to the bound of held candidates; a walk from
+// there yields the same candidates as one without it.
 func TestKnown_AnyLimitAndDigests_LeavesCandidates(t *testing.T) {
 	for _, finds := range []bool{false, true} {
 		f := newFixture(t)

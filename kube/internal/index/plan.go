@@ -16,20 +16,23 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Plan selects the candidates of a selector with indexes: the intersection of requirements. Its methods may be called concurrently. Those of mirror.Sieve
-// are for Candidates: they write to a plan with more terms than one, and to one with known, which is therefore a copy.
+// Plan selects the candidates of a selector with indexes: the intersection of requirements. Its
+// methods may be called concurrently. Those of mirror.Sieve are for Candidates: they write to a
+// plan with more terms than one, and to one with known, which is therefore a copy.
 type Plan struct {
 	ctx   context.Context
 	terms []term
-	known bool                      // see Known: nothing is read, and no digest is made
-	lacks bool                      // with known: the last leaf lacks a digest, or a value to compare
+	known bool // see Known: nothing is read, and no digest is made
+	// with known: the last leaf lacks a digest, or a value to compare
+	lacks bool
 	read  func(stored, decoded int) // Config.Read
 }
 
 // term is a requirement of a selector, on one label or field.
 type term struct {
 	index *Index
-	// scans: the index is a description without digests, and leaves are scanned for the values (see scan).
+	// scans: the index is a description without digests, and leaves are scanned for the values (see
+	// scan).
 	scans  bool
 	test   test
 	values []string
@@ -47,16 +50,18 @@ const (
 )
 
 const (
-	// smallRange is the number of objects up to which a list examines all of them: those of one leaf.
+	// smallRange is the number of objects up to which a list examines all of them: those of one
+	// leaf.
 	smallRange = 64
 	// maxValues bounds the values of a term, maxTerms the terms of a plan.
 	maxValues = 64
 	maxTerms  = 8
 )
 
-// Plan returns a plan for the selector on n objects, whose stored values have the bytes. It is nil if examining all of them costs less, or if no requirement
-// has an index or demands a value that can be found in stored values. Requirements that demand a value are used together. Only without any are others used,
-// which usually select most objects.
+// Plan returns a plan for the selector on n objects, whose stored values have the bytes. It is nil
+// if examining all of them costs less, or if no requirement has an index or demands a value that
+// can be found in stored values. Requirements that demand a value are used together. Only without
+// any are others used, which usually select most objects.
 func (s *Selections) Plan(ctx context.Context, sel *objects.Selector, n int, bytes int64) *Plan {
 	if n <= smallRange {
 		return nil
@@ -93,11 +98,13 @@ func (s *Selections) Plan(ctx context.Context, sel *objects.Selector, n int, byt
 	return nil
 }
 
-// eager reports whether the first use of a label or field makes its index, though no registry has declared it.
+// eager reports whether the first use of a label or field makes its index, though no registry has
+// declared it.
 func (s *Selections) eager(x *Index) bool { return !x.label && s.cfg.Eager[x.key] }
 
-// termsOf returns the requirements of a selector, with indexes that are only descriptions. Requirements on namespace and name are
-// among them: a list of one namespace or object is a range, but a list of everything may have such fields too.
+// termsOf returns the requirements of a selector, with indexes that are only descriptions.
+// Requirements on namespace and name are among them: a list of one namespace or object is a range,
+// but a list of everything may have such fields too.
 func termsOf(pred *storage.SelectionPredicate) (terms []term) {
 	if pred.Field != nil && !pred.Field.Empty() {
 		for _, r := range pred.Field.Requirements() {
@@ -144,7 +151,8 @@ func labelTerm(r *labels.Requirement) (t term, ok bool) {
 	return t, true
 }
 
-// cost returns 1 for a term that scans leaves, which is tested where the others have left candidates, otherwise 0.
+// cost returns 1 for a term that scans leaves, which is tested where the others have left
+// candidates, otherwise 0.
 func (t *term) cost() int {
 	if t.scans {
 		return 1
@@ -160,7 +168,8 @@ func (t *term) declared(pred *storage.SelectionPredicate) int {
 	return 0
 }
 
-// single reports whether the term demands one value, as upstream's indexes do; no label has the value "" there.
+// single reports whether the term demands one value, as upstream's indexes do; no label has the
+// value "" there.
 func (t *term) single() bool {
 	return t.test == oneOf && len(t.values) == 1 && !(t.index.label && t.values[0] == "")
 }
@@ -172,7 +181,8 @@ type Declared struct {
 	value  string
 }
 
-// DeclaredIndex returns the declared index of which the selector demands one value; nil if there is none.
+// DeclaredIndex returns the declared index of which the selector demands one value; nil if there is
+// none.
 func DeclaredIndex(pred *storage.SelectionPredicate) *Declared {
 	for _, t := range termsOf(pred) {
 		if t.single() && t.index.name != storage.FieldIndex("metadata.name") && t.index.name != namespaceField && t.index.declared(pred) {
@@ -182,8 +192,9 @@ func DeclaredIndex(pred *storage.SelectionPredicate) *Declared {
 	return nil
 }
 
-// Any reports whether the declared index has an entry with start <= key < end. It uses the plan, unless that is nil or has another
-// index, and examines the objects of the range otherwise. An object that cannot be decoded counts.
+// Any reports whether the declared index has an entry with start <= key < end. It uses the plan,
+// unless that is nil or has another index, and examines the objects of the range otherwise. An
+// object that cannot be decoded counts.
 func (d *Declared) Any(ctx context.Context, p *Plan, gen *objects.Generation, snap mirror.Snapshot, start, end string) bool {
 	all := snap.All(start, end)
 	if p != nil {
@@ -211,11 +222,13 @@ func (d *Declared) is(t term) bool {
 // Indexed reports whether the plan has an index. Without one, it finds candidates in stored values.
 func (p *Plan) Indexed() bool { return !p.terms[0].scans }
 
-// DemandsValue reports whether the plan selects by values that objects have. Others usually select most objects.
+// DemandsValue reports whether the plan selects by values that objects have. Others usually select
+// most objects.
 func (p *Plan) DemandsValue() bool { return p.terms[0].test == oneOf }
 
-// Candidates yields the candidates of a snapshot with start <= key < end, in key order: at least the selected entries. Objects whose
-// labels and fields are not known are read leaf by leaf. Those whose value is not found and that cannot be decoded are candidates; an object whose value is
+// Candidates yields the candidates of a snapshot with start <= key < end, in key order: at least
+// the selected entries. Objects whose labels and fields are not known are read leaf by leaf. Those
+// whose value is not found and that cannot be decoded are candidates; an object whose value is
 // found may be one that cannot be decoded.
 func (p *Plan) Candidates(snap mirror.Snapshot, start, end string) iter.Seq[*mirror.Entry] {
 	if len(p.terms) > 1 {
@@ -224,8 +237,9 @@ func (p *Plan) Candidates(snap mirror.Snapshot, start, end string) iter.Seq[*mir
 	return snap.Sift(start, end, p)
 }
 
-// advance moves the term i, which has excluded a node, one place forward, so that terms with few candidates are tested first. Other
-// terms are then not tested in most leaves, and need no digests there. Each walk begins with the order of the plan.
+// advance moves the term i, which has excluded a node, one place forward, so that terms with few
+// candidates are tested first. Other terms are then not tested in most leaves, and need no digests
+// there. Each walk begins with the order of the plan.
 func (p *Plan) advance(i int) {
 	if i > 0 && p.terms[i-1].scans == p.terms[i].scans {
 		p.terms[i-1], p.terms[i] = p.terms[i], p.terms[i-1]
@@ -278,12 +292,13 @@ func (t *term) leaf(p *Plan, items []*mirror.Entry, in *btree.Digests) uint64 {
 	}
 }
 
-// having returns the bits of the items of a leaf that have one of the term's values. For a term that demands them, they may have another
-// value with the same hash, which the caller excludes.
+// having returns the bits of the items of a leaf that have one of the term's values. For a term
+// that demands them, they may have another value with the same hash, which the caller excludes.
 func (t *term) having(p *Plan, d *digest, items []*mirror.Entry) (found uint64) {
 	for i, hash := range t.hashes {
 		b := d.bitsOf(hash)
-		// Otherwise all items of the bits have one value, which may be another one with the same hash.
+		// Otherwise all items of the bits have one value, which may be another one with the same
+		// hash.
 		if t.test == noneOf && b != 0 && !d.shared && !t.index.has(p, items[bits.TrailingZeros64(b)], t.values[i]) {
 			continue
 		}

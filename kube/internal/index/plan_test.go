@@ -19,7 +19,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// TestEagerField_FirstList_UsesIndex: the first list by the involved object of events makes the index, that by another field does not.
+// TestEagerField_FirstList_UsesIndex: the first list by the involved object of events makes the
+// index, that by another field does not.
 func TestEagerField_FirstList_UsesIndex(t *testing.T) {
 	f := newFixture(t)
 	f.events(t, 500)
@@ -40,7 +41,8 @@ func TestEagerField_FirstList_UsesIndex(t *testing.T) {
 	}
 }
 
-// TestDeclaredIndex_Any_FindsEntriesOfIndex: with the index of a plan, with another plan, and without one.
+// TestDeclaredIndex_Any_FindsEntriesOfIndex: with the index of a plan, with another plan, and
+// without one.
 func TestDeclaredIndex_Any_FindsEntriesOfIndex(t *testing.T) {
 	f := newFixture(t)
 	f.events(t, 500)
@@ -61,8 +63,8 @@ func TestDeclaredIndex_Any_FindsEntriesOfIndex(t *testing.T) {
 	}
 }
 
-// TestPlan_UnselectiveTermFirst_IsTestedInFewLeaves: a term that every object meets makes no digests where another term excludes the
-// leaf, though it is the first one of the selector.
+// TestPlan_UnselectiveTermFirst_IsTestedInFewLeaves: a term that every object meets makes no
+// digests where another term excludes the leaf, though it is the first one of the selector.
 func TestPlan_UnselectiveTermFirst_IsTestedInFewLeaves(t *testing.T) {
 	f := newFixture(t)
 	f.events(t, 6400) // at least 100 leaves
@@ -84,7 +86,8 @@ type model struct {
 	past []map[string]*example.Pod
 }
 
-// step changes a random pod, or several at one revision: labels are few, frequent or rare, and missing from some pods.
+// step changes a random pod, or several at one revision: labels are few, frequent or rare, and
+// missing from some pods.
 func (m *model) step(t *testing.T, etcd *memory.Store) {
 	t.Helper()
 	rnd, n := m.rnd, 1
@@ -150,8 +153,9 @@ func (m *model) selected(t *testing.T, at int, pred storage.SelectionPredicate) 
 	return names
 }
 
-// TestPlan_AnySelectorAndRevision_EqualsModel plans lists with random selectors at the latest and at old revisions, and compares the
-// selected candidates with a filter of the model's state at that revision. Short hashes let values collide.
+// TestPlan_AnySelectorAndRevision_EqualsModel plans lists with random selectors at the latest and
+// at old revisions, and compares the selected candidates with a filter of the model's state at that
+// revision. Short hashes let values collide.
 func TestPlan_AnySelectorAndRevision_EqualsModel(t *testing.T) {
 	for _, bits := range []int{32, 3} {
 		for _, finds := range []bool{false, true} {
@@ -204,7 +208,8 @@ func testPlans(t *testing.T, f *fixture) {
 	}
 }
 
-// TestIndex_OldRevision_ExaminesSelectedOnly: the candidates of a declared field at an old revision are the selected objects.
+// TestIndex_OldRevision_ExaminesSelectedOnly: the candidates of a declared field at an old revision
+// are the selected objects.
 func TestIndex_OldRevision_ExaminesSelectedOnly(t *testing.T) {
 	f := newFixture(t)
 	m := &model{rnd: rand.New(rand.NewPCG(testseed.New(t), 0)), live: map[string]*example.Pod{}}

@@ -1,6 +1,7 @@
-// Package index reads parts of a resource without examining all of it: by the values of fields and labels, with digests of the
-// resource's own trees (Index, Plan), and by shards, each a tree of its own (Shard). Both are made when they are first read, and are
-// dropped when they have no readers. The package also limits the events that a watch reads to those of its part.
+// Package index reads parts of a resource without examining all of it: by the values of fields and
+// labels, with digests of the resource's own trees (Index, Plan), and by shards, each a tree of its
+// own (Shard). Both are made when they are first read, and are dropped when they have no readers.
+// The package also limits the events that a watch reads to those of its part.
 package index
 
 import (
@@ -27,18 +28,22 @@ type Config struct {
 	View     *objects.View
 	Blocks   *blockcache.Cache // charged with the bytes of indexes
 	Context  context.Context   // ends with the storage
-	// Eager are the fields whose first use makes an index. They are few: those of Events, and the selectable fields of a custom resource. The indexes that
-	// a registry has declared for a request need not be among them; upstream's page tokens depend on those alone (DeclaredIndex).
+	// Eager are the fields whose first use makes an index. They are few: those of Events, and the
+	// selectable fields of a custom resource. The indexes that a registry has declared for a
+	// request need not be among them; upstream's page tokens depend on those alone (DeclaredIndex).
 	Eager map[string]bool
 	// Start runs a goroutine that the storage waits for; false if the storage has ended.
 	Start func(run func()) bool
-	// Read counts objects of which a plan read the value of a label or field, from their stored values and by decoding them.
+	// Read counts objects of which a plan read the value of a label or field, from their stored
+	// values and by decoding them.
 	Read func(stored, decoded int)
 	// Refused counts labels and fields that are not indexed because their digests are too large.
 	Refused func()
-	// Measured receives changes of the number of indexes, and of the bytes of their digests as they were last counted.
+	// Measured receives changes of the number of indexes, and of the bytes of their digests as they
+	// were last counted.
 	Measured func(indexes, bytes int64)
-	// Unindexed counts watches of one value that read all events, because other labels and fields have all indexes of watches.
+	// Unindexed counts watches of one value that read all events, because other labels and fields
+	// have all indexes of watches.
 	Unindexed func()
 	// Filtered counts objects that a shard selector withholds from watches.
 	Filtered func(n int)
@@ -121,20 +126,22 @@ func (v *Version[I]) leaves() []*btree.Leaf[I] {
 	return leaves
 }
 
-// kind is the part of a selection that depends on its items. The caller of its methods has the turn.
+// kind is the part of a selection that depends on its items. The caller of its methods has the
+// turn.
 type kind[I btree.Item] interface {
 	// items returns the items of a snapshot, in ascending order of their keys.
 	items(ctx context.Context, gen *objects.Generation, snap mirror.Snapshot) ([]I, error)
 	// apply applies an event.
 	apply(ctx context.Context, gen *objects.Generation, edit *btree.Edit[I], ev *mirror.Event) error
-	// install replaces the current version old, which may be nil, with next, which edit has made; nil if it was built from
-	// a snapshot.
+	// install replaces the current version old, which may be nil, with next, which edit has made;
+	// nil if it was built from a snapshot.
 	install(old, next *Version[I], edit *btree.Edit[I])
 	// dropEnded drops versions whose generation has ended.
 	dropEnded()
 }
 
-// selection is the current version of an index or shard, which readers bring up to date. Safe for concurrent use.
+// selection is the current version of an index or shard, which readers bring up to date. Safe for
+// concurrent use.
 type selection[I btree.Item] struct {
 	resource *mirror.Resource
 	view     *objects.View
@@ -174,8 +181,8 @@ func (s *selection[I]) At(ctx context.Context, rev mirror.Revision) (*Version[I]
 	return next, nil
 }
 
-// next returns the version of now: cur, which may be nil, with the events since, or one built from a snapshot, for which the
-// edit is nil. The caller has the turn.
+// next returns the version of now: cur, which may be nil, with the events since, or one built from
+// a snapshot, for which the edit is nil. The caller has the turn.
 func (s *selection[I]) next(ctx context.Context, gen *objects.Generation, cur *Version[I]) (*Version[I], *btree.Edit[I], error) {
 	if cur != nil && cur.gen == gen {
 		next, edit, err := s.follow(ctx, cur)

@@ -36,7 +36,8 @@ type fixture struct {
 	found atomic.Int64 // values in stored bytes, with finds
 }
 
-// involvedAttrs are the attributes of pods that stand for events: their node is the name of the involved object.
+// involvedAttrs are the attributes of pods that stand for events: their node is the name of the
+// involved object.
 func involvedAttrs(obj runtime.Object) (labels.Set, fields.Set, error) {
 	l, f, err := podtest.Attrs(obj)
 	if err != nil {
@@ -47,7 +48,8 @@ func involvedAttrs(obj runtime.Object) (labels.Set, fields.Set, error) {
 	return l, f, nil
 }
 
-// newFixture returns the selections of no pods. Their involved objects are eager fields, as those of events are.
+// newFixture returns the selections of no pods. Their involved objects are eager fields, as those
+// of events are.
 func newFixture(t testing.TB, change ...func(*podtest.Options)) *fixture {
 	t.Helper()
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.ShardedListAndWatch, true)

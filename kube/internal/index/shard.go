@@ -12,9 +12,10 @@ import (
 	"github.com/stratakube/strata/mirror/memo"
 )
 
-// Shard is a shard selector and its selected entries, in a separate tree, so that the cost of its lists depends on its entries and
-// not on those of the resource. The leaves of the tree have memos for items and compressed runs, as the leaves of the resource's
-// own tree do. Safe for concurrent use.
+// Shard is a shard selector and its selected entries, in a separate tree, so that the cost of its
+// lists depends on its entries and not on those of the resource. The leaves of the tree have memos
+// for items and compressed runs, as the leaves of the resource's own tree do. Safe for concurrent
+// use.
 type Shard struct {
 	selection[*mirror.Entry]
 	set *objects.ShardSet
@@ -87,8 +88,8 @@ func (x *Shard) OldVersion(gen *objects.Generation, rev mirror.Revision) (*Shard
 	return past, past != nil && past.rev == rev && past.Serves(gen, rev)
 }
 
-// RolledTo returns the shard at the revision of the snapshot, which may be of old revisions, made from
-// the shard at cur and the keys that have changed since.
+// RolledTo returns the shard at the revision of the snapshot, which may be of old revisions, made
+// from the shard at cur and the keys that have changed since.
 func (x *Shard) RolledTo(ctx context.Context, snap mirror.Snapshot, cur *ShardVersion, changed []string) (*ShardVersion, error) {
 	edit := cur.tree.Edit()
 	for _, key := range changed {

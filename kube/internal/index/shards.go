@@ -25,8 +25,8 @@ const (
 	// Clients of a fleet list when they start, and after a lost watch.
 	shardIdle = time.Minute
 	// maxShardCopies bounds how often all shards together have the entries of the resource. A fleet
-	// has them once, two while it is resized. An entry takes about 12 bytes in a tree, and 16 more for
-	// each representation.
+	// has them once, two while it is resized. An entry takes about 12 bytes in a tree, and 16 more
+	// for each representation.
 	maxShardCopies = 4
 	// maxEmptyShards bounds the number of shards of a resource with few entries.
 	maxEmptyShards = 256
@@ -84,15 +84,16 @@ func (t *shards) allLocked() []*Shard {
 	return all
 }
 
-// TrimShards drops the least recently read shards, except x, until the others have at most maxShardCopies times n entries.
+// TrimShards drops the least recently read shards, except x, until the others have at most
+// maxShardCopies times n entries.
 func (s *Selections) TrimShards(x *Shard, n int) {
 	for _, dropped := range s.shards.leastRecent(x, maxShardCopies*n+maxEmptyShards) {
 		dropped.drop()
 	}
 }
 
-// leastRecent removes and returns the least recently read shards, except x, beyond the limit of entries. Each shard counts as one
-// entry more.
+// leastRecent removes and returns the least recently read shards, except x, beyond the limit of
+// entries. Each shard counts as one entry more.
 func (t *shards) leastRecent(x *Shard, limit int) (removed []*Shard) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -48,8 +48,9 @@ func shardFrom(t testing.TB, key, start, end string) (sharding.Selector, *object
 	return sel, set
 }
 
-// TestShard_AnyRevision_EqualsSelectedPods writes pods at random and compares shards, followed to the present and rolled back to old
-// revisions, with the pods that upstream's selector selects there.
+// TestShard_AnyRevision_EqualsSelectedPods writes pods at random and compares shards, followed to
+// the present and rolled back to old revisions, with the pods that upstream's selector selects
+// there.
 func TestShard_AnyRevision_EqualsSelectedPods(t *testing.T) {
 	seed := testseed.New(t)
 	f := newFixture(t)
@@ -93,7 +94,8 @@ func TestShard_AnyRevision_EqualsSelectedPods(t *testing.T) {
 	}
 }
 
-// requireShard fails unless a version of a shard has the pods that its selector selects at m.revs[at].
+// requireShard fails unless a version of a shard has the pods that its selector selects at
+// m.revs[at].
 func requireShard(t *testing.T, m *model, at int, v *ShardVersion, sel sharding.Selector) {
 	t.Helper()
 	var want, got []string
@@ -144,7 +146,8 @@ func mark(v *ShardVersion) (memos []*supersededMemo) {
 	return memos
 }
 
-// TestShard_ReplacedLeaves_AreSuperseded: an update supersedes the memo of its leaf only, and a relist those of all leaves.
+// TestShard_ReplacedLeaves_AreSuperseded: an update supersedes the memo of its leaf only, and a
+// relist those of all leaves.
 func TestShard_ReplacedLeaves_AreSuperseded(t *testing.T) {
 	f := newFixture(t)
 	f.Fill(t, 600)
@@ -220,7 +223,8 @@ func (f *fixture) kept() (shards, entries int) {
 	return len(all), entries
 }
 
-// TestShards_OfManySelectors_AreBounded: the shards of many selectors are dropped, except the one just read.
+// TestShards_OfManySelectors_AreBounded: the shards of many selectors are dropped, except the one
+// just read.
 func TestShards_OfManySelectors_AreBounded(t *testing.T) {
 	f := newFixture(t)
 	f.Fill(t, 300)

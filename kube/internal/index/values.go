@@ -30,9 +30,10 @@ var leafValuesPool = sync.Pool{New: func() any { return new(leafValues) }}
 
 func (v *leafValues) of(i int) []byte { return v.text[v.from[i]:v.to[i]] }
 
-// newLeaf makes and caches the digest of a leaf. It takes the values from cached attributes, else from the stored values, and decodes the objects of
-// which neither is known: the attributes of the others are not cached. The entries of unknown cannot be decoded now; the digest is then not cached, and
-// the caller reports the errors. It is nil if the context of the plan has ended.
+// newLeaf makes and caches the digest of a leaf. It takes the values from cached attributes, else
+// from the stored values, and decodes the objects of which neither is known: the attributes of the
+// others are not cached. The entries of unknown cannot be decoded now; the digest is then not
+// cached, and the caller reports the errors. It is nil if the context of the plan has ended.
 func (x *Index) newLeaf(p *Plan, items []*mirror.Entry, in *btree.Digests) (d *digest, unknown uint64) {
 	if p.ctx.Err() != nil {
 		return nil, 0
@@ -61,7 +62,8 @@ func (x *Index) newLeaf(p *Plan, items []*mirror.Entry, in *btree.Digests) (d *d
 	return d, unknown
 }
 
-// readLeaf reads the values of a leaf, and returns the bits of the items that have one. Not ok: the context has ended.
+// readLeaf reads the values of a leaf, and returns the bits of the items that have one. Not ok: the
+// context has ended.
 func (x *Index) readLeaf(p *Plan, items []*mirror.Entry, v *leafValues) (present, unknown uint64, ok bool) {
 	v.text, v.n = v.text[:0], 0
 	read := reading{index: x}
@@ -119,7 +121,8 @@ func (r *reading) find(p *Plan, e *mirror.Entry) (value []byte, has, ok bool) {
 	return value, has, ok
 }
 
-// value appends the value of an item to dst; it has none without the label. Not ok: the object cannot be decoded.
+// value appends the value of an item to dst; it has none without the label. Not ok: the object
+// cannot be decoded.
 func (r *reading) value(p *Plan, e *mirror.Entry, dst []byte) (_ []byte, has, ok bool) {
 	a := r.index.gen.KnownAttributes(e)
 	if a == nil {
@@ -136,7 +139,8 @@ func (r *reading) value(p *Plan, e *mirror.Entry, dst []byte) (_ []byte, has, ok
 	return append(dst, value...), has, true
 }
 
-// has reports whether an item has the value; not if it cannot be decoded, or if the plan must not read it (then it lacks the value).
+// has reports whether an item has the value; not if it cannot be decoded, or if the plan must not
+// read it (then it lacks the value).
 func (x *Index) has(p *Plan, e *mirror.Entry, want string) bool {
 	a := x.gen.KnownAttributes(e)
 	if a == nil {
@@ -159,7 +163,8 @@ func (x *Index) has(p *Plan, e *mirror.Entry, want string) bool {
 	return has && value == want
 }
 
-// scan returns the chosen items that meet a term without digests, or may: those whose value is only known to a decoder.
+// scan returns the chosen items that meet a term without digests, or may: those whose value is only
+// known to a decoder.
 func (t *term) scan(p *Plan, items []*mirror.Entry, chosen uint64) (found uint64) {
 	if p.known {
 		p.lacks = true

@@ -20,8 +20,9 @@ import (
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 )
 
-// TestFinder_FirstLists_DecodeSelectedObjects: lists by a label or field decode the selected objects, and cache their attributes, from the first one on:
-// without an index, while its digests are made, and for a negation after that.
+// TestFinder_FirstLists_DecodeSelectedObjects: lists by a label or field decode the selected
+// objects, and cache their attributes, from the first one on: without an index, while its digests
+// are made, and for a negation after that.
 func TestFinder_FirstLists_DecodeSelectedObjects(t *testing.T) {
 	const n = 1000
 	f := finding(t)
@@ -33,9 +34,11 @@ func TestFinder_FirstLists_DecodeSelectedObjects(t *testing.T) {
 		decoded  int // selected objects that no list has decoded for their attributes
 		found    int64
 	}{
-		{podtest.Selecting(t, "none", ""), byStored, 0, 0, n}, // the first use of a label makes no index
+		// the first use of a label makes no index
+		{podtest.Selecting(t, "none", ""), byStored, 0, 0, n},
 		{podtest.Selecting(t, "n=7", ""), byStored, 20, 20, n},
-		{podtest.Selecting(t, "n=7", ""), byIndex, 20, 0, n - 20}, // digests of cached attributes, and of stored values
+		// digests of cached attributes, and of stored values
+		{podtest.Selecting(t, "n=7", ""), byIndex, 20, 0, n - 20},
 		{podtest.Selecting(t, "n=7", ""), byIndex, 20, 0, 0},
 		{onNode(t, "object-8"), byIndex, 10, 10, n - 20},
 		{onNode(t, "object-8"), byIndex, 10, 0, 0},
@@ -54,7 +57,8 @@ func TestFinder_FirstLists_DecodeSelectedObjects(t *testing.T) {
 	}
 }
 
-// TestFinder_ValuesThatAreNotFound_AreDecoded: an object without the field may have a default, so it is decoded, and lists are the same.
+// TestFinder_ValuesThatAreNotFound_AreDecoded: an object without the field may have a default, so
+// it is decoded, and lists are the same.
 func TestFinder_ValuesThatAreNotFound_AreDecoded(t *testing.T) {
 	f := finding(t)
 	f.events(t, 200)
@@ -74,8 +78,9 @@ func TestFinder_ValuesThatAreNotFound_AreDecoded(t *testing.T) {
 	}
 }
 
-// TestFinder_MostValuesAreNotFound_EndsSearches: values stored in another form are searched up to a bound, then lists decode all objects as without a
-// finder. A resource of which most values are found continues.
+// TestFinder_MostValuesAreNotFound_EndsSearches: values stored in another form are searched up to a
+// bound, then lists decode all objects as without a finder. A resource of which most values are
+// found continues.
 func TestFinder_MostValuesAreNotFound_EndsSearches(t *testing.T) {
 	const pods, bound = 2000, 1000
 	for _, known := range []int{0, pods / 4, pods * 3 / 4} { // pods whose value is found
@@ -118,8 +123,8 @@ func TestFinder_MostValuesAreNotFound_EndsSearches(t *testing.T) {
 	}
 }
 
-// TestFinder_Uses_MakeIndex: the second use of a label within ten minutes makes its index, and the first one where values are large. A list in the next minutes
-// then reads no stored value.
+// TestFinder_Uses_MakeIndex: the second use of a label within ten minutes makes its index, and the
+// first one where values are large. A list in the next minutes then reads no stored value.
 func TestFinder_Uses_MakeIndex(t *testing.T) {
 	const pods = 100
 	for _, c := range []struct {
@@ -155,7 +160,8 @@ func TestFinder_Uses_MakeIndex(t *testing.T) {
 	}
 }
 
-// TestFinder_StoredPlan_CountsDecodedObjects: a list without an index finds the values of most objects, and decodes the others to compare them.
+// TestFinder_StoredPlan_CountsDecodedObjects: a list without an index finds the values of most
+// objects, and decodes the others to compare them.
 func TestFinder_StoredPlan_CountsDecodedObjects(t *testing.T) {
 	f := finding(t)
 	f.events(t, 200)
@@ -169,8 +175,8 @@ func TestFinder_StoredPlan_CountsDecodedObjects(t *testing.T) {
 	}
 }
 
-// TestFinder_Negation_ComparesStoredValues: the digest has values by their hashes, and a negation compares one value of each hash, which no cached
-// attributes have.
+// TestFinder_Negation_ComparesStoredValues: the digest has values by their hashes, and a negation
+// compares one value of each hash, which no cached attributes have.
 func TestFinder_Negation_ComparesStoredValues(t *testing.T) {
 	f := finding(t)
 	f.events(t, 1000)
@@ -181,7 +187,8 @@ func TestFinder_Negation_ComparesStoredValues(t *testing.T) {
 	}
 }
 
-// TestFinder_ConcurrentWalksOfEndedList_DoNotWrite: the walks of a list share its plan, also after its context has ended. The race detector checks it.
+// TestFinder_ConcurrentWalksOfEndedList_DoNotWrite: the walks of a list share its plan, also after
+// its context has ended. The race detector checks it.
 func TestFinder_ConcurrentWalksOfEndedList_DoNotWrite(t *testing.T) {
 	f := finding(t)
 	f.events(t, 200)
@@ -198,7 +205,8 @@ func TestFinder_ConcurrentWalksOfEndedList_DoNotWrite(t *testing.T) {
 	walks.Wait()
 }
 
-// seal stores pods of numbers from start to end, in steps, as the transformer writes them: of 100 nodes, with 50 values of a label.
+// seal stores pods of numbers from start to end, in steps, as the transformer writes them: of 100
+// nodes, with 50 values of a label.
 func (f *fixture) seal(t *testing.T, transformer value.Transformer, start, end, step int) {
 	t.Helper()
 	for i := start; i < end; i += step {
@@ -210,8 +218,9 @@ func (f *fixture) seal(t *testing.T, transformer value.Transformer, start, end, 
 	f.CatchUp(t)
 }
 
-// TestFinder_KeysReplaced_ReadsValuesAgain: values of indexes belong to the keys that decrypted them. After a change of keys lists find them again, and fail
-// while an object is encrypted with a removed key.
+// TestFinder_KeysReplaced_ReadsValuesAgain: values of indexes belong to the keys that decrypted
+// them. After a change of keys lists find them again, and fail while an object is encrypted with a
+// removed key.
 func TestFinder_KeysReplaced_ReadsValuesAgain(t *testing.T) {
 	const n = 400
 	first, both, second := podtest.Encryption(t, "1"), podtest.Encryption(t, "2", "1"), podtest.Encryption(t, "2")
@@ -256,8 +265,9 @@ func TestFinder_KeysReplaced_ReadsValuesAgain(t *testing.T) {
 	lists("after all were written again", false)
 }
 
-// TestFinder_CompressedAndTransformedValues_AreFound: values that have no readers are compressed in memory; they are decompressed and transformed in buffers
-// that a pass shares, beside values that are not compressed.
+// TestFinder_CompressedAndTransformedValues_AreFound: values that have no readers are compressed in
+// memory; they are decompressed and transformed in buffers that a pass shares, beside values that
+// are not compressed.
 func TestFinder_CompressedAndTransformedValues_AreFound(t *testing.T) {
 	const n = 1500
 	synctest.Test(t, func(t *testing.T) {
@@ -272,7 +282,8 @@ func TestFinder_CompressedAndTransformedValues_AreFound(t *testing.T) {
 		for _, plan := range []string{byStored, byIndex} {
 			f.require(t, podtest.Selecting(t, "n=7", ""), plan, n/50)
 		}
-		if got := f.found.Load(); got != 2*n-n/50 { // the selected objects have attributes after the first list
+		if got := f.found.Load(); got != 2*n-n/50 {
+			// the selected objects have attributes after the first list
 			t.Errorf("%d values were found, want %d", got, 2*n-n/50)
 		}
 	})

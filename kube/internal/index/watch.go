@@ -12,8 +12,9 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Follow subscribes a cursor to the events of its selector: the objects with one value of a field or label, one shard if the cursor
-// reads the whole resource, else all events of its keys. The caller calls end, unless it is nil, when the watch ends.
+// Follow subscribes a cursor to the events of its selector: the objects with one value of a field
+// or label, one shard if the cursor reads the whole resource, else all events of its keys. The
+// caller calls end, unless it is nil, when the watch ends.
 func (s *Selections) Follow(c *mirror.Cursor, sel *objects.Selector, whole bool) (end func()) {
 	if name, lookup, value, declared := watchedValue(&sel.Predicate); lookup != nil {
 		if v := s.watches.byValue(s, name, lookup, declared); v != nil {
@@ -85,8 +86,9 @@ func (s *Selections) values(ev *mirror.Event, value func(*objects.Attributes) st
 	return before, now, err == nil
 }
 
-// watchedValue returns a field or label of which the selector demands one value, and the value; nil if there is none. It prefers
-// those that a registry has declared, which are never dropped, then fields, then labels.
+// watchedValue returns a field or label of which the selector demands one value, and the value; nil
+// if there is none. It prefers those that a registry has declared, which are never dropped, then
+// fields, then labels.
 func watchedValue(pred *storage.SelectionPredicate) (name string, lookup lookup, value string, declared bool) {
 	for _, t := range termsOf(pred) {
 		switch {
@@ -99,16 +101,17 @@ func watchedValue(pred *storage.SelectionPredicate) (name string, lookup lookup,
 	return name, lookup, value, declared
 }
 
-// namespaceField is the index of the namespace: a watch of one namespace follows a range of keys, one of everything that selects a
-// namespace is rare.
+// namespaceField is the index of the namespace: a watch of one namespace follows a range of keys,
+// one of everything that selects a namespace is rare.
 var namespaceField = storage.FieldIndex("metadata.namespace")
 
-// maxWatchedLabels bounds the fields and labels of a resource, beside the declared ones, by which watches are woken. Each of them costs
-// about a microsecond for each event, and up to 3 MB for values that have no watch, which the log still has. Watches beyond the bound
-// read every event.
+// maxWatchedLabels bounds the fields and labels of a resource, beside the declared ones, by which
+// watches are woken. Each of them costs about a microsecond for each event, and up to 3 MB for
+// values that have no watch, which the log still has. Watches beyond the bound read every event.
 const maxWatchedLabels = 8
 
-// watches are the watches of values and shards, by name and key. The zero value is empty. Safe for concurrent use.
+// watches are the watches of values and shards, by name and key. The zero value is empty. Safe for
+// concurrent use.
 type watches struct {
 	mu      sync.Mutex // leaf
 	byKey   [objects.ShardKeys]*shardWatches
@@ -123,7 +126,8 @@ type valueWatches struct {
 	watches  int  // that call leaveValue
 }
 
-// byValue returns the watch index of the name, nil if there are too many. The caller calls leaveValue once, unless it is declared.
+// byValue returns the watch index of the name, nil if there are too many. The caller calls
+// leaveValue once, unless it is declared.
 func (w *watches) byValue(s *Selections, name string, lookup lookup, declared bool) *valueWatches {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -87,8 +87,9 @@ func (w *watcher) lines(t testing.TB, events []*mirror.Event) (lines []string) {
 	return lines
 }
 
-// TestFollow_ByField_EqualsWatchOfAllEvents: watches of the pods of a node start, at the present and in the past, while pods are created,
-// deleted and moved between nodes; each gets exactly the selected events of all.
+// TestFollow_ByField_EqualsWatchOfAllEvents: watches of the pods of a node start, at the present
+// and in the past, while pods are created, deleted and moved between nodes; each gets exactly the
+// selected events of all.
 func TestFollow_ByField_EqualsWatchOfAllEvents(t *testing.T) {
 	f := newFixture(t)
 	nodes := []string{"", "a", "b", "ab", "c"}
@@ -133,8 +134,8 @@ func TestFollow_ByField_EqualsWatchOfAllEvents(t *testing.T) {
 	}
 }
 
-// TestFollow_PodMoves_WakesBothNodesOnly: an event is read by the watches of the node that the pod leaves, and of the node that it
-// moves to; no other watch is woken, or reads the event.
+// TestFollow_PodMoves_WakesBothNodesOnly: an event is read by the watches of the node that the pod
+// leaves, and of the node that it moves to; no other watch is woken, or reads the event.
 func TestFollow_PodMoves_WakesBothNodesOnly(t *testing.T) {
 	f := newFixture(t)
 	rev := f.Put(t, podOn("pod", "a"))
@@ -191,8 +192,8 @@ func TestFollow_UndecodableEvent_ReachesAllWatches(t *testing.T) {
 	}
 }
 
-// TestFollow_MoreLabelsThanBound_ReadsEveryEvent: watches by a few labels are woken by the events of their values only, further ones by
-// every event, until the others end.
+// TestFollow_MoreLabelsThanBound_ReadsEveryEvent: watches by a few labels are woken by the events
+// of their values only, further ones by every event, until the others end.
 func TestFollow_MoreLabelsThanBound_ReadsEveryEvent(t *testing.T) {
 	f := newFixture(t)
 	rev := f.Put(t, podtest.Pod("pod"))
@@ -241,8 +242,8 @@ func TestFollow_MoreLabelsThanBound_ReadsEveryEvent(t *testing.T) {
 	}
 }
 
-// TestFollow_Shards_ReadOnlyTheirEvents: an event is read by the watches of its shard only, and is counted for each other watch as
-// upstream counts it. Ended watches are forgotten.
+// TestFollow_Shards_ReadOnlyTheirEvents: an event is read by the watches of its shard only, and is
+// counted for each other watch as upstream counts it. Ended watches are forgotten.
 func TestFollow_Shards_ReadOnlyTheirEvents(t *testing.T) {
 	for _, field := range []string{uidField, namespaceShard} {
 		f := newFixture(t)
@@ -301,7 +302,8 @@ func TestFollow_Shards_ReadOnlyTheirEvents(t *testing.T) {
 	}
 }
 
-// TestFollow_ShardOfNamespace_FollowsItsKeys: a watch of a part of the resource does not join the watches of shards.
+// TestFollow_ShardOfNamespace_FollowsItsKeys: a watch of a part of the resource does not join the
+// watches of shards.
 func TestFollow_ShardOfNamespace_FollowsItsKeys(t *testing.T) {
 	f := newFixture(t)
 	rev := f.Etcd.Put(podtest.Prefix+"something", "else")

@@ -80,7 +80,8 @@ func TestKeysOf_Transformer_IsAsked(t *testing.T) {
 	}
 }
 
-// TestReloads_ViewWithoutReaders_DropsRemovedKeys within a second, until it is removed. Views whose keys are constant cost nothing.
+// TestReloads_ViewWithoutReaders_DropsRemovedKeys within a second, until it is removed. Views whose
+// keys are constant cost nothing.
 func TestReloads_ViewWithoutReaders_DropsRemovedKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var r Reloads

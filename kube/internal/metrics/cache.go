@@ -85,8 +85,8 @@ func NewCache(m *mirror.Mirror) *Cache {
 	return &Cache{mirror: m, resources: map[*mirror.Resource]*cachedResource{}}
 }
 
-// Add starts to report a resource, until the mirror drops it. A resource that is already reported under another name keeps that
-// name: several storages may share it, also one after the other.
+// Add starts to report a resource, until the mirror drops it. A resource that is already reported
+// under another name keeps that name: several storages may share it, also one after the other.
 func (c *Cache) Add(r *mirror.Resource, g schema.GroupResource) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

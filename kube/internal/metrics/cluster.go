@@ -1,5 +1,5 @@
-// Package metrics declares the metrics of the engine and feeds those of Kubernetes' watch cache: of clusters, lists, reads
-// and watches.
+// Package metrics declares the metrics of the engine and feeds those of Kubernetes' watch cache: of
+// clusters, lists, reads and watches.
 package metrics
 
 import (
@@ -255,8 +255,8 @@ func (c *clusters) CollectWithStability(ch chan<- metrics.Metric) {
 	defer c.mu.Unlock()
 	caches := map[*blockcache.Cache]struct{}{}
 	lag := map[schema.GroupResource]int{}
-	// Engines that mirror the same cluster, such as those of two servers in one process, have the same labels: the one that was
-	// added last reports, like the last writer of upstream's gauges.
+	// Engines that mirror the same cluster, such as those of two servers in one process, have the
+	// same labels: the one that was added last reports, like the last writer of upstream's gauges.
 	reported := map[[2]string]bool{}
 	for _, cl := range slices.Backward(c.all) {
 		if id := [2]string{cl.Endpoints(), cl.Prefix}; !reported[id] {

@@ -111,8 +111,8 @@ func (m Lists) Failed(err error) error {
 	return err
 }
 
-// Served feeds upstream's metrics of the cost of lists from a cache: the index, the number of entries walked, and of objects
-// returned.
+// Served feeds upstream's metrics of the cost of lists from a cache: the index, the number of
+// entries walked, and of objects returned.
 func (m Lists) Served(index string, walked, returned int) {
 	cachermetrics.RecordListCacheMetrics(m.group, index, walked, returned)
 }
@@ -125,8 +125,8 @@ const (
 	PlanScan   = "scan"
 )
 
-// Selected counts a list or the initial events of a watch with a selector: the objects that were compared with the selector, and those
-// that were returned.
+// Selected counts a list or the initial events of a watch with a selector: the objects that were
+// compared with the selector, and those that were returned.
 func (m Lists) Selected(plan string, examined, returned int) {
 	listPlans.WithLabelValues(m.group.Group, m.group.Resource, plan).Inc()
 	listExamined.WithLabelValues(m.group.Group, m.group.Resource, plan).Add(float64(examined))

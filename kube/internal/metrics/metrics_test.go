@@ -50,7 +50,8 @@ func requireNone(t *testing.T, r schema.GroupResource, names ...string) {
 	}
 }
 
-// TestCache_Events_AreCountedOnce: upstream's metrics of the watch cache show the mirror's work on a resource, also over several reports.
+// TestCache_Events_AreCountedOnce: upstream's metrics of the watch cache show the mirror's work on
+// a resource, also over several reports.
 func TestCache_Events_AreCountedOnce(t *testing.T) {
 	r, c := resource(t), podtest.New(t)
 	cache := NewCache(c.Mirror)
@@ -82,8 +83,8 @@ func TestCache_Events_AreCountedOnce(t *testing.T) {
 	requireNone(t, r, "apiserver_watch_cache_initialization_errors_total")
 }
 
-// TestCacheMetrics_OfFailedLists_CountErrors: a resource that cannot be listed is an
-// initialization error each time, and one initialization when it can. Run reports every second, and at its end.
+// TestCacheMetrics_OfFailedLists_CountErrors: a resource that cannot be listed is an initialization
+// error each time, and one initialization when it can. Run reports every second, and at its end.
 func TestCacheMetrics_OfFailedLists_CountErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, etcd := resource(t), memory.New()
@@ -192,7 +193,8 @@ func TestReads_Outcomes_HaveUpstreamsLabels(t *testing.T) {
 	require(t, 1, "apiserver_watch_cache_read_wait_seconds", r)
 }
 
-// TestWatches_Counts_AppearOnFirstUse of the start, the bookmarks, the deliveries and the end of a watch.
+// TestWatches_Counts_AppearOnFirstUse of the start, the bookmarks, the deliveries and the end of a
+// watch.
 func TestWatches_Counts_AppearOnFirstUse(t *testing.T) {
 	r := resource(t)
 	m := NewWatches(r)
@@ -261,8 +263,8 @@ func TestClusters_Scrape_HasStatsOfMirror(t *testing.T) {
 	}
 }
 
-// TestMetrics_TwoEnginesOfOneCluster_AreGathered: two servers in one process, each with a mirror of the same etcd and prefix, have the same
-// labels; the one that was added last reports.
+// TestMetrics_TwoEnginesOfOneCluster_AreGathered: two servers in one process, each with a mirror of
+// the same etcd and prefix, have the same labels; the one that was added last reports.
 func TestMetrics_TwoEnginesOfOneCluster_AreGathered(t *testing.T) {
 	first, second := podtest.New(t), podtest.New(t)
 	second.Put(t, podtest.Pod("a"))
@@ -278,7 +280,8 @@ func TestMetrics_TwoEnginesOfOneCluster_AreGathered(t *testing.T) {
 	}
 }
 
-// TestClusters_SharedBlocks_AreCountedOnce: the block cache of an engine is that of all its clusters.
+// TestClusters_SharedBlocks_AreCountedOnce: the block cache of an engine is that of all its
+// clusters.
 func TestClusters_SharedBlocks_AreCountedOnce(t *testing.T) {
 	limit := func() float64 {
 		n, _ := podtest.Labels(t, "strata_representation_limit_bytes")

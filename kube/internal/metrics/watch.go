@@ -68,7 +68,8 @@ func NewWatches(r schema.GroupResource) Watches {
 	}
 }
 
-// Started counts the initial entries and replayed events that the start of a watch has read: upstream's metric is the sum of both.
+// Started counts the initial entries and replayed events that the start of a watch has read:
+// upstream's metric is the sum of both.
 func (m *Watches) Started(entries, events int) {
 	if n := entries + events; n > 0 {
 		m.initial().Add(float64(n))
@@ -107,8 +108,9 @@ func (m *Watches) Ended(reason string) {
 // Terminated counts a watch that ends because its position has left the window.
 func (m *Watches) Terminated() { m.terminated().Inc() }
 
-// Delivered records that events have been written to the client now. arrived and ready are the times at which the oldest of them
-// arrived and was ready to be written, on the clock of driver.Now.
+// Delivered records that events have been written to the client now. arrived and ready are the
+// times at which the oldest of them arrived and was ready to be written, on the clock of
+// driver.Now.
 func (m *Watches) Delivered(arrived, ready int64) {
 	now := driver.Now()
 	m.delivery().Observe(time.Duration(now - arrived).Seconds())

@@ -16,9 +16,10 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Attributes are the labels and fields of an object, and the hashes that determine its shards: the data that selectors
-// evaluate. They are small, because each object that a selector was evaluated on has them: a map of three labels takes 450 bytes, these
-// about 80, and the thirteen fields of an event 240.
+// Attributes are the labels and fields of an object, and the hashes that determine its shards: the
+// data that selectors evaluate. They are small, because each object that a selector was evaluated
+// on has them: a map of three labels takes 450 bytes, these about 80, and the thirteen fields of an
+// event 240.
 type Attributes struct {
 	Labels Set
 	Fields FieldSet
@@ -34,8 +35,9 @@ func (g *Generation) KnownAttributes(e *mirror.Entry) *Attributes {
 	return a
 }
 
-// Attributes returns the entry's attributes, decoding it once for all readers. After a failure the next reader tries
-// again. Errors are those of Decode; of a value that is cut down first, malformed fields besides these attributes may be no error.
+// Attributes returns the entry's attributes, decoding it once for all readers. After a failure the
+// next reader tries again. Errors are those of Decode; of a value that is cut down first, malformed
+// fields besides these attributes may be no error.
 func (g *Generation) Attributes(ctx context.Context, e *mirror.Entry) (*Attributes, error) {
 	if a := g.KnownAttributes(e); a != nil {
 		return a, nil
@@ -50,7 +52,8 @@ func (g *Generation) Attributes(ctx context.Context, e *mirror.Entry) (*Attribut
 	return g.keepAttributes(e, obj)
 }
 
-// AttributesAfter is Attributes of the object after an event. If the whole object is decoded, all watchers of the event share it.
+// AttributesAfter is Attributes of the object after an event. If the whole object is decoded, all
+// watchers of the event share it.
 func (g *Generation) AttributesAfter(ctx context.Context, ev *mirror.Event) (*Attributes, error) {
 	if g.KnownAttributes(ev.Entry) == nil && g.abridgedAttributes(ctx, ev.Entry) == nil {
 		if _, err := g.ObjectAfter(ctx, ev); err != nil {
@@ -63,8 +66,8 @@ func (g *Generation) AttributesAfter(ctx context.Context, ev *mirror.Event) (*At
 // abridgment holds the buffers of one decoding.
 type abridgment struct{ value, short []byte }
 
-// maxUnabridged is the number of values that could not be cut down after which no further one is tried: the resource is stored in another form, and each
-// attempt decrypts a value once more.
+// maxUnabridged is the number of values that could not be cut down after which no further one is
+// tried: the resource is stored in another form, and each attempt decrypts a value once more.
 const maxUnabridged = 100
 
 // abridgmentBytes bounds the buffers that are reused.
@@ -72,8 +75,8 @@ const abridgmentBytes = 64 << 10
 
 var abridgments = sync.Pool{New: func() any { return &abridgment{} }}
 
-// abridgedAttributes returns the entry's attributes from its value without other fields, and caches them; nil if the value cannot be cut down, or not
-// be decoded within DecodeTimeout.
+// abridgedAttributes returns the entry's attributes from its value without other fields, and caches
+// them; nil if the value cannot be cut down, or not be decoded within DecodeTimeout.
 func (g *Generation) abridgedAttributes(ctx context.Context, e *mirror.Entry) *Attributes {
 	if g.view.cfg.Abridge == nil || g.view.unabridged.Load() >= maxUnabridged {
 		return nil

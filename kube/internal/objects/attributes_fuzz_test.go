@@ -15,7 +15,8 @@ func FuzzSet(f *testing.F) {
 	f.Fuzz(func(t *testing.T, k1, v1, k2, v2, k3, v3 string) {
 		m := map[string]string{k1: v1, k2: v2, k3: v3}
 		var view View
-		before := view.newFieldSet(fields.Set{k1: v2, k2: v3, k3: v1}) // with the same names, and with others
+		// with the same names, and with others
+		before := view.newFieldSet(fields.Set{k1: v2, k2: v3, k3: v1})
 		for range 4 {
 			s, f := newSet(m), view.newFieldSet(m)
 			for _, key := range []string{k1, k2, k3, "", "a", k1 + k2, v1, k1 + "\x00"} {

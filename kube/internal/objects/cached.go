@@ -9,10 +9,11 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Decoded objects are cached for readers that need them repeatedly: tables, and typed LISTs in the process.
+// Decoded objects are cached for readers that need them repeatedly: tables, and typed LISTs in the
+// process.
 const (
-	// objectFactor estimates the memory of a decoded object from its stored size, objectBase its fixed part
-	// (k/k#142062: 5.2 times for unstructured objects).
+	// objectFactor estimates the memory of a decoded object from its stored size, objectBase its
+	// fixed part (k/k#142062: 5.2 times for unstructured objects).
 	objectFactor = 4
 	objectBase   = 1024
 )
@@ -23,8 +24,9 @@ type cachedObject struct{ block *blockcache.Block }
 // Superseded implements memo.Superseder.
 func (o *cachedObject) Superseded() { o.block.Unref() }
 
-// Object returns the entry's object, decoded once for all readers while there is room. It is shared: do not write to it. now is the time
-// of Blocks, which a loop over many entries reads once for some of them. Errors are those of Decode.
+// Object returns the entry's object, decoded once for all readers while there is room. It is
+// shared: do not write to it. now is the time of Blocks, which a loop over many entries reads once
+// for some of them. Errors are those of Decode.
 func (g *Generation) Object(ctx context.Context, e *mirror.Entry, now uint32) (runtime.Object, error) {
 	old, _ := e.Memo(g.decodedKey).(*cachedObject)
 	if old != nil {

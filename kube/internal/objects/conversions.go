@@ -84,7 +84,8 @@ func (c *Conversions) do(ctx context.Context, key any, decode func() (runtime.Ob
 		return obj, err
 	})
 	if err == context.DeadlineExceeded {
-		err = apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0) // as upstream's filter
+		// as upstream's filter
+		err = apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)
 	}
 	return obj, err
 }

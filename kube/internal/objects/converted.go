@@ -10,8 +10,9 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// convertedItem is the memo of a custom resource that was converted to the served version. It outlives the deletion of its
-// key, for the DELETED event: a webhook that is down must not delay deletions.
+// convertedItem is the memo of a custom resource that was converted to the served version. It
+// outlives the deletion of its key, for the DELETED event: a webhook that is down must not delay
+// deletions.
 type convertedItem struct{ block *blockcache.Block }
 
 // Superseded implements memo.Superseder.
@@ -20,8 +21,9 @@ func (c *convertedItem) Superseded() { c.block.Unref() }
 // OutlivesDeletion implements memo.DeletionRetainer.
 func (c *convertedItem) OutlivesDeletion() {}
 
-// keepConverted caches a custom resource that is stored in another version than it was decoded to: a webhook may have
-// converted it, which is slow, and fails when the webhook is down. Each entry is converted once for all readers (D2).
+// keepConverted caches a custom resource that is stored in another version than it was decoded to:
+// a webhook may have converted it, which is slow, and fails when the webhook is down. Each entry is
+// converted once for all readers (D2).
 func (g *Generation) keepConverted(e *mirror.Entry, stored []byte, obj runtime.Object) {
 	u, ok := obj.(*unstructured.Unstructured)
 	if !ok || e.Detached() {
@@ -45,8 +47,8 @@ func (g *Generation) keepConverted(e *mirror.Entry, stored []byte, obj runtime.O
 	g.DropIfEnded(e)
 }
 
-// converted returns the converted custom resource of an entry with the resource version rev, nil if it is not cached. The caller
-// owns the object.
+// converted returns the converted custom resource of an entry with the resource version rev, nil if
+// it is not cached. The caller owns the object.
 func (g *Generation) converted(e *mirror.Entry, rev mirror.Revision) *unstructured.Unstructured {
 	c, ok := e.Memo(g.convertedKey).(*convertedItem)
 	if !ok {

@@ -49,7 +49,8 @@ func (g *Generation) ObjectAfter(ctx context.Context, ev *mirror.Event) (runtime
 	return g.lazy(ctx, &g.eventObjects(ev).after, func() (runtime.Object, error) { return g.decodeEvent(ctx, ev.Entry, ev.Rev) })
 }
 
-// ObjectBefore returns the object before the event with the revision of the event, for a DELETED event, shared by all watchers.
+// ObjectBefore returns the object before the event with the revision of the event, for a DELETED
+// event, shared by all watchers.
 func (g *Generation) ObjectBefore(ctx context.Context, ev *mirror.Event) (runtime.Object, error) {
 	return g.lazy(ctx, &g.eventObjects(ev).before, func() (runtime.Object, error) { return g.decodeEvent(ctx, ev.Prev, ev.Rev) })
 }
@@ -65,8 +66,8 @@ func (g *Generation) decodeEvent(ctx context.Context, e *mirror.Entry, rev mirro
 	return obj, err
 }
 
-// ObjectAfterIfWanted returns the object after the event if watches with a selector need it too, nil otherwise. The caller owns the
-// object.
+// ObjectAfterIfWanted returns the object after the event if watches with a selector need it too,
+// nil otherwise. The caller owns the object.
 func (g *Generation) ObjectAfterIfWanted(ctx context.Context, ev *mirror.Event) (runtime.Object, error) {
 	if !g.view.selective.Load() {
 		return nil, nil

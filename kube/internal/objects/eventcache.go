@@ -8,9 +8,10 @@ import (
 	"github.com/stratakube/strata/mirror/memo"
 )
 
-// EventCache bounds the data that is cached on events for the next watcher (decoded objects, items): only the newest events
-// have it, within eventCacheBytes of stored size (the cached data may be a few times larger). A watcher that is further behind
-// derives it again. Methods may be called concurrently.
+// EventCache bounds the data that is cached on events for the next watcher (decoded objects,
+// items): only the newest events have it, within eventCacheBytes of stored size (the cached data
+// may be a few times larger). A watcher that is further behind derives it again. Methods may be
+// called concurrently.
 type EventCache struct {
 	mu    sync.Mutex // leaf
 	ring  []cachedEvent
@@ -40,7 +41,8 @@ type cachedEvent struct {
 	bytes   int64
 }
 
-// Add records that data of about so many bytes was cached on an event, and drops that of older events.
+// Add records that data of about so many bytes was cached on an event, and drops that of older
+// events.
 func (c *EventCache) Add(memoKey *memo.Key, ev *mirror.Event, data any, bytes int64) {
 	e := cachedEvent{memoKey: memoKey, ev: ev, data: data, bytes: bytes}
 	c.mu.Lock()

@@ -20,8 +20,9 @@ type Finder struct {
 // searches counts searches for labels, or for fields, in the stored values of a view.
 type searches struct{ found, missed atomic.Int64 }
 
-// maxMissed is the number of values that were not found after which no further one is searched for, if most were not: the resource is stored in another
-// form, or most objects lack its fields. Each search decompresses and decrypts a value that is decoded afterwards.
+// maxMissed is the number of values that were not found after which no further one is searched for,
+// if most were not: the resource is stored in another form, or most objects lack its fields. Each
+// search decompresses and decrypts a value that is decoded afterwards.
 const maxMissed = 1000
 
 // fail reports whether searches cost more than they save.
@@ -30,7 +31,8 @@ func (s *searches) fail() bool {
 	return missed >= maxMissed && missed > s.found.Load()
 }
 
-// Finder returns the finder of a label, or of a field; nil if the view has none, or if most searches have failed: objects are then decoded.
+// Finder returns the finder of a label, or of a field; nil if the view has none, or if most
+// searches have failed: objects are then decoded.
 func (g *Generation) Finder(label bool, name string) *Finder {
 	searches := &g.view.fieldSearches
 	if label {
@@ -46,7 +48,8 @@ func (g *Generation) Finder(label bool, name string) *Finder {
 	return &Finder{g.view, find, searches}
 }
 
-// Finding is a pass of a Finder over some entries, with buffers that entries share. Not safe for concurrent use.
+// Finding is a pass of a Finder over some entries, with buffers that entries share. Not safe for
+// concurrent use.
 type Finding struct {
 	finder        *Finder
 	fails         bool // see searches
@@ -88,9 +91,11 @@ func (p *Finding) End() {
 	}
 }
 
-// Find returns the value of the entry, which is valid until the next call. Not ok as Find, if most searches have failed before the pass, and if the value
-// cannot be decrypted within the time of the pass: the caller decodes the object, which reports the error. Cost, besides that of decompression and
-// decryption, is some 100 ns for an object of 1 KB stored as protobuf, and 1 ns per byte of JSON; each call reads the object.
+// Find returns the value of the entry, which is valid until the next call. Not ok as Find, if most
+// searches have failed before the pass, and if the value cannot be decrypted within the time of the
+// pass: the caller decodes the object, which reports the error. Cost, besides that of decompression
+// and decryption, is some 100 ns for an object of 1 KB stored as protobuf, and 1 ns per byte of
+// JSON; each call reads the object.
 func (p *Finding) Find(e *mirror.Entry) (found []byte, present, ok bool) {
 	if p.fails {
 		return nil, false, false

@@ -12,19 +12,22 @@ import (
 	"github.com/stratakube/strata/mirror/memo"
 )
 
-// Generation is the data that readers of a view have derived from values decrypted with the same keys: attributes,
-// decoded and converted objects, objects of events, and the encoded objects of packages above. When the keys change, the
-// view gets a new generation, and later readers find nothing of the old one.
+// Generation is the data that readers of a view have derived from values decrypted with the same
+// keys: attributes, decoded and converted objects, objects of events, and the encoded objects of
+// packages above. When the keys change, the view gets a new generation, and later readers find
+// nothing of the old one.
 //
-// A reader takes the view's generation first and decrypts afterwards, so derived data is never of older keys than its
-// generation, however long the decryption takes. A LIST uses one generation from beginning to end; a watch takes the
-// current one for each batch. Methods may be called concurrently.
+// A reader takes the view's generation first and decrypts afterwards, so derived data is never of
+// older keys than its generation, however long the decryption takes. A LIST uses one generation
+// from beginning to end; a watch takes the current one for each batch. Methods may be called
+// concurrently.
 type Generation struct {
 	view *View
 	keys any // see Config.Keys
 
 	memoKey *memo.Key // memo key of attributes and of objects of events
-	// decodedKey and convertedKey are the memo keys of decoded objects and of custom resources converted by a webhook.
+	// decodedKey and convertedKey are the memo keys of decoded objects and of custom resources
+	// converted by a webhook.
 	decodedKey, convertedKey *memo.Key
 
 	events   EventCache
@@ -49,7 +52,8 @@ func (v *View) newGeneration() *Generation {
 	return g
 }
 
-// CurrentGeneration returns the generation of the keys in use. Cost is a few loads, unless the keys have changed since the last call.
+// CurrentGeneration returns the generation of the keys in use. Cost is a few loads, unless the keys
+// have changed since the last call.
 func (v *View) CurrentGeneration() *Generation {
 	g := v.cur.Load()
 	if v.cfg.Keys == nil || g.keys == v.cfg.Keys() {
@@ -75,8 +79,8 @@ func (v *View) rotateGeneration() *Generation {
 	return next
 }
 
-// end closes the memo keys of the generation and releases its blocks. Readers that still use it finish with the data they have
-// loaded, and cache nothing.
+// end closes the memo keys of the generation and releases its blocks. Readers that still use it
+// finish with the data they have loaded, and cache nothing.
 func (g *Generation) end() {
 	g.ended.Store(true)
 	g.memoKey.Close()
@@ -90,7 +94,8 @@ func (g *Generation) end() {
 	g.Blocks().ReleaseClosed()
 }
 
-// MemoKeys returns the memo keys under which data of the generation is cached, by packages above as well.
+// MemoKeys returns the memo keys under which data of the generation is cached, by packages above as
+// well.
 func (g *Generation) MemoKeys() []*memo.Key {
 	memoKeys := []*memo.Key{g.memoKey, g.decodedKey, g.convertedKey}
 	g.derived.Range(func(_, d any) bool {
@@ -100,17 +105,19 @@ func (g *Generation) MemoKeys() []*memo.Key {
 	return memoKeys
 }
 
-// Ended reports whether the keys of the generation are no longer in use. Data derived with them must not be cached.
+// Ended reports whether the keys of the generation are no longer in use. Data derived with them
+// must not be cached.
 func (g *Generation) Ended() bool { return g.ended.Load() }
 
-// InUse reports whether the keys of the generation are in use. Cost is that of View.CurrentGeneration.
+// InUse reports whether the keys of the generation are in use. Cost is that of
+// View.CurrentGeneration.
 func (g *Generation) InUse() bool { return g == g.view.CurrentGeneration() }
 
 // Blocks returns the block cache of the view.
 func (g *Generation) Blocks() *blockcache.Cache { return g.view.cfg.Blocks }
 
-// Derived returns the generation's derived data of a name, which must be comparable. It is made on the first call and closed with
-// the generation.
+// Derived returns the generation's derived data of a name, which must be comparable. It is made on
+// the first call and closed with the generation.
 func (g *Generation) Derived(name any, make func() Derived) Derived {
 	if d, ok := g.derived.Load(name); ok {
 		return d.(Derived)
@@ -123,8 +130,8 @@ func (g *Generation) Derived(name any, make func() Derived) Derived {
 	return d
 }
 
-// DropIfEnded drops the memos of closed keys from an entry to which derived data was just added, if the generation has ended: the
-// pass that drops them from all entries may already have visited it.
+// DropIfEnded drops the memos of closed keys from an entry to which derived data was just added, if
+// the generation has ended: the pass that drops them from all entries may already have visited it.
 func (g *Generation) DropIfEnded(e *mirror.Entry) {
 	if g.Ended() {
 		e.DropClosed()

@@ -20,8 +20,8 @@ import (
 	"github.com/stratakube/strata/mirror/memo"
 )
 
-// TestObject_SecondRead_IsShared: a decoded object is shared by readers until its entry is replaced; one of an entry that is in no version
-// is not cached.
+// TestObject_SecondRead_IsShared: a decoded object is shared by readers until its entry is
+// replaced; one of an entry that is in no version is not cached.
 func TestObject_SecondRead_IsShared(t *testing.T) {
 	c := podtest.New(t)
 	c.Put(t, podtest.Pod("a"))
@@ -48,8 +48,8 @@ func TestObject_SecondRead_IsShared(t *testing.T) {
 	}
 }
 
-// TestEvent_Objects_AreSharedByWatches: both states are decoded once for all watches, with the revision of the event. Only the newest
-// 256 events keep them.
+// TestEvent_Objects_AreSharedByWatches: both states are decoded once for all watches, with the
+// revision of the event. Only the newest 256 events keep them.
 func TestEvent_Objects_AreSharedByWatches(t *testing.T) {
 	c := podtest.New(t)
 	first := c.Put(t, podtest.Pod("a"))
@@ -101,7 +101,8 @@ func TestEvent_Objects_AreSharedByWatches(t *testing.T) {
 	}
 }
 
-// TestDecode_Failure_NamesKeyOnce: the error of a value that cannot be decrypted has the key, and its cause has not.
+// TestDecode_Failure_NamesKeyOnce: the error of a value that cannot be decrypted has the key, and
+// its cause has not.
 func TestDecode_Failure_NamesKeyOnce(t *testing.T) {
 	c := podtest.New(t, func(o *podtest.Options) { o.Config.Transformer = podtest.Encryption(t, "1") })
 	c.Seal(t, podtest.Encryption(t, "2"), podtest.Pod("a"))
@@ -128,8 +129,8 @@ type derived struct {
 func (d *derived) Close()                { d.closed = true }
 func (d *derived) MemoKeys() []*memo.Key { return []*memo.Key{&d.key} }
 
-// TestGeneration_KeysReplaced_Ends: a change of keys ends the generation, its derived data and its blocks, and is reported once. A
-// reader that still uses it caches nothing.
+// TestGeneration_KeysReplaced_Ends: a change of keys ends the generation, its derived data and its
+// blocks, and is reported once. A reader that still uses it caches nothing.
 func TestGeneration_KeysReplaced_Ends(t *testing.T) {
 	swap, rotated := podtest.NewSwappable(podtest.Encryption(t, "1")), 0
 	c := podtest.New(t, swap.With, func(o *podtest.Options) { o.OnRotate = func() { rotated++ } })
@@ -190,8 +191,8 @@ func (c converting) Decode(data []byte, kind *schema.GroupVersionKind, into runt
 	return obj, was, err
 }
 
-// TestConverted_EntryDropped_IsReleased: a custom resource converted by a webhook is cached while the
-// object is unchanged, and for its deletion event while the history has that.
+// TestConverted_EntryDropped_IsReleased: a custom resource converted by a webhook is cached while
+// the object is unchanged, and for its deletion event while the history has that.
 func TestConverted_EntryDropped_IsReleased(t *testing.T) {
 	newWidget := func() runtime.Object {
 		u := &unstructured.Unstructured{}
@@ -250,7 +251,8 @@ func TestConverted_EntryDropped_IsReleased(t *testing.T) {
 	podtest.Eventually(t, "the cache is empty when history has dropped the deletion", func() bool { return c.Blocks.Stats().Used == 0 })
 }
 
-// TestFinder_MostSearchesFail_Ends: a finder ends after 1,000 misses, unless more values were found; labels and fields are counted apart.
+// TestFinder_MostSearchesFail_Ends: a finder ends after 1,000 misses, unless more values were
+// found; labels and fields are counted apart.
 func TestFinder_MostSearchesFail_Ends(t *testing.T) {
 	for _, hits := range []int{0, 1, 3} { // of four values
 		n := 0

@@ -48,7 +48,8 @@ func fill(t testing.TB, c *podtest.Cluster, n int) (last mirror.Revision) {
 	return last
 }
 
-// TestSelector_LabelsAndFields_DecodeOnce: an object is decoded once for all selectors, and not at all without one.
+// TestSelector_LabelsAndFields_DecodeOnce: an object is decoded once for all selectors, and not at
+// all without one.
 func TestSelector_LabelsAndFields_DecodeOnce(t *testing.T) {
 	c := podtest.New(t)
 	fill(t, c, 100)
@@ -138,8 +139,9 @@ func abridgePod(dst, value []byte) ([]byte, bool) {
 	return append(dst, short...), err == nil
 }
 
-// TestAbridge_AnyResult_SelectsSameObjects: objects and events are selected by labels and fields in the same way, whether values are cut
-// down before selectors are evaluated, or cannot be, or the rest cannot be decoded. Values that cannot be cut down are tried 100 times.
+// TestAbridge_AnyResult_SelectsSameObjects: objects and events are selected by labels and fields in
+// the same way, whether values are cut down before selectors are evaluated, or cannot be, or the
+// rest cannot be decoded. Values that cannot be cut down are tried 100 times.
 func TestAbridge_AnyResult_SelectsSameObjects(t *testing.T) {
 	for name, a := range map[string]struct {
 		abridge func(dst, value []byte) ([]byte, bool)

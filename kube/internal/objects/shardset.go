@@ -22,7 +22,8 @@ const (
 // hashRange is a range of hashes, both ends included.
 type hashRange struct{ first, last uint64 }
 
-// ShardSet is the set of objects that a shard selector matches: those with a hash in one of its ranges. Immutable.
+// ShardSet is the set of objects that a shard selector matches: those with a hash in one of its
+// ranges. Immutable.
 type ShardSet struct {
 	Key    ShardKey
 	ranges []hashRange // ascending, disjoint
@@ -30,8 +31,9 @@ type ShardSet struct {
 	Name string
 }
 
-// parseShardSet returns the set of a selector, or false if the selector has another key than metadata.uid or
-// metadata.namespace, both of them, or a malformed hash: it then has to be evaluated on objects.
+// parseShardSet returns the set of a selector, or false if the selector has another key than
+// metadata.uid or metadata.namespace, both of them, or a malformed hash: it then has to be
+// evaluated on objects.
 func parseShardSet(sel sharding.Selector) (*ShardSet, bool) {
 	s := &ShardSet{}
 	for i, req := range sel.Requirements() {

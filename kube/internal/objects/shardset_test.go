@@ -19,8 +19,8 @@ const (
 	namespaceField = "object.metadata.namespace"
 )
 
-// TestShardSet_Matches_EqualsUpstream compares sets with upstream's selectors, for hashes at and around
-// the ends of ranges.
+// TestShardSet_Matches_EqualsUpstream compares sets with upstream's selectors, for hashes at and
+// around the ends of ranges.
 func TestShardSet_Matches_EqualsUpstream(t *testing.T) {
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.ShardedListAndWatch, true)
 	rapid.Check(t, func(t *rapid.T) {

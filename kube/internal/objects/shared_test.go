@@ -15,8 +15,8 @@ import (
 	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
 )
 
-// TestShared_CBOR_VariesPerWatch: JSON is encoded once for all watches, CBOR for each, with keys in an
-// order that varies.
+// TestShared_CBOR_VariesPerWatch: JSON is encoded once for all watches, CBOR for each, with keys in
+// an order that varies.
 func TestShared_CBOR_VariesPerWatch(t *testing.T) {
 	scheme := runtime.NewScheme()
 	utilruntime.Must(example.AddToScheme(scheme))

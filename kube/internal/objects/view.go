@@ -23,15 +23,18 @@ import (
 type Config struct {
 	Resource    schema.GroupResource
 	Transformer value.Transformer
-	// Keys identifies the keys that the transformer decrypts with now, as a comparable value. nil: they never change.
+	// Keys identifies the keys that the transformer decrypts with now, as a comparable value. nil:
+	// they never change.
 	Keys     func() any
 	Decoder  etcd3.Decoder
 	NewFunc  func() runtime.Object
 	GetAttrs storage.AttrFunc
-	// Abridge appends a decrypted value, without fields that GetAttrs and the object's metadata do not depend on, to dst; not ok: it cannot, and
-	// the whole value is decoded. nil: values are decoded as a whole.
+	// Abridge appends a decrypted value, without fields that GetAttrs and the object's metadata do
+	// not depend on, to dst; not ok: it cannot, and the whole value is decoded. nil: values are
+	// decoded as a whole.
 	Abridge func(dst, value []byte) (_ []byte, ok bool)
-	// Finder returns a function that finds the value of a label, or of a field, in decrypted values; nil if there is none, or if Finder is nil.
+	// Finder returns a function that finds the value of a label, or of a field, in decrypted
+	// values; nil if there is none, or if Finder is nil.
 	Finder func(label bool, name string) Find
 	// Conversions runs those that may block; nil: no conversion blocks.
 	Conversions *Conversions
@@ -39,8 +42,9 @@ type Config struct {
 	Blocks *blockcache.Cache
 }
 
-// Find finds the value that an object's attributes have under one name, in the decrypted value of its entry, without decoding it. The result shares
-// memory with the value; present is false if the object has no such label. Not ok: the object must be decoded. Safe for concurrent use.
+// Find finds the value that an object's attributes have under one name, in the decrypted value of
+// its entry, without decoding it. The result shares memory with the value; present is false if the
+// object has no such label. Not ok: the object must be decoded. Safe for concurrent use.
 type Find = func(value []byte) (found []byte, present, ok bool)
 
 // View is one served version of one resource. Methods may be called concurrently.
@@ -65,8 +69,8 @@ type View struct {
 	onRotate func()
 }
 
-// New returns a view. If onRotate is not nil, it is called after each change of keys and must not block. Close the view
-// after use.
+// New returns a view. If onRotate is not nil, it is called after each change of keys and must not
+// block. Close the view after use.
 func New(cfg Config, onRotate func()) *View {
 	v := &View{cfg: cfg, served: versionOf(cfg.NewFunc), onRotate: onRotate}
 	v.cur.Store(v.newGeneration())
@@ -81,14 +85,15 @@ func (v *View) Close() {
 	v.cur.Load().end()
 }
 
-// WantAttributes makes events keep the attributes of their objects: there are watches with a selector.
+// WantAttributes makes events keep the attributes of their objects: there are watches with a
+// selector.
 func (v *View) WantAttributes() { v.selective.Store(true) }
 
 // Rekeyed reports whether the keys may change.
 func (v *View) Rekeyed() bool { return v.cfg.Keys != nil }
 
-// data returns the decrypted value of an entry, which may share memory with it or with buf: do not write to it. buf is as in
-// mirror.Entry.ValueIn.
+// data returns the decrypted value of an entry, which may share memory with it or with buf: do not
+// write to it. buf is as in mirror.Entry.ValueIn.
 func (v *View) data(ctx context.Context, e *mirror.Entry, buf *[]byte) ([]byte, error) {
 	data, _, err := v.cfg.Transformer.TransformFromStorage(ctx, e.ValueIn(buf), value.DefaultContext(e.Key()))
 	if err != nil {
@@ -132,8 +137,9 @@ func (g *Generation) Decode(ctx context.Context, e *mirror.Entry, rev mirror.Rev
 	return g.DecodeStored(ctx, e, data, rev)
 }
 
-// Stored returns the decrypted value of an entry, which may share memory with it or with buf: do not write to it. The caller reuses
-// buf, into which a value is decompressed. Errors: those of the transformer, as storage.InternalError.
+// Stored returns the decrypted value of an entry, which may share memory with it or with buf: do
+// not write to it. The caller reuses buf, into which a value is decompressed. Errors: those of the
+// transformer, as storage.InternalError.
 func (g *Generation) Stored(ctx context.Context, e *mirror.Entry, buf *[]byte) ([]byte, error) {
 	return g.view.data(ctx, e, buf)
 }

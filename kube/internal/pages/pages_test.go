@@ -17,7 +17,8 @@ import (
 
 var podKeys = Keys{PathPrefix: podtest.Prefix, ResourcePrefix: "/pods"}
 
-// TestKeys_Scope_IsThatOfRequest: a first page of all namespaces that a selector has narrowed keeps the scope of its request.
+// TestKeys_Scope_IsThatOfRequest: a first page of all namespaces that a selector has narrowed keeps
+// the scope of its request.
 func TestKeys_Scope_IsThatOfRequest(t *testing.T) {
 	const narrow = podtest.Root + "ns/"
 	if key, err := podKeys.Prepare("/pods/ns", true); key != narrow || err != nil {
@@ -57,8 +58,8 @@ func (s *pagedStore) GetList(_ context.Context, _ string, opts storage.ListOptio
 	return s.err
 }
 
-// TestPages_List_SealsTokensForScope: a token of the narrowed prefix continues in the scope of the request, sealed, and so does that of a
-// 410. The sealed token reaches the store in its plain form.
+// TestPages_List_SealsTokensForScope: a token of the narrowed prefix continues in the scope of the
+// request, sealed, and so does that of a 410. The sealed token reaches the store in its plain form.
 func TestPages_List_SealsTokensForScope(t *testing.T) {
 	kv, _ := newKV()
 	ctx := podtest.Context(t)

@@ -54,7 +54,8 @@ func plainToken(t rapid.TB, prefix, start string, rev int64) string {
 	return token
 }
 
-// requireStatus fails unless the error is a Status with this code and reason that has the words in its message.
+// requireStatus fails unless the error is a Status with this code and reason that has the words in
+// its message.
 func requireStatus(t testing.TB, what string, err error, code int32, reason metav1.StatusReason, words string) {
 	t.Helper()
 	var status apierrors.APIStatus
@@ -63,8 +64,8 @@ func requireStatus(t testing.TB, what string, err error, code int32, reason meta
 	}
 }
 
-// TestTokens_SealedOnOtherReplica_OpenUnchanged: a token sealed on one replica is opened on another as upstream's
-// plain form, byte by byte.
+// TestTokens_SealedOnOtherReplica_OpenUnchanged: a token sealed on one replica is opened on another
+// as upstream's plain form, byte by byte.
 func TestTokens_SealedOnOtherReplica_OpenUnchanged(t *testing.T) {
 	kv, _ := newKV()
 	a, b := startTokens(t, kv), startTokens(t, kv, withoutSealing)
@@ -161,8 +162,8 @@ func TestTokens_OfOtherList_Return400WithoutKey(t *testing.T) {
 	}
 }
 
-// TestTokens_ReplicasStartTogether_ShareOneRing: many start at once on an empty etcd; the ring in etcd is encrypted for
-// its key.
+// TestTokens_ReplicasStartTogether_ShareOneRing: many start at once on an empty etcd; the ring in
+// etcd is encrypted for its key.
 func TestTokens_ReplicasStartTogether_ShareOneRing(t *testing.T) {
 	kv, _ := newKV()
 	ctx := podtest.Context(t)
@@ -228,8 +229,8 @@ func TestTokens_WithoutSealing_OpenSealedTokens(t *testing.T) {
 	}
 }
 
-// TestTokens_RingUnavailable_Return429: 429 with Retry-After for requests that need the ring, and no fallback
-// to plain tokens.
+// TestTokens_RingUnavailable_Return429: 429 with Retry-After for requests that need the ring, and
+// no fallback to plain tokens.
 func TestTokens_RingUnavailable_Return429(t *testing.T) {
 	kv, _ := newKV()
 	ctx := podtest.Context(t)
@@ -254,8 +255,8 @@ func TestTokens_RingUnavailable_Return429(t *testing.T) {
 	}
 }
 
-// TestTokens_RingRemoved_Return410: tokens sealed before are 410 where their key was known, so that clients restart
-// their lists.
+// TestTokens_RingRemoved_Return410: tokens sealed before are 410 where their key was known, so that
+// clients restart their lists.
 func TestTokens_RingRemoved_Return410(t *testing.T) {
 	kv, etcd := newKV()
 	ctx := podtest.Context(t)

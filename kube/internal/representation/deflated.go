@@ -106,8 +106,9 @@ func (p *Representation) DeflatedFrames(ctx context.Context, dst []Frames, runs 
 	return dst, ctx.Err()
 }
 
-// deflated returns the compressed form of a leaf. Concurrent readers wait for the result and use it, even if there was no room to
-// cache it: readers of the same list would otherwise walk it in step and compress every leaf once each.
+// deflated returns the compressed form of a leaf. Concurrent readers wait for the result and use
+// it, even if there was no room to cache it: readers of the same list would otherwise walk it in
+// step and compress every leaf once each.
 func (p *Representation) deflated(ctx context.Context, r mirror.Run, f form, frame Framer) (Frames, error) {
 	if frames, ok := p.keptDeflated(r.Leaf, f); ok {
 		return frames, nil

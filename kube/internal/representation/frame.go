@@ -17,16 +17,17 @@ type FrameEncoder struct {
 	protobuf bool
 	// head is the prefix of an object that its item does not have, in JSON; see JSONFrames.
 	head []byte
-	// before and after enclose the length and bytes of an object in its runtime.Unknown, in protobuf.
+	// before and after enclose the length and bytes of an object in its runtime.Unknown, in
+	// protobuf.
 	before, after []byte
 }
 
-// JSONFrames returns the encoder of JSON frames. head is the prefix of each object, with its brace, that items do not
-// have; it may be empty.
+// JSONFrames returns the encoder of JSON frames. head is the prefix of each object, with its brace,
+// that items do not have; it may be empty.
 func JSONFrames(head []byte) FrameEncoder { return FrameEncoder{head: head} }
 
-// ProtobufFrames returns the encoder of protobuf frames. before and after enclose the raw bytes of an object in its
-// runtime.Unknown; see Envelope.
+// ProtobufFrames returns the encoder of protobuf frames. before and after enclose the raw bytes of
+// an object in its runtime.Unknown; see Envelope.
 func ProtobufFrames(before, after []byte) FrameEncoder {
 	return FrameEncoder{protobuf: true, before: append(bytes.Clone(before), UnknownRaw), after: after}
 }

@@ -118,7 +118,8 @@ func (p *Representation) splice(dst []byte, e *mirror.Entry) ([]byte, bool) {
 	return p.format.Splice(dst, e.ValueIn(value), e.ModRevision())
 }
 
-// newItem returns the item of an entry with the resource version rev, in memory of its size. Errors are those of Item.
+// newItem returns the item of an entry with the resource version rev, in memory of its size. Errors
+// are those of Item.
 func (p *Representation) newItem(ctx context.Context, e *mirror.Entry, rev mirror.Revision) ([]byte, error) {
 	buf := scratch.Get().(*[]byte)
 	data, err := p.appendItem(ctx, (*buf)[:0], e, rev)

@@ -7,8 +7,9 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Managed fields, which most clients do not read, are half of many objects. These functions cut them out of encoded objects, so that no
-// object is decoded for clients that request it without them (KEP-5958).
+// Managed fields, which most clients do not read, are half of many objects. These functions cut
+// them out of encoded objects, so that no object is decoded for clients that request it without
+// them (KEP-5958).
 
 // CutItem copies an item without a field of its object; see Format.Cut.
 type CutItem func(dst, item []byte) ([]byte, bool)
@@ -16,8 +17,8 @@ type CutItem func(dst, item []byte) ([]byte, bool)
 // managedFields is the number of the field in ObjectMeta.
 const managedFields = 17
 
-// CutProtobufItem is the CutItem that omits metadata.managedFields in protobuf. It reports false for an item that is not an object with
-// metadata.
+// CutProtobufItem is the CutItem that omits metadata.managedFields in protobuf. It reports false
+// for an item that is not an object with metadata.
 func CutProtobufItem(dst, item []byte) ([]byte, bool) {
 	if len(item) == 0 {
 		return dst, false
@@ -50,7 +51,8 @@ func appendCut(dst []byte, tag byte, raw []byte) ([]byte, bool) {
 	return append(dst, rest...), true
 }
 
-// withoutManagedFields returns the length of an ObjectMeta without managed fields, and appends it to dst unless that is nil.
+// withoutManagedFields returns the length of an ObjectMeta without managed fields, and appends it
+// to dst unless that is nil.
 func withoutManagedFields(dst *[]byte, meta []byte) (length int, ok bool) {
 	for rest := meta; len(rest) > 0; {
 		tag, n := binary.Uvarint(rest)
@@ -84,7 +86,8 @@ func withoutManagedFields(dst *[]byte, meta []byte) (length int, ok bool) {
 	return length, true
 }
 
-// cutLength returns the content of a length-delimited field, whose tag precedes data, and the bytes behind it.
+// cutLength returns the content of a length-delimited field, whose tag precedes data, and the bytes
+// behind it.
 func cutLength(data []byte) (content, rest []byte, ok bool) {
 	length, n := binary.Uvarint(data)
 	if n <= 0 || uint64(len(data)-n) < length {
@@ -93,7 +96,8 @@ func cutLength(data []byte) (content, rest []byte, ok bool) {
 	return data[n:][:length], data[n:][length:], true
 }
 
-// WithoutManagedFields returns a Splicer that passes stored values to inner without their managed fields.
+// WithoutManagedFields returns a Splicer that passes stored values to inner without their managed
+// fields.
 func WithoutManagedFields(inner Splicer) Splicer {
 	return func(dst, stored []byte, rev mirror.Revision) ([]byte, bool) {
 		raw, before, after, err := OpenUnknown(stored)
@@ -112,8 +116,8 @@ func WithoutManagedFields(inner Splicer) Splicer {
 	}
 }
 
-// CutJSONItem is the CutItem that omits metadata.managedFields in JSON without insignificant spaces. It reports false for JSON that is not
-// an object with metadata.
+// CutJSONItem is the CutItem that omits metadata.managedFields in JSON without insignificant
+// spaces. It reports false for JSON that is not an object with metadata.
 func CutJSONItem(dst, item []byte) ([]byte, bool) {
 	meta, _, ok := jsonMember(item, 0, "metadata")
 	if !ok || item[meta.value] != '{' {
@@ -136,7 +140,8 @@ func CutJSONItem(dst, item []byte) ([]byte, bool) {
 // member is the position of a member of a JSON object: of its key, of its value, and behind that.
 type member struct{ key, value, end int }
 
-// jsonMember finds a member of the object that begins at data[at]. ok is false if it is not an object, as far as that was read.
+// jsonMember finds a member of the object that begins at data[at]. ok is false if it is not an
+// object, as far as that was read.
 func jsonMember(data []byte, at int, name string) (m member, found, ok bool) {
 	if at >= len(data) || data[at] != '{' {
 		return m, false, false

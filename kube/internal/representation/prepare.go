@@ -86,7 +86,8 @@ func (x *preparation) startHelpers(runs <-chan mirror.Run) {
 		select {
 		case encoders <- struct{}{}:
 		default:
-			continue // other readers use all of them, perhaps for long: this reader works alone (I9)
+			// other readers use all of them, perhaps for long: this reader works alone (I9)
+			continue
 		}
 		x.helpers.Go(func() {
 			defer func() { <-encoders }()

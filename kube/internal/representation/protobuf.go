@@ -20,7 +20,8 @@ var protobufPreamble = []byte("k8s\x00")
 // UnknownRaw is the tag of runtime.Unknown.Raw.
 const UnknownRaw = 2<<3 | 2
 
-// ItemsTag is the tag of the items in the protobuf lists of all kinds but PartialObjectMetadataList of v1beta1.
+// ItemsTag is the tag of the items in the protobuf lists of all kinds but PartialObjectMetadataList
+// of v1beta1.
 const ItemsTag = 2<<3 | 2
 
 // OpenUnknown splits an encoded runtime.Unknown into the bytes of its Raw field, the bytes before
@@ -42,7 +43,8 @@ func OpenUnknown(data []byte) (raw, before, after []byte, err error) {
 		}
 		rest = rest[n+m+len(field):]
 	}
-	return nil, nil, nil, errors.New("not a Kubernetes protobuf message") // data omitted: may be a Secret
+	// data omitted: may be a Secret
+	return nil, nil, nil, errors.New("not a Kubernetes protobuf message")
 }
 
 // Tags of the fields that contain the resource version, in the messages of all kinds.
@@ -125,7 +127,8 @@ func Envelope(gvk schema.GroupVersionKind) (before, after []byte) {
 // uvarintLen returns the number of bytes of n as a varint. n is at least 0.
 func uvarintLen[N int | uint64](n N) int { return (bits.Len64(uint64(n)|1) + 6) / 7 }
 
-// ItemLen returns the length of the first of several protobuf items: a tag, a length, and the bytes.
+// ItemLen returns the length of the first of several protobuf items: a tag, a length, and the
+// bytes.
 func ItemLen(items []byte) int {
 	length, n := binary.Uvarint(items[1:])
 	return 1 + n + int(length)

@@ -12,7 +12,8 @@ import (
 	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
 )
 
-// protobufPods are pods in the forms in which they are stored and sent: with the resource version 7 in lists.
+// protobufPods are pods in the forms in which they are stored and sent: with the resource version 7
+// in lists.
 func protobufPods() (pods []*examplev1.Pod) {
 	for i := range 4 {
 		pod := &examplev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("pod-", i), Namespace: strings.Repeat("n", i), Labels: map[string]string{"a": strings.Repeat("é", 50*i)}}}
@@ -46,7 +47,8 @@ func protobufItem(t *testing.T, pod *examplev1.Pod) []byte {
 	return append(binary.AppendUvarint([]byte{ItemsTag}, uint64(len(raw))), raw...)
 }
 
-// TestSpliceItem_StoredProtobuf_EqualsEncodedItem, with and without managed fields, and an item is cut to the same bytes.
+// TestSpliceItem_StoredProtobuf_EqualsEncodedItem, with and without managed fields, and an item is
+// cut to the same bytes.
 func TestSpliceItem_StoredProtobuf_EqualsEncodedItem(t *testing.T) {
 	for _, pod := range protobufPods() {
 		stored := storedProtobuf(t, pod)

@@ -1,6 +1,6 @@
-// Package representation caches objects in encoded form: items of lists, from which single objects, watch events and
-// compressed runs are assembled. It caches on the leaves of btree and the entries of mirror, and does not import
-// kubestorage.
+// Package representation caches objects in encoded form: items of lists, from which single objects,
+// watch events and compressed runs are assembled. It caches on the leaves of btree and the entries
+// of mirror, and does not import kubestorage.
 package representation
 
 import (
@@ -15,12 +15,12 @@ import (
 	"github.com/stratakube/strata/mirror/memo"
 )
 
-// ItemEncoder appends an object to dst in its form as an item of a list, with its separator or delimiter. The encoder owns the
-// object.
+// ItemEncoder appends an object to dst in its form as an item of a list, with its separator or
+// delimiter. The encoder owns the object.
 type ItemEncoder func(dst []byte, obj apiruntime.Object) ([]byte, error)
 
-// Splicer appends an object's item to dst, made from the stored value without decoding it, or reports that it cannot. The
-// representation verifies that the result is equal to the encoder's.
+// Splicer appends an object's item to dst, made from the stored value without decoding it, or
+// reports that it cannot. The representation verifies that the result is equal to the encoder's.
 type Splicer func(dst, stored []byte, rev mirror.Revision) ([]byte, bool)
 
 // Format is how a representation makes items. Splice and Transcode may be nil.
@@ -29,18 +29,22 @@ type Format struct {
 	Encode ItemEncoder
 	// Splice is used once its result for the entry was verified.
 	Splice Splicer
-	// Transcode makes the item from the decrypted value, without decoding it. Its result is not verified.
+	// Transcode makes the item from the decrypted value, without decoding it. Its result is not
+	// verified.
 	Transcode Splicer
-	// Cut, if set, makes the item from that of another representation of the same objects, where that has it cached.
+	// Cut, if set, makes the item from that of another representation of the same objects, where
+	// that has it cached.
 	Cut   CutItem
 	Whole *Representation
 }
 
-// Representation is one way to encode the objects of a resource. For each entry it caches the item: the object in its form in a
-// list, from which single objects and watch events are assembled too. An item is made once and found by every later reader, of any
-// revision; it is a part of a block that the items of a leaf share, so that most of a list is a few spans of memory. All
-// representations of an engine share one block cache. An item that does not fit is encoded at each use, or spliced from the stored
-// value if that is known to give the same bytes. Methods may be called concurrently.
+// Representation is one way to encode the objects of a resource. For each entry it caches the item:
+// the object in its form in a list, from which single objects and watch events are assembled too.
+// An item is made once and found by every later reader, of any revision; it is a part of a block
+// that the items of a leaf share, so that most of a list is a few spans of memory. All
+// representations of an engine share one block cache. An item that does not fit is encoded at each
+// use, or spliced from the stored value if that is known to give the same bytes. Methods may be
+// called concurrently.
 type Representation struct {
 	gen            *objects.Generation
 	format         Format
@@ -48,8 +52,8 @@ type Representation struct {
 	memoKey        *memo.Key // memo key of items, on entries and on events after them
 	deletedItemKey *memo.Key // memo key of items that events have deleted
 	events         objects.EventCache
-	// varies: a leaf was encoded again with another size, which is possible for custom resources converted by a webhook. Sums of
-	// sizes are then not used.
+	// varies: a leaf was encoded again with another size, which is possible for custom resources
+	// converted by a webhook. Sums of sizes are then not used.
 	varies atomic.Bool
 
 	// The computations in progress: items of leaves, compressed leaves, items of events, compressed
@@ -65,8 +69,8 @@ func newRepresentation(g *objects.Generation, f Format) *Representation {
 	return &Representation{gen: g, format: f, blocks: g.Blocks(), memoKey: &memo.Key{}, deletedItemKey: &memo.Key{}}
 }
 
-// Of returns the generation's representation of a name, which must be comparable. It is made in the format f on the first
-// call, and closed with the generation.
+// Of returns the generation's representation of a name, which must be comparable. It is made in the
+// format f on the first call, and closed with the generation.
 func Of(g *objects.Generation, name any, f Format) *Representation {
 	return g.Derived(name, func() objects.Derived { return newRepresentation(g, f) }).(*Representation)
 }
@@ -81,5 +85,6 @@ func (p *Representation) Close() {
 // MemoKeys implements objects.Derived.
 func (p *Representation) MemoKeys() []*memo.Key { return []*memo.Key{p.memoKey, p.deletedItemKey} }
 
-// Fresh reports whether values are still decrypted with the keys of the representation's generation. Cost is a few loads.
+// Fresh reports whether values are still decrypted with the keys of the representation's
+// generation. Cost is a few loads.
 func (p *Representation) Fresh() bool { return p.gen.InUse() }

@@ -59,7 +59,8 @@ func (p *Representation) AppendRun(ctx context.Context, spans *Spans, r mirror.R
 				return nil
 			}
 		}
-		// One reader builds the leaf; the others wait and load it, or build it themselves if it was not cached.
+		// One reader builds the leaf; the others wait and load it, or build it themselves if it was
+		// not cached.
 		_, mine, err := p.building.Do(ctx, r.Leaf, func() (struct{}, error) {
 			return struct{}{}, p.build(ctx, spans, r, true)
 		})
@@ -69,8 +70,9 @@ func (p *Representation) AppendRun(ctx context.Context, spans *Spans, r mirror.R
 	}
 }
 
-// AppendOnce is AppendRun for a run that is in no version of the resource (kubestorage.ListRead.FromEtcd). Its
-// items are cached only if all of its entries are those of a version.
+// AppendOnce is AppendRun for a run that is in no version of the resource
+// (kubestorage.ListRead.FromEtcd). Its items are cached only if all of its entries are those of a
+// version.
 func (p *Representation) AppendOnce(ctx context.Context, spans *Spans, r mirror.Run) error {
 	return p.build(ctx, spans, r, !slices.ContainsFunc(r.Items(), (*mirror.Entry).Detached))
 }

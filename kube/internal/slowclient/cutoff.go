@@ -12,10 +12,11 @@ import (
 // handler has not returned by then. A guess, well above the time that a live connection needs.
 const StallGrace = time.Second
 
-// Cutoff ends a response whose client does not read it. The pending write and later writes fail: an HTTP/2
-// stream is reset, an HTTP/1.1 connection is closed. If the client reads nothing from an HTTP/2
-// connection, the reset cannot be sent either; after StallGrace the connection is then closed with all its
-// streams. conns finds the connection; if conns is nil, the connection stays open.
+// Cutoff ends a response whose client does not read it. The pending write and later writes fail: an
+// HTTP/2 stream is reset, an HTTP/1.1 connection is closed. If the client reads nothing from an
+// HTTP/2 connection, the reset cannot be sent either; after StallGrace the connection is then
+// closed with all its streams. conns finds the connection; if conns is nil, the connection stays
+// open.
 //
 // Cut may be called by any goroutine. The response is not used after Finish.
 type Cutoff struct {
@@ -52,13 +53,15 @@ func (c *Cutoff) Cut() bool {
 
 // FailWrites makes the pending write and later writes fail.
 func FailWrites(w http.ResponseWriter) {
-	// net/http panics when the request has ended. Upstream's timeout filter ends a request while its handler
-	// still runs.
+	// net/http panics when the request has ended. Upstream's timeout filter ends a request while
+	// its handler still runs.
 	defer func() { _ = recover() }()
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Unix(1, 0)) // not supported by recorders in tests
+	// not supported by recorders in tests
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Unix(1, 0))
 }
 
-// CloseOn sets conns, so that Cut also closes the connection if the stream cannot be reset; see Cutoff.
+// CloseOn sets conns, so that Cut also closes the connection if the stream cannot be reset; see
+// Cutoff.
 func (c *Cutoff) CloseOn(conns *Listener) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -94,7 +97,8 @@ func (c *Cutoff) Finish() bool {
 }
 
 // After cuts the response once timeout has passed after the end of ctx, so that a client that does
-// not read cannot keep a watch open that has ended. finish must be called before the handler returns.
+// not read cannot keep a watch open that has ended. finish must be called before the handler
+// returns.
 func (c *Cutoff) After(ctx context.Context, timeout time.Duration) (finish func()) {
 	var timer atomic.Pointer[time.Timer]
 	stop := context.AfterFunc(ctx, func() { timer.Store(time.AfterFunc(timeout, func() { c.Cut() })) })

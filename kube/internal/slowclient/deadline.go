@@ -52,7 +52,8 @@ func WithWriteDeadline(handler http.Handler, conns *Listener) http.Handler {
 }
 
 // deadlineWriter is the response of a request whose context has a deadline. Its methods are called
-// by one goroutine at a time, as for any http.ResponseWriter; only the timer uses cutoff concurrently.
+// by one goroutine at a time, as for any http.ResponseWriter; only the timer uses cutoff
+// concurrently.
 type deadlineWriter struct {
 	http.ResponseWriter
 	req      *http.Request // as received by the filter

@@ -19,7 +19,8 @@ type Listener struct {
 	conns sync.Map // connKey to *trackedConn
 }
 
-// connKey identifies a connection by its two addresses: a request exposes no other identity of its connection.
+// connKey identifies a connection by its two addresses: a request exposes no other identity of its
+// connection.
 type connKey struct{ local, remote string }
 
 // Track wraps listener so that single connections can be closed. It does not wrap a

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestListener_CloseConnection_ClosesAndRemoves: a connection is found by a request received on it, closed, and removed
-// from the index.
+// TestListener_CloseConnection_ClosesAndRemoves: a connection is found by a request received on it,
+// closed, and removed from the index.
 func TestListener_CloseConnection_ClosesAndRemoves(t *testing.T) {
 	plain, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -9,19 +9,19 @@ import (
 )
 
 const (
-	// MinBytesPerSecond is the minimum read rate of a client per connection, of lists and initial events of
-	// watches together, before compression. A guess: a slower client does not finish a list of 15 MB within
-	// the request timeout.
+	// MinBytesPerSecond is the minimum read rate of a client per connection, of lists and initial
+	// events of watches together, before compression. A guess: a slower client does not finish a
+	// list of 15 MB within the request timeout.
 	MinBytesPerSecond = 256 << 10
 	// Patience is the time for which a client may be slower than that. A guess, well above the
 	// needs of a live but busy client.
 	Patience = 10 * time.Second
 )
 
-// Pace measures how fast a client reads a response. The time that writes block is deducted from a credit
-// of at most Patience, and written bytes add credit at a rate. When the credit is used up, slow is
-// called once on a separate goroutine; slow may abort the pending write. The zero value is not usable.
-// Its methods are called by one goroutine.
+// Pace measures how fast a client reads a response. The time that writes block is deducted from a
+// credit of at most Patience, and written bytes add credit at a rate. When the credit is used up,
+// slow is called once on a separate goroutine; slow may abort the pending write. The zero value is
+// not usable. Its methods are called by one goroutine.
 type Pace struct {
 	rate   float64 // bytes per second, of the connection
 	conn   *Conn
@@ -37,8 +37,8 @@ func NewPace(conn *Conn, bytesPerSecond float64, slow func()) *Pace {
 	return &Pace{rate: bytesPerSecond, conn: conn, credit: Patience, slow: slow}
 }
 
-// Connections counts the paced responses of each connection: they share its bandwidth and the client's
-// processor. The zero value is ready to use. Safe for concurrent use.
+// Connections counts the paced responses of each connection: they share its bandwidth and the
+// client's processor. The zero value is ready to use. Safe for concurrent use.
 type Connections struct {
 	mu    sync.Mutex // leaf
 	conns map[connKey]*Conn
@@ -113,16 +113,16 @@ type Writer struct {
 	Pace *Pace
 	// Counts is set if each written byte counts as progress; otherwise the caller reports progress.
 	Counts bool
-	// Yield, if set, calls write, which may block on the client, after releasing the processor time reserved by the
-	// handler.
+	// Yield, if set, calls write, which may block on the client, after releasing the processor time
+	// reserved by the handler.
 	Yield func(write func())
 }
 
 // writeChunk is the number of bytes per write, so that progress is measured within a long write.
 const writeChunk = 256 << 10
 
-// gzipRatio estimates the bytes of objects in one byte of gzip. Objects compress to between a fifth and a tenth; the larger ratio
-// favours the client.
+// gzipRatio estimates the bytes of objects in one byte of gzip. Objects compress to between a fifth
+// and a tenth; the larger ratio favours the client.
 const gzipRatio = 10
 
 // uncompressed estimates the size of the objects in the given number of written bytes.

@@ -27,7 +27,8 @@ func (s *slowReader) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestPace_ClientReadsTooSlowly_IsEnded: only the response of a client that reads too slowly is ended.
+// TestPace_ClientReadsTooSlowly_IsEnded: only the response of a client that reads too slowly is
+// ended.
 func TestPace_ClientReadsTooSlowly_IsEnded(t *testing.T) {
 	const chunk = 64 << 10
 	for _, tt := range []struct {
@@ -38,7 +39,8 @@ func TestPace_ClientReadsTooSlowly_IsEnded(t *testing.T) {
 	}{
 		{"at once", 0, 0, 0},
 		{"above the rate", 200 * time.Millisecond, 0, 0},
-		{"below the rate", 500 * time.Millisecond, 0, 20 * time.Second}, // half of the rate: patience is used up at half speed
+		// half of the rate: patience is used up at half speed
+		{"below the rate", 500 * time.Millisecond, 0, 20 * time.Second},
 		{"hardly anything", 5 * time.Second, 0, Patience + time.Second},
 		{"nothing", time.Hour, 0, Patience + time.Second},
 		{"a server that takes its time", 200 * time.Millisecond, 5 * time.Second, 0},
@@ -73,7 +75,8 @@ func TestPace_ClientReadsTooSlowly_IsEnded(t *testing.T) {
 	}
 }
 
-// TestPace_LongWriteToFastClient_IsNotEnded: a long write to a client that reads fast enough does not count as a stall.
+// TestPace_LongWriteToFastClient_IsNotEnded: a long write to a client that reads fast enough does
+// not count as a stall.
 func TestPace_LongWriteToFastClient_IsNotEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := new(Connections).Begin(httptest.NewRequest("GET", "/", nil))

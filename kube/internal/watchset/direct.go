@@ -28,7 +28,8 @@ func (w *direct) Stop() {
 	w.Interface.Stop()
 }
 
-// Direct starts a watch that etcd serves and adds it to r. Errors: that of etcd, and ErrShuttingDown if it is rejected.
+// Direct starts a watch that etcd serves and adds it to r. Errors: that of etcd, and
+// ErrShuttingDown if it is rejected.
 func (r *Watches) Direct(ctx context.Context, etcd storage.Interface, key string, opts storage.ListOptions, undrained bool) (watch.Interface, error) {
 	w := &direct{watches: r}
 	ctx, w.cancel = context.WithCancel(ctx)

@@ -1,4 +1,5 @@
-// Package watchset holds the running watches of an etcd cluster, and ends them when the server shuts down.
+// Package watchset holds the running watches of an etcd cluster, and ends them when the server
+// shuts down.
 package watchset
 
 import (
@@ -37,13 +38,14 @@ func (r *Watches) Refused() bool { return r.refused.Load() }
 // Draining reports whether watches must deliver their pending events, and end.
 func (r *Watches) Draining() bool { return r.draining.Load() }
 
-// ErrShuttingDown returns the error of a rejected watch, 429: its client retries on another server, without a
-// relist.
+// ErrShuttingDown returns the error of a rejected watch, 429: its client retries on another server,
+// without a relist.
 func ErrShuttingDown() error {
 	return apierrors.NewTooManyRequests("the server is shutting down", 1)
 }
 
-// Add adds a watch; false if it is rejected. Drain does not end an undrained watch, which is never rejected.
+// Add adds a watch; false if it is rejected. Drain does not end an undrained watch, which is never
+// rejected.
 func (r *Watches) Add(w Watch, undrained bool) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -106,8 +108,8 @@ func (r *Watches) Every(f func(Watch)) {
 	}
 }
 
-// Drain rejects new watches, makes the others deliver their pending events and end, and waits for them until ctx ends. It then cuts
-// the remaining watches, and returns an error with their number.
+// Drain rejects new watches, makes the others deliver their pending events and end, and waits for
+// them until ctx ends. It then cuts the remaining watches, and returns an error with their number.
 func (r *Watches) Drain(ctx context.Context) error {
 	r.Refuse()
 	r.draining.Store(true)

@@ -39,7 +39,8 @@ func add(t *testing.T, r *Watches, hangs, undrained bool) *fakeWatch {
 	return w
 }
 
-// TestDrain_WatchesEnd_ReturnsAtOnce: undrained watches continue, and may start, others are rejected.
+// TestDrain_WatchesEnd_ReturnsAtOnce: undrained watches continue, and may start, others are
+// rejected.
 func TestDrain_WatchesEnd_ReturnsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var r Watches

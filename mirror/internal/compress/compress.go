@@ -1,6 +1,7 @@
-// Package compress compresses single values with a dictionary of similar ones, so that each can be decompressed alone: values of a
-// Kubernetes resource of 1 to 10 KB become a fourth to a sixth of their size. It uses s2, because decompression is on the way of
-// reads: half a microsecond for 2.7 KB, where zstd takes 4 and makes the values a third smaller.
+// Package compress compresses single values with a dictionary of similar ones, so that each can be
+// decompressed alone: values of a Kubernetes resource of 1 to 10 KB become a fourth to a sixth of
+// their size. It uses s2, because decompression is on the way of reads: half a microsecond for 2.7
+// KB, where zstd takes 4 and makes the values a third smaller.
 package compress
 
 import (
@@ -12,10 +13,12 @@ import (
 )
 
 const (
-	// maxDictionaries bounds the dictionaries of a process, of 64 KB each. A compressed value names its dictionary with a byte.
+	// maxDictionaries bounds the dictionaries of a process, of 64 KB each. A compressed value names
+	// its dictionary with a byte.
 	maxDictionaries = 255
-	// maxSampleBytes bounds the sample of a dictionary, and maxValueBytes the part of a single value in it: several values, because
-	// none has everything that others have. A larger sample of pods saves 2 % more.
+	// maxSampleBytes bounds the sample of a dictionary, and maxValueBytes the part of a single
+	// value in it: several values, because none has everything that others have. A larger sample of
+	// pods saves 2 % more.
 	maxSampleBytes = 32 << 10
 	maxValueBytes  = 8 << 10
 	// minSampleBytes is the least sample that s2 accepts as a dictionary.
@@ -28,8 +31,9 @@ type Dictionary struct {
 	dict *s2.Dict
 }
 
-// dictionaries are the dictionaries of the process. One is never removed, because a compressed value does not keep its dictionary
-// alive; dictionaries of the same name are shared, so that their number follows the resources, not the mirrors.
+// dictionaries are the dictionaries of the process. One is never removed, because a compressed
+// value does not keep its dictionary alive; dictionaries of the same name are shared, so that their
+// number follows the resources, not the mirrors.
 var dictionaries struct {
 	byID [maxDictionaries + 1]atomic.Pointer[Dictionary]
 
@@ -45,8 +49,9 @@ func Lookup(name string) *Dictionary {
 	return d.byName[name]
 }
 
-// New returns the dictionary with the name. If there is none, it makes one of half of the samples, unless the other half does not
-// become smaller than limit times its size with it, or the process has too many dictionaries: it then returns nil.
+// New returns the dictionary with the name. If there is none, it makes one of half of the samples,
+// unless the other half does not become smaller than limit times its size with it, or the process
+// has too many dictionaries: it then returns nil.
 func New(name string, samples [][]byte, limit float64) *Dictionary {
 	content, rest := divide(samples)
 	if len(content) < minSampleBytes {
@@ -97,14 +102,15 @@ func divide(samples [][]byte) (content []byte, rest [][]byte) {
 // ID returns the number of the dictionary, above 0, for Decompress.
 func (d *Dictionary) ID() byte { return d.id }
 
-// Compress returns the compressed value, in buf if its capacity suffices (MaxSize). Cost is about a microsecond for a KB.
+// Compress returns the compressed value, in buf if its capacity suffices (MaxSize). Cost is about a
+// microsecond for a KB.
 func (d *Dictionary) Compress(buf, value []byte) []byte { return d.dict.Encode(buf[:cap(buf)], value) }
 
 // MaxSize returns the largest size of a compressed value of n bytes.
 func MaxSize(n int) int { return s2.MaxEncodedLen(n) }
 
-// Decompress returns a value that the dictionary with the number has compressed, in buf if its capacity suffices. It panics if data
-// is anything else. Cost is about 0.2 microseconds for a KB.
+// Decompress returns a value that the dictionary with the number has compressed, in buf if its
+// capacity suffices. It panics if data is anything else. Cost is about 0.2 microseconds for a KB.
 func Decompress(buf []byte, id byte, data []byte) []byte {
 	value, err := dictionaries.byID[id].Load().dict.Decode(buf[:cap(buf)], data)
 	if err != nil {

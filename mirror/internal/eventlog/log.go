@@ -1,6 +1,6 @@
 // Package eventlog is a log of events in revision order, written by one goroutine and read by any
-// number of cursors without a lock. Events are appended, and older ones may be added below the first,
-// until the first is dropped.
+// number of cursors without a lock. Events are appended, and older ones may be added below the
+// first, until the first is dropped.
 //
 // A position in the log is a sequence number. The log finds an event by its number through an
 // atomically published table of chunks. A reader has a number, not a reference, so however far it
@@ -36,8 +36,8 @@ type table[T any] struct {
 	chunks []*chunk[T]
 }
 
-// Log contains the events that were added and not dropped yet. Append, Prepend and Drop belong to one
-// writer; all other methods may be called concurrently.
+// Log contains the events that were added and not dropped yet. Append, Prepend and Drop belong to
+// one writer; all other methods may be called concurrently.
 type Log[T any, E interface {
 	*T
 	Event

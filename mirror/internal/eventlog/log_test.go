@@ -89,7 +89,8 @@ func TestLog_RandomSteps_EqualsSliceWithFloor(t *testing.T) {
 	})
 }
 
-// TestLog_ConcurrentReaders_SeeEachEventOnceOrGap runs readers against a writer that drops old events.
+// TestLog_ConcurrentReaders_SeeEachEventOnceOrGap runs readers against a writer that drops old
+// events.
 func TestLog_ConcurrentReaders_SeeEachEventOnceOrGap(t *testing.T) {
 	const total = 50_000
 	l := New[ev](0)
@@ -128,8 +129,8 @@ func TestLog_ConcurrentReaders_SeeEachEventOnceOrGap(t *testing.T) {
 	wg.Wait()
 }
 
-// TestLog_Prepend_ReadersSeeAllOrOldFloor runs readers against a writer that prepends: a reader that finds the lower floor finds
-// every event above it.
+// TestLog_Prepend_ReadersSeeAllOrOldFloor runs readers against a writer that prepends: a reader
+// that finds the lower floor finds every event above it.
 func TestLog_Prepend_ReadersSeeAllOrOldFloor(t *testing.T) {
 	const older = 1000
 	for range 200 {

@@ -8,8 +8,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestPostings_RandomSteps_EqualsSlice compares appends, trims and reads with a slice: a reader gets
-// every number from its position on, or false if one was dropped, which happens only below the
+// TestPostings_RandomSteps_EqualsSlice compares appends, trims and reads with a slice: a reader
+// gets every number from its position on, or false if one was dropped, which happens only below the
 // log's first event.
 func TestPostings_RandomSteps_EqualsSlice(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
@@ -47,7 +47,8 @@ func TestPostings_RandomSteps_EqualsSlice(t *testing.T) {
 	})
 }
 
-// TestPostings_ConcurrentReaders_SeeConsistentList: readers see a consistent list while the writer appends and trims.
+// TestPostings_ConcurrentReaders_SeeConsistentList: readers see a consistent list while the writer
+// appends and trims.
 func TestPostings_ConcurrentReaders_SeeConsistentList(t *testing.T) {
 	const total = 100_000
 	var p Postings

@@ -6,8 +6,8 @@ import (
 )
 
 // Check returns an error if a wait for the published revision or a lower one has not ended, or if
-// the published revision's state contradicts its waits. The publisher's goroutine calls it. Cost is O(waits);
-// for tests.
+// the published revision's state contradicts its waits. The publisher's goroutine calls it. Cost is
+// O(waits); for tests.
 func (c *Published) Check() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

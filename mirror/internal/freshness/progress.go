@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// While there are waits for the published revision, progress is requested at growing intervals. The first are
-// short: etcd answers only when the feed is synced, which usually takes about a millisecond. 100 ms
-// is KEP-2340's interval.
+// While there are waits for the published revision, progress is requested at growing intervals. The
+// first are short: etcd answers only when the feed is synced, which usually takes about a
+// millisecond. 100 ms is KEP-2340's interval.
 const (
 	progressFirst = 2 * time.Millisecond
 	progressLast  = 100 * time.Millisecond
@@ -17,14 +17,15 @@ const (
 // Progress requests progress from etcd:
 //
 //   - while there are waits for the published revision: at once if progress is expected to end them
-//     (Published.byProgress), otherwise after progressFirst, because a write inside the prefix moves the
-//     clock by its own event and needs no progress. Then at intervals that double up to progressLast.
-//     The intervals restart when progress has ended a wait, and with a wait for a lower revision than
-//     all others: no wait depends on the interval of others, and a wait for a distant revision does
-//     not keep the interval short;
+//     (Published.byProgress), otherwise after progressFirst, because a write inside the prefix
+//     moves the clock by its own event and needs no progress. Then at intervals that double up to
+//     progressLast. The intervals restart when progress has ended a wait, and with a wait for a
+//     lower revision than all others: no wait depends on the interval of others, and a wait for a
+//     distant revision does not keep the interval short;
 //   - when a revision read begins, if progress is expected to end waits (Reads), so that the two
 //     answers arrive together;
-//   - once in each idle interval without events, while a caller needs the published revision to advance (Want).
+//   - once in each idle interval without events, while a caller needs the published revision to
+//     advance (Want).
 type Progress struct {
 	published *Published
 	request   func(context.Context)
@@ -34,8 +35,8 @@ type Progress struct {
 	wanted atomic.Int64  // calls of Want without their release
 }
 
-// NewProgress returns a Progress for the published revision; Run sends its requests by calling request. idle is
-// the interval of requests for Want; there are none if it is not positive.
+// NewProgress returns a Progress for the published revision; Run sends its requests by calling
+// request. idle is the interval of requests for Want; there are none if it is not positive.
 func NewProgress(c *Published, idle time.Duration, request func(context.Context)) *Progress {
 	return &Progress{published: c, request: request, interval: idle, due: make(chan struct{}, 1)}
 }

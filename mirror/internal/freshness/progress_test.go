@@ -61,8 +61,8 @@ func TestProgress_WhileReadersWait_IntervalsDouble(t *testing.T) {
 	})
 }
 
-// TestProgress_IdleIntervals_NeedWant: requests in idle intervals are sent for callers of Want, unless
-// events have moved the published revision.
+// TestProgress_IdleIntervals_NeedWant: requests in idle intervals are sent for callers of Want,
+// unless events have moved the published revision.
 func TestProgress_IdleIntervals_NeedWant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())

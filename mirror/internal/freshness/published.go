@@ -18,8 +18,9 @@ type Published struct {
 	// min is the lowest revision of all waits: Publish takes the lock only if it ends a wait.
 	min atomic.Int64
 
-	// byProgress: progress, not events, moves the published revision to the revisions of the waits. Progress has
-	// ended the last wait, and since then no read has found the published revision at etcd's revision.
+	// byProgress: progress, not events, moves the published revision to the revisions of the waits.
+	// Progress has ended the last wait, and since then no read has found the published revision at
+	// etcd's revision.
 	byProgress           atomic.Bool
 	waitsEndedByProgress atomic.Int64 // times that progress has ended waits
 	events               atomic.Int64 // times that events have moved the published revision
@@ -36,7 +37,8 @@ type Published struct {
 	lowered       chan struct{} // a new wait is for a lower revision than all others
 }
 
-// NewPublished returns a published revision of 0 and its publisher. Waits end with err when closed is closed.
+// NewPublished returns a published revision of 0 and its publisher. Waits end with err when closed
+// is closed.
 func NewPublished(closed <-chan struct{}, err error) (*Published, Publisher) {
 	c := &Published{hasWaits: make(chan struct{}), noWaits: make(chan struct{}), lowered: make(chan struct{}, 1), closed: closed, errClosed: err}
 	close(c.noWaits)
@@ -57,9 +59,9 @@ type waiter struct {
 // readers have access to the Published only.
 type Publisher struct{ c *Published }
 
-// Publish moves the published revision to rev and ends the waits for rev and lower revisions. byProgress reports
-// that a progress response, not an event, has moved it. Cost is O(log n) for each wait that ends,
-// and no lock if no wait ends.
+// Publish moves the published revision to rev and ends the waits for rev and lower revisions.
+// byProgress reports that a progress response, not an event, has moved it. Cost is O(log n) for
+// each wait that ends, and no lock if no wait ends.
 func (p Publisher) Publish(rev int64, byProgress bool) {
 	c := p.c
 	if !byProgress {
@@ -98,8 +100,8 @@ func (c *Published) setMinLocked() {
 	}
 }
 
-// Wait returns when the published revision has reached rev, with ctx's error, or with the error given to
-// NewPublished when the mirror is closed.
+// Wait returns when the published revision has reached rev, with ctx's error, or with the error
+// given to NewPublished when the mirror is closed.
 func (c *Published) Wait(ctx context.Context, rev int64) error {
 	if c.rev.Load() >= rev {
 		return nil

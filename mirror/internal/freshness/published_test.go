@@ -12,13 +12,14 @@ import (
 	"time"
 )
 
-// TestPublished_PublishDuringWait_LosesNoWakeup moves the published revision to a revision at the moment at which waits for it
-// begin. The published revision does not move again before they have ended, so a waiter without a
-// wake-up sleeps until the test's timeout.
+// TestPublished_PublishDuringWait_LosesNoWakeup moves the published revision to a revision at the
+// moment at which waits for it begin. The published revision does not move again before they have
+// ended, so a waiter without a wake-up sleeps until the test's timeout.
 func TestPublished_PublishDuringWait_LosesNoWakeup(t *testing.T) {
 	const waiters, revisions = 2, 10_000
 	c, publisher := NewPublished(nil, nil)
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute) // a busy machine takes a time slice for each step
+	// a busy machine takes a time slice for each step
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	var woken atomic.Int64
 	var wg sync.WaitGroup
@@ -54,7 +55,8 @@ func TestPublished_PublishDuringWait_LosesNoWakeup(t *testing.T) {
 	}
 }
 
-// TestPublished_Waits_EndAtTheirRevision: each wait ends as soon as the published revision has reached its revision.
+// TestPublished_Waits_EndAtTheirRevision: each wait ends as soon as the published revision has
+// reached its revision.
 func TestPublished_Waits_EndAtTheirRevision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, publisher := NewPublished(nil, nil)

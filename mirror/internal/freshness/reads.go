@@ -36,7 +36,8 @@ type Reads struct {
 	closed  bool
 }
 
-// NewReads returns the Reads for a published revision. They end with ctx; Close waits for their end.
+// NewReads returns the Reads for a published revision. They end with ctx; Close waits for their
+// end.
 func NewReads(ctx context.Context, c *Published, env Env) *Reads {
 	return &Reads{ctx: ctx, published: c, env: env}
 }
@@ -67,10 +68,10 @@ const (
 	maxRevisionReads = 8
 )
 
-// ReadRevision returns etcd's revision, read linearizably after the call began: at least the revision of
-// every write acknowledged before (I6). A call that arrives while a read is in flight joins the
-// next read, never the one in flight. A call without concurrent calls starts its own read at once.
-// Cost: one etcd read shared by all waiting callers.
+// ReadRevision returns etcd's revision, read linearizably after the call began: at least the
+// revision of every write acknowledged before (I6). A call that arrives while a read is in flight
+// joins the next read, never the one in flight. A call without concurrent calls starts its own read
+// at once. Cost: one etcd read shared by all waiting callers.
 func (r *Reads) ReadRevision(ctx context.Context) (int64, error) {
 	r.waiters.Add(1)
 	r.mu.Lock()
@@ -150,12 +151,14 @@ func (r *Reads) Counts() (reads, calls int64) { return r.reads.Load(), r.waiters
 func (r *Reads) run(a *attempt) {
 	for a != nil {
 		r.reads.Add(1)
-		if r.published.byProgress.Load() && r.published.min.Load() > r.env.Known() { // no wait is for a revision known to exist
+		if r.published.byProgress.Load() && r.published.min.Load() > r.env.Known() {
+			// no wait is for a revision known to exist
 			r.env.Progress.withRead()
 		}
 		rev, err := r.env.Read(a.ctx)
 		if err == nil && rev == a.publishedAtStart {
-			r.published.byProgress.Store(false) // its callers do not wait for the published revision
+			// its callers do not wait for the published revision
+			r.published.byProgress.Store(false)
 		}
 		r.mu.Lock()
 		r.answerLocked(a, rev, err)

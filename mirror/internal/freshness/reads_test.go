@@ -97,9 +97,9 @@ func (s *sharedReads) requireResults(n int, rev int64) {
 	}
 }
 
-// TestReads_ConcurrentCalls_ShareNextRead: a lone call starts a read at once. Calls that arrive while
-// one is in flight share the next read, never that one, because etcd may have answered it before
-// they began (I6).
+// TestReads_ConcurrentCalls_ShareNextRead: a lone call starts a read at once. Calls that arrive
+// while one is in flight share the next read, never that one, because etcd may have answered it
+// before they began (I6).
 func TestReads_ConcurrentCalls_ShareNextRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSharedReads(t)
@@ -174,8 +174,8 @@ func TestReads_EtcdDoesNotAnswer_FailAfterAttempts(t *testing.T) {
 	})
 }
 
-// TestReads_OverdueRead_StartsAnotherAttempt: a member that does not answer delays readers for 100 ms; then
-// another attempt also answers the callers of earlier attempts, which are canceled.
+// TestReads_OverdueRead_StartsAnotherAttempt: a member that does not answer delays readers for 100
+// ms; then another attempt also answers the callers of earlier attempts, which are canceled.
 func TestReads_OverdueRead_StartsAnotherAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var newest atomic.Int64

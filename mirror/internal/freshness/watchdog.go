@@ -7,8 +7,8 @@ import (
 )
 
 const (
-	// feedQuiet is the time without a batch after which etcd's revision is compared with the published revision.
-	// It is also the interval of revision reads on an idle etcd.
+	// feedQuiet is the time without a batch after which etcd's revision is compared with the
+	// published revision. It is also the interval of revision reads on an idle etcd.
 	feedQuiet = time.Second
 	// feedTick is the interval of the watchdog's checks, and of progress requests on a feed that is
 	// behind.
@@ -68,9 +68,11 @@ func (w *Watchdog) Run(ctx context.Context) {
 	defer ticker.Stop()
 	patience := w.Patience
 	var (
-		feed, batches int64         // values at the last change
-		quiet         time.Duration // time since then, or since the last check found the feed in step
-		behind        time.Time     // since when the feed is known to be behind, and progress is requested
+		feed, batches int64 // values at the last change
+		// time since then, or since the last check found the feed in step
+		quiet time.Duration
+		// since when the feed is known to be behind, and progress is requested
+		behind time.Time
 	)
 	for {
 		select {
@@ -107,8 +109,8 @@ func (w *Watchdog) Run(ctx context.Context) {
 	}
 }
 
-// isBehind reports whether etcd is ahead of the published revision. It reads etcd's revision unless a known
-// revision is above the published revision; it returns false if there is no answer.
+// isBehind reports whether etcd is ahead of the published revision. It reads etcd's revision unless
+// a known revision is above the published revision; it returns false if there is no answer.
 func (w *Watchdog) isBehind(ctx context.Context, timeout time.Duration) bool {
 	published := w.Published.Revision()
 	if w.Reads.env.Known() > published {

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestWatchdog_SilentFeed_IsReported: Silent reports a feed without a batch when etcd's revision is above
-// the published revision, but not a feed that delivers or one of an idle etcd.
+// TestWatchdog_SilentFeed_IsReported: Silent reports a feed without a batch when etcd's revision is
+// above the published revision, but not a feed that delivers or one of an idle etcd.
 func TestWatchdog_SilentFeed_IsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())

@@ -9,7 +9,8 @@ import (
 	"github.com/stratakube/strata/server/internal/history"
 )
 
-// The help of the plugin and of its commands has examples as kubectl's users type them, then Strata's flags, then those of kubectl's libraries.
+// The help of the plugin and of its commands has examples as kubectl's users type them, then
+// Strata's flags, then those of kubectl's libraries.
 func TestHelp_Plugin_HasExamplesAndOwnFlagsFirst(t *testing.T) {
 	for _, name := range []string{"", "get", "diff", "log", "replay", "top"} {
 		var out bytes.Buffer

@@ -25,7 +25,8 @@ import (
 func Example_apiserver() {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
-	node := newControlPlaneNode(ctx) // with an etcd, certificates and a free port, but without an API server
+	// with an etcd, certificates and a free port, but without an API server
+	node := newControlPlaneNode(ctx)
 	defer node.close()
 
 	// Only the command is new. It was kube-apiserver, with these flags.
@@ -51,13 +52,15 @@ func Example_apiserver() {
 	must(err)
 	fmt.Println("namespace", namespace.Name, namespace.Status.Phase)
 
-	// These metrics exist with --engine=strata only, which is the default: the data of etcd is in memory, and reads are answered there.
+	// These metrics exist with --engine=strata only, which is the default: the data of etcd is in
+	// memory, and reads are answered there.
 	metrics, err := client.RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
 	must(err)
 	fmt.Println("strata_mirror_ready is 1:", regexp.MustCompile(`(?m)^strata_mirror_ready\{.*\} 1$`).Match(metrics))
 	fmt.Println("GET answered by Strata:", regexp.MustCompile(`(?m)^strata_readpath_requests_total\{verb="get"\} [1-9]`).Match(metrics))
 
-	// On SIGTERM the server ends like kube-apiserver: requests and watches complete, the exit code is 0.
+	// On SIGTERM the server ends like kube-apiserver: requests and watches complete, the exit code
+	// is 0.
 	must(node.server.Stop(syscall.SIGTERM, 90*time.Second))
 	fmt.Println("exit error:", node.server.ExitError())
 	// Output:
@@ -88,8 +91,8 @@ func newControlPlaneNode(ctx context.Context) *controlPlaneNode {
 	return &controlPlaneNode{dir: dir, etcd: etcd, files: files, port: port}
 }
 
-// run starts a process and returns an administrator's client when the API server is ready. The test binary takes the place of the
-// strata binary (TestMain).
+// run starts a process and returns an administrator's client when the API server is ready. The test
+// binary takes the place of the strata binary (TestMain).
 func (n *controlPlaneNode) run(ctx context.Context, command string, args ...string) *kubernetes.Clientset {
 	var err error
 	n.server, err = process.Start(process.Spec{

@@ -16,7 +16,8 @@ var (
 	flagLine = regexp.MustCompile(`^ +(?:-., )?--([a-z][a-z0-9-]*)\b`)
 )
 
-// helpOf returns the help of a command, the names of the sections of flags in order, and the flags of each.
+// helpOf returns the help of a command, the names of the sections of flags in order, and the flags
+// of each.
 func helpOf(t *testing.T, cmd *cobra.Command) (text string, names []string, flags map[string][]string) {
 	t.Helper()
 	var out bytes.Buffer
@@ -37,8 +38,8 @@ func helpOf(t *testing.T, cmd *cobra.Command) (text string, names []string, flag
 	return out.String(), names, flags
 }
 
-// TestHelp_OwnFlagsComeFirst_EachOnce walks all commands: the first section has exactly Strata's own flags, which occur nowhere else,
-// and examples are before it.
+// TestHelp_OwnFlagsComeFirst_EachOnce walks all commands: the first section has exactly Strata's
+// own flags, which occur nowhere else, and examples are before it.
 func TestHelp_OwnFlagsComeFirst_EachOnce(t *testing.T) {
 	moments := []string{"since", "since-revision", "until", "until-revision"}
 	selection := []string{"all-namespaces", "selector"}
@@ -66,7 +67,8 @@ func TestHelp_OwnFlagsComeFirst_EachOnce(t *testing.T) {
 			if len(names) == 0 || names[0] != "Strata" {
 				t.Fatalf("sections %q, want Strata first\n%s", names, text)
 			}
-			if path != "strata apiserver" { // has --help among kube-apiserver's global flags, as kube-apiserver
+			if path != "strata apiserver" {
+				// has --help among kube-apiserver's global flags, as kube-apiserver
 				want = append(want, "help")
 			}
 			slices.Sort(want)
@@ -109,7 +111,8 @@ func TestHelp_EveryVisibleFlag_IsListedOnce(t *testing.T) {
 			}
 		}
 		check := func(f *pflag.Flag) {
-			stray := f.Name == "version" && cmd.HasParent() && cmd.Name() != "apiserver" // of component-base, in sub-commands
+			// of component-base, in sub-commands
+			stray := f.Name == "version" && cmd.HasParent() && cmd.Name() != "apiserver"
 			if n := count[f.Name]; !stray && !f.Hidden && n != 1 {
 				t.Errorf("%s: --%s is listed %d times\n%.300s", cmd.CommandPath(), f.Name, n, text)
 			}

@@ -11,8 +11,8 @@
 //
 // # In place of kube-apiserver
 //
-// In the manifest of a control plane (with kubeadm: /etc/kubernetes/manifests/kube-apiserver.yaml) the image and the
-// command change, and every flag stays:
+// In the manifest of a control plane (with kubeadm: /etc/kubernetes/manifests/kube-apiserver.yaml)
+// the image and the command change, and every flag stays:
 //
 //	spec:
 //	  containers:
@@ -24,13 +24,14 @@
 //	    - --etcd-servers=https://127.0.0.1:2379
 //	    - --authorization-mode=Node,RBAC      # and all other flags of kube-apiserver
 //
-// Clients and the data in etcd need no change. There are two ways back: the old manifest, or --engine=upstream as one
-// more flag in the new one. With that flag the same binary serves reads from the cache that Kubernetes ships.
+// Clients and the data in etcd need no change. There are two ways back: the old manifest, or
+// --engine=upstream as one more flag in the new one. With that flag the same binary serves reads
+// from the cache that Kubernetes ships.
 //
-// Strata's own flags are optional. `strata apiserver --help` lists them first, and docs/reference.md with their
-// defaults. Besides --engine, the first ones to know are --strata-history-age, --strata-history-bytes (how far back
-// watches resume and lists read) and --strata-feature-gates. docs/operations.md describes installation, sizes and
-// failures.
+// Strata's own flags are optional. `strata apiserver --help` lists them first, and
+// docs/reference.md with their defaults. Besides --engine, the first ones to know are
+// --strata-history-age, --strata-history-bytes (how far back watches resume and lists read) and
+// --strata-feature-gates. docs/operations.md describes installation, sizes and failures.
 package main
 
 import (
@@ -112,9 +113,9 @@ func newEtcdCommand() *cobra.Command {
 	return cmd
 }
 
-// addVersionFlag makes `strata --version` print the same as `strata version`. Cobra adds the flags of
-// pflag.CommandLine to every command, and component-base defines its own --version there. That flag is hidden except
-// in apiserver, which has it like kube-apiserver.
+// addVersionFlag makes `strata --version` print the same as `strata version`. Cobra adds the flags
+// of pflag.CommandLine to every command, and component-base defines its own --version there. That
+// flag is hidden except in apiserver, which has it like kube-apiserver.
 func addVersionFlag(root *cobra.Command) {
 	root.Flags().Bool("version", false, "print the versions and exit")
 	root.Version = version.Get().String()
@@ -126,8 +127,8 @@ func addVersionFlag(root *cobra.Command) {
 	}
 }
 
-// untilSignal runs cmd with a context that the first SIGINT or SIGTERM cancels. After that, signals have their
-// default effect, so that a second one ends the process immediately.
+// untilSignal runs cmd with a context that the first SIGINT or SIGTERM cancels. After that, signals
+// have their default effect, so that a second one ends the process immediately.
 func untilSignal(cmd *cobra.Command) *cobra.Command {
 	run := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

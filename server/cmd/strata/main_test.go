@@ -19,8 +19,8 @@ import (
 	"github.com/stratakube/strata/server/internal/cli"
 )
 
-// runEnv makes the test binary run another program: main with its arguments, or a command that ignores a signal to
-// stop.
+// runEnv makes the test binary run another program: main with its arguments, or a command that
+// ignores a signal to stop.
 const (
 	runEnv      = "STRATA_TEST_RUN"
 	runMain     = "main"
@@ -66,8 +66,9 @@ func TestCommand_Misuse_PrintsOneLineAndExits2(t *testing.T) {
 		args []string
 		want string // expected in the line
 	}{
-		"unknown command":         {[]string{"serve"}, `unknown command "serve"`},
-		"unknown command, nearly": {[]string{"apiservr"}, `unknown command "apiservr"`}, // cobra adds suggestions on several lines
+		"unknown command": {[]string{"serve"}, `unknown command "serve"`},
+		// cobra adds suggestions on several lines
+		"unknown command, nearly": {[]string{"apiservr"}, `unknown command "apiservr"`},
 		"unknown flag":            {[]string{"apiserver", "--nonsense"}, "unknown flag: --nonsense"},
 		"unknown root flag":       {[]string{"--nonsense"}, "unknown flag: --nonsense"},
 		"unknown engine":          {[]string{"apiserver", "--engine=mvcc"}, "must be strata or upstream"},
@@ -117,7 +118,8 @@ func TestAPIServer_MissingFlag_EndsWithOneLine(t *testing.T) {
 	}
 }
 
-// Failures of history without a server name the cause, the server or the file, and the next step, in one line.
+// Failures of history without a server name the cause, the server or the file, and the next step,
+// in one line.
 func TestHistory_Failures_NameNextStep(t *testing.T) {
 	dir := t.TempDir()
 	damaged := filepath.Join(dir, "damaged")

@@ -25,14 +25,16 @@ import (
 	"github.com/stratakube/strata/kube/readpath"
 )
 
-// EngineVariable is the environment variable that AttachmentFromEnvironment reads. It has a value of --engine.
+// EngineVariable is the environment variable that AttachmentFromEnvironment reads. It has a value
+// of --engine.
 const EngineVariable = "STRATA_ENGINE"
 
 // Attachment connects an engine to the configuration of one server that is assembled by other code:
 //
 //	Options ─▶ app.NewConfig ─▶ Chain, ControlPlane or Extensions ─▶ Complete ─▶ ... ─▶ Run returns ─▶ Close
 //
-// With --engine=upstream the overrides of etcd are applied, and every method does nothing else. The methods are called in this order, by one goroutine at a time.
+// With --engine=upstream the overrides of etcd are applied, and every method does nothing else. The
+// methods are called in this order, by one goroutine at a time.
 type Attachment struct {
 	settings   *settings
 	overrides  overrides
@@ -44,9 +46,10 @@ type Attachment struct {
 	follow       *followedInformers // set by Chain, with the engine strata
 }
 
-// AttachmentFromEnvironment returns an Attachment with default flags, except for the engine, which EngineVariable names
-// (upstream if unset), and the interval of consistency checks, which is upstream's. Kubernetes' integration tests start
-// their servers with it, so that one test binary runs on both engines. Events are cached.
+// AttachmentFromEnvironment returns an Attachment with default flags, except for the engine, which
+// EngineVariable names (upstream if unset), and the interval of consistency checks, which is
+// upstream's. Kubernetes' integration tests start their servers with it, so that one test binary
+// runs on both engines. Events are cached.
 func AttachmentFromEnvironment() (*Attachment, error) {
 	s := newSettings()
 	s.engine = engineUpstream
@@ -56,15 +59,16 @@ func AttachmentFromEnvironment() (*Attachment, error) {
 		}
 	}
 	s.limits.fit(&pflag.FlagSet{}, memoryLimit())
-	s.checks.interval = consistency.CheckPeriod // upstream has no flag for the interval; its tests set the variable
+	// upstream has no flag for the interval; its tests set the variable
+	s.checks.interval = consistency.CheckPeriod
 	klog.InfoS("Starting a server", "engine", s.engine)
 	return s.attachment(), nil
 }
 
 func (s *settings) attachment() *Attachment { return &Attachment{settings: s} }
 
-// Options removes compaction from the completed options, since the engine does it in place of upstream's storage, and the exclusion of
-// events from memory, unless the user has given a size.
+// Options removes compaction from the completed options, since the engine does it in place of
+// upstream's storage, and the exclusion of events from memory, unless the user has given a size.
 // Error: an invalid override of etcd.
 func (a *Attachment) Options(etcd *genericoptions.EtcdOptions) (err error) {
 	if a.overrides, err = parseOverrides(etcd); err != nil {
@@ -111,8 +115,8 @@ func (a *Attachment) ControlPlane(config *controlplane.Config) error {
 	})
 }
 
-// Extensions attaches the engine to a standalone server of custom resources. Before the server runs, its
-// CustomResourceDefinition informer must be passed to setDefinitions.
+// Extensions attaches the engine to a standalone server of custom resources. Before the server
+// runs, its CustomResourceDefinition informer must be passed to setDefinitions.
 func (a *Attachment) Extensions(config *apiextensionsapiserver.Config) (setDefinitions func(cache.SharedIndexInformer), err error) {
 	outermost := &config.GenericConfig.Config
 	getters := []*generic.RESTOptionsGetter{&outermost.RESTOptionsGetter, &config.ExtraConfig.CRDRESTOptionsGetter}
@@ -123,18 +127,22 @@ func (a *Attachment) Extensions(config *apiextensionsapiserver.Config) (setDefin
 	return func(informer cache.SharedIndexInformer) { follow.definitions = informer.GetIndexer() }, err
 }
 
-// attach creates the engine, makes the getters return storages of the engine, and installs load shedding and the read path in front of
-// the handlers of outermost, the server that all requests pass first. getters must contain all getters from which the server
-// creates storages; the getters of the uncompleted configuration are complete.
+// attach creates the engine, makes the getters return storages of the engine, and installs load
+// shedding and the read path in front of the handlers of outermost, the server that all requests
+// pass first. getters must contain all getters from which the server creates storages; the getters
+// of the uncompleted configuration are complete.
 //
-// The allocators of service addresses and node ports, and the leases of API server endpoints, are not
-// resources. They use etcd directly, as upstream does (generic.NewRawStorage and reconcilers.NewLeases).
+// The allocators of service addresses and node ports, and the leases of API server endpoints, are
+// not resources. They use etcd directly, as upstream does (generic.NewRawStorage and
+// reconcilers.NewLeases).
 //
 // converts is kubestorage.Options.Converts.
 func (a *Attachment) attach(outermost *genericapiserver.Config, getters []*generic.RESTOptionsGetter, converts func(schema.GroupResource) bool,
 	resolver func() (readpath.ResolverConfig, error)) error {
 	s := a.settings
-	for _, getter := range getters { // also with upstream's engine, which would otherwise read custom resources from another etcd
+	for _, getter := range getters {
+		// also with upstream's engine, which would otherwise read custom resources from another
+		// etcd
 		*getter = a.overrides.getter(*getter)
 	}
 	if s.engine != engineStrata {
@@ -166,13 +174,15 @@ func (a *Attachment) attach(outermost *genericapiserver.Config, getters []*gener
 		readpath.BoundDecoded(outermost, lists)
 	}
 	if s.sessions != nil {
-		attachSessions(outermost, s.sessions) // after the read path, which replaces upstream's chain only
+		// after the read path, which replaces upstream's chain only
+		attachSessions(outermost, s.sessions)
 	}
 	readpath.DrainOnShutdown(outermost, a.engine, s.limits.progressTimeout)
 	return nil
 }
 
-// Mount installs the endpoints of consistency checks and of the status, and the console, in the outermost server of a chain.
+// Mount installs the endpoints of consistency checks and of the status, and the console, in the
+// outermost server of a chain.
 func (a *Attachment) Mount(chain *aggregatorapiserver.APIAggregator) {
 	if a.engine != nil {
 		mountConsistency(chain, a.engine)
@@ -181,8 +191,9 @@ func (a *Attachment) Mount(chain *aggregatorapiserver.APIAggregator) {
 	}
 }
 
-// AwaitMemory returns when the cache is loaded, when a load has failed, after loadPatience without data from etcd, or when ctx
-// ends. The server then also starts while etcd is down, and serves requests that do not need etcd.
+// AwaitMemory returns when the cache is loaded, when a load has failed, after loadPatience without
+// data from etcd, or when ctx ends. The server then also starts while etcd is down, and serves
+// requests that do not need etcd.
 func (a *Attachment) AwaitMemory(ctx context.Context) {
 	if a.engine == nil {
 		return
@@ -192,12 +203,12 @@ func (a *Attachment) AwaitMemory(ctx context.Context) {
 	}
 }
 
-// loadPatience is longer than the time in which a busy etcd sends the first event of a long history, and shorter than the 10 s
-// limit of hooks.
+// loadPatience is longer than the time in which a busy etcd sends the first event of a long
+// history, and shorter than the 10 s limit of hooks.
 const loadPatience = 5 * time.Second
 
-// Close closes the engine. The server must have stopped before, because stopping it destroys its storages. A
-// second call has no effect.
+// Close closes the engine. The server must have stopped before, because stopping it destroys its
+// storages. A second call has no effect.
 func (a *Attachment) Close() {
 	if a.engine != nil {
 		a.engine.Close()

@@ -13,17 +13,19 @@ import (
 	scheduling "k8s.io/kubernetes/pkg/registry/scheduling/rest"
 )
 
-// skipBootstrapWaits replaces upstream's hooks that create the system's priority classes and RBAC's bootstrap policy, by hooks with the
-// same names. Upstream's wait for a second before their first attempt, and are then the last ones that /readyz waits for; but the objects
-// exist at every start except the first of a cluster. Ours look at once, create the objects of a new cluster, and leave every other
-// state, and every error, to upstream's.
+// skipBootstrapWaits replaces upstream's hooks that create the system's priority classes and RBAC's
+// bootstrap policy, by hooks with the same names. Upstream's wait for a second before their first
+// attempt, and are then the last ones that /readyz waits for; but the objects exist at every start
+// except the first of a cluster. Ours look at once, create the objects of a new cluster, and leave
+// every other state, and every error, to upstream's.
 func skipBootstrapWaits(config *app.Config) {
 	kube := &config.KubeAPIs.ControlPlane
 	replace := func(name string, hook genericapiserver.PostStartHookFunc) {
 		if kube.Generic.DisabledPostStartHooks.Has(name) {
 			return
 		}
-		// The configurations of the chain share the set; the hook is disabled in the server of this API only.
+		// The configurations of the chain share the set; the hook is disabled in the server of this
+		// API only.
 		kube.Generic.DisabledPostStartHooks = sets.NewString(kube.Generic.DisabledPostStartHooks.List()...).Insert(name)
 		config.Aggregator.GenericConfig.AddPostStartHookOrDie(name, hook)
 	}

@@ -10,8 +10,8 @@ import (
 	"k8s.io/component-helpers/auth/rbac/validation"
 )
 
-// bootstrapObjects returns the data of all objects that the two hooks create, by kind, namespace and name, without the metadata that
-// differs between clusters.
+// bootstrapObjects returns the data of all objects that the two hooks create, by kind, namespace
+// and name, without the metadata that differs between clusters.
 func (s *server) bootstrapObjects(t *testing.T, ctx context.Context) map[string]any {
 	t.Helper()
 	objects := map[string]any{}
@@ -71,8 +71,9 @@ func TestBootstrap_NewCluster_EqualsUpstreams(t *testing.T) {
 	}
 }
 
-// A server on an etcd whose bootstrap objects were changed repairs them as upstream's does: it restores permissions and deleted objects,
-// and preserves additional permissions and protected roles.
+// A server on an etcd whose bootstrap objects were changed repairs them as upstream's does: it
+// restores permissions and deleted objects, and preserves additional permissions and protected
+// roles.
 func TestBootstrap_ChangedObjects_AreReconciled(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)

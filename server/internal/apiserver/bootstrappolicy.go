@@ -17,15 +17,17 @@ import (
 	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy"
 )
 
-// policyWriters is the number of objects of the bootstrap policy that are written at once. The about 140 writes of a new cluster then
-// share fsyncs of etcd. On two processors the first start took 1.6 to 2.1 s with 24, and 2.0 to 2.4 s with 8.
+// policyWriters is the number of objects of the bootstrap policy that are written at once. The
+// about 140 writes of a new cluster then share fsyncs of etcd. On two processors the first start
+// took 1.6 to 2.1 s with 24, and 2.0 to 2.4 s with 8.
 const policyWriters = 24
 
 // errPolicyDiffers means that an object of the bootstrap policy has to be created or updated.
 var errPolicyDiffers = errors.New("bootstrap policy differs")
 
-// createBootstrapPolicy creates the roles and bindings of a cluster without any, and does nothing if all of the bootstrap policy
-// exists. In every other case, and after an error, it runs upstream's hook, which updates and migrates objects, and retries.
+// createBootstrapPolicy creates the roles and bindings of a cluster without any, and does nothing
+// if all of the bootstrap policy exists. In every other case, and after an error, it runs
+// upstream's hook, which updates and migrates objects, and retries.
 func createBootstrapPolicy(hook genericapiserver.PostStartHookContext) error {
 	if err := newPolicy().create(hook); err != nil {
 		klog.V(2).InfoS("Reconciling the bootstrap policy of RBAC", "reason", err)
@@ -60,8 +62,8 @@ func newPolicy() policy {
 	return p
 }
 
-// create creates the policy in a cluster without cluster roles and bindings. In any other cluster it compares only, and returns
-// errPolicyDiffers if an object is missing or would be updated.
+// create creates the policy in a cluster without cluster roles and bindings. In any other cluster
+// it compares only, and returns errPolicyDiffers if an object is missing or would be updated.
 func (p policy) create(hook genericapiserver.PostStartHookContext) error {
 	client, err := kubernetes.NewForConfig(hook.LoopbackClientConfig)
 	if err != nil {

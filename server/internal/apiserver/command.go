@@ -1,10 +1,11 @@
 // Package apiserver assembles kube-apiserver with the engine as its storage.
 //
-// The server is upstream's: options, admission, authentication, the chain of aggregator, kube and extension servers. Only
-// the storage of reads differs. Before the configuration is completed, every generic.RESTOptionsGetter in it is wrapped
-// (attach.go), so that each built-in or custom resource gets a storage.Interface of the engine. The byte read path is
-// installed in front of the aggregator's handlers (readpath.go), and is configured with the kinds and informers of
-// upstream's servers.
+// The server is upstream's: options, admission, authentication, the chain of aggregator, kube and
+// extension servers. Only the storage of reads differs. Before the configuration is completed,
+// every generic.RESTOptionsGetter in it is wrapped (attach.go), so that each built-in or custom
+// resource gets a storage.Interface of the engine. The byte read path is installed in front of the
+// aggregator's handlers (readpath.go), and is configured with the kinds and informers of upstream's
+// servers.
 //
 //	flags ─▶ options ─▶ Complete, Validate ─▶ app.NewConfig ─▶ engine wraps the getters ─▶ read path ─▶ Complete
 //	      ─▶ app.CreateServerChain ─▶ PrepareRun ─▶ Run ─▶ (shut down: watches drain) ─▶ engine closes
@@ -33,53 +34,66 @@ import (
 	"github.com/stratakube/strata/server/internal/cli"
 	"github.com/stratakube/strata/server/internal/console"
 
-	_ "github.com/stratakube/strata/server/internal/version" // sets the version in Kubernetes' packages
-	_ "k8s.io/component-base/logs/json/register"             // --logging-format=json, as in kube-apiserver's main package
-	_ "k8s.io/component-base/metrics/prometheus/clientgo"    // metrics rest_client_*, as there
-	_ "k8s.io/component-base/metrics/prometheus/version"     // metric kubernetes_build_info, as there
-	_ "time/tzdata"                                          // time zones of CronJobs where the image has no zone files, as there
+	// sets the version in Kubernetes' packages
+	_ "github.com/stratakube/strata/server/internal/version"
+	// --logging-format=json, as in kube-apiserver's main package
+	_ "k8s.io/component-base/logs/json/register"
+	_ "k8s.io/component-base/metrics/prometheus/clientgo" // metrics rest_client_*, as there
+	// metric kubernetes_build_info, as there
+	_ "k8s.io/component-base/metrics/prometheus/version"
+	// time zones of CronJobs where the image has no zone files, as there
+	_ "time/tzdata"
 )
 
 // Options configures Run.
 type Options struct {
-	// Args are the flags of kube-apiserver and of this package, as on the command line of `strata apiserver`.
+	// Args are the flags of kube-apiserver and of this package, as on the command line of `strata
+	// apiserver`.
 	Args []string
-	// Out receives the output of --help and --version; nil discards it. Logs are configured by the logging flags.
+	// Out receives the output of --help and --version; nil discards it. Logs are configured by the
+	// logging flags.
 	Out io.Writer
-	// OnReady is called once, on a separate goroutine, when /readyz succeeds for the first time. It may be nil.
-	// Run returns only after OnReady has returned.
+	// OnReady is called once, on a separate goroutine, when /readyz succeeds for the first time. It
+	// may be nil. Run returns only after OnReady has returned.
 	OnReady func(Info)
-	// OnLoad is called once, when memory begins to be loaded from etcd, with a function that returns the progress and may be
-	// called until Run returns. It may be nil, and is not called with upstream's engine.
+	// OnLoad is called once, when memory begins to be loaded from etcd, with a function that
+	// returns the progress and may be called until Run returns. It may be nil, and is not called
+	// with upstream's engine.
 	OnLoad func(progress func(context.Context) kubestorage.LoadState)
-	// Listener accepts the connections of the server, which closes it. If it is nil, the flags determine the address.
+	// Listener accepts the connections of the server, which closes it. If it is nil, the flags
+	// determine the address.
 	Listener net.Listener
 	// Shared is set for one of several servers of this process, and nil for the only one.
 	Shared *Shared
-	// API identifies the API that the flags enable. Servers of one Shared with the same value have the same flags, except for
-	// addresses, files and the prefix in etcd, and share what depends on the others.
+	// API identifies the API that the flags enable. Servers of one Shared with the same value have
+	// the same flags, except for addresses, files and the prefix in etcd, and share what depends on
+	// the others.
 	API string
 	// OnBuilt is called once when the handlers are built. It may be nil.
 	OnBuilt func()
-	// Serve, if not nil, delays the start of the server, whose handlers are built meanwhile, until it is closed.
+	// Serve, if not nil, delays the start of the server, whose handlers are built meanwhile, until
+	// it is closed.
 	Serve <-chan struct{}
-	// Sessions, if not nil, open the console to browsers on this machine. They have no effect with --engine=upstream.
+	// Sessions, if not nil, open the console to browsers on this machine. They have no effect with
+	// --engine=upstream.
 	Sessions *console.Sessions
 }
 
 // Info describes a ready server.
 type Info struct {
-	// URL has the scheme, an address that is reachable from this host, and the bound port: https://127.0.0.1:6443.
+	// URL has the scheme, an address that is reachable from this host, and the bound port:
+	// https://127.0.0.1:6443.
 	URL string
 	// Console reports whether the server has the console.
 	Console bool
 }
 
-// Run serves until ctx is cancelled, then shuts down in upstream's order (drain, stop, release the storage) and
-// returns nil. An error means that the server failed to start, or stopped before ctx was cancelled.
+// Run serves until ctx is cancelled, then shuts down in upstream's order (drain, stop, release the
+// storage) and returns nil. An error means that the server failed to start, or stopped before ctx
+// was cancelled.
 //
-// Feature gates, logging and metrics of k8s.io packages are global: call Run at most once per process, or with one Shared for all
-// calls.
+// Feature gates, logging and metrics of k8s.io packages are global: call Run at most once per
+// process, or with one Shared for all calls.
 func Run(ctx context.Context, o Options) error {
 	o.Shared.lock()
 	unlock := sync.OnceFunc(o.Shared.unlock)
@@ -119,9 +133,9 @@ type settings struct {
 	overrides     overrides // set by prepare
 	sizesOfEvents bool      // --watch-cache-sizes contains events
 
-	// noHosts are addresses of simulated nodes and pods, and of services without a proxy. The server
-	// makes no connection to one of them, as kubelet, pod, webhook or aggregated API: the request
-	// fails at once.
+	// noHosts are addresses of simulated nodes and pods, and of services without a proxy. The
+	// server makes no connection to one of them, as kubelet, pod, webhook or aggregated API: the
+	// request fails at once.
 	noHosts []netip.Prefix
 
 	sessions *console.Sessions // of the console; nil if there are none

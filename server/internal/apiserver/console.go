@@ -10,8 +10,8 @@ import (
 	"github.com/stratakube/strata/server/internal/console"
 )
 
-// attachSessions makes the outermost server accept sessions of the console. The handlers of config must be built by the final chain
-// already, except for the outermost one.
+// attachSessions makes the outermost server accept sessions of the console. The handlers of config
+// must be built by the final chain already, except for the outermost one.
 func attachSessions(config *genericapiserver.Config, sessions *console.Sessions) {
 	config.Authentication.Authenticator = union.New(sessions, config.Authentication.Authenticator)
 	config.Authorization.Authorizer = console.ReadOnly(config.Authorization.Authorizer)
@@ -21,7 +21,8 @@ func attachSessions(config *genericapiserver.Config, sessions *console.Sessions)
 	}
 }
 
-// mountConsole installs the console in the outermost server, behind authentication and authorization. sessions may be nil.
+// mountConsole installs the console in the outermost server, behind authentication and
+// authorization. sessions may be nil.
 func mountConsole(server *aggregatorapiserver.APIAggregator, sessions *console.Sessions) {
 	mux, page := server.GenericAPIServer.Handler.NonGoRestfulMux, console.Handler()
 	mux.UnlistedHandle(console.Path, page)

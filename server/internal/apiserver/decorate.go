@@ -18,9 +18,10 @@ import (
 	netutils "k8s.io/utils/net"
 )
 
-// readDecorators returns the decorators that upstream's registries apply when objects are read: they complete Services and
-// PersistentVolumeClaims that were written by older releases without some fields. The functions are upstream's own, taken
-// from registries without storage; no other registry has a decorator.
+// readDecorators returns the decorators that upstream's registries apply when objects are read:
+// they complete Services and PersistentVolumeClaims that were written by older releases without
+// some fields. The functions are upstream's own, taken from registries without storage; no other
+// registry has a decorator.
 func readDecorators(config controlplane.Extra) (map[schema.GroupResource]func(runtime.Object), error) {
 	primary, secondary := api.IPv4Protocol, api.IPv6Protocol
 	if netutils.IsIPv6CIDR(&config.ServiceIPRange) {

@@ -10,7 +10,8 @@ import (
 	"k8s.io/kubernetes/pkg/controlplane"
 )
 
-// TestReadDecorators_Service_GetsServerIPFamilies: the address families of a Service without families depend on the flags.
+// TestReadDecorators_Service_GetsServerIPFamilies: the address families of a Service without
+// families depend on the flags.
 func TestReadDecorators_Service_GetsServerIPFamilies(t *testing.T) {
 	for cidr, want := range map[string][]api.IPFamily{
 		"10.0.0.0/24": {api.IPv4Protocol},

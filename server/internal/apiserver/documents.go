@@ -11,8 +11,9 @@ import (
 	"github.com/stratakube/strata/server/internal/openapi"
 )
 
-// serveDocuments serves the OpenAPI v3 documents of custom resources in place of upstream's controller of them, with the engine strata. It
-// must be called after PrepareRun, which installs upstream's handlers, and before the hooks of the chain start.
+// serveDocuments serves the OpenAPI v3 documents of custom resources in place of upstream's
+// controller of them, with the engine strata. It must be called after PrepareRun, which installs
+// upstream's handlers, and before the hooks of the chain start.
 func (a *Attachment) serveDocuments(chain *aggregatorapiserver.APIAggregator) error {
 	if a.follow == nil {
 		return nil
@@ -25,7 +26,8 @@ func (a *Attachment) serveDocuments(chain *aggregatorapiserver.APIAggregator) er
 	if builtIn == nil { // the server has no documents
 		return nil
 	}
-	server.OpenAPIV3VersionedService = nil // the hook start-apiextensions-controllers then starts no controller for it
+	// the hook start-apiextensions-controllers then starts no controller for it
+	server.OpenAPIV3VersionedService = nil
 	documents := openapi.NewDocuments(utilfeature.DefaultFeatureGate.Enabled(apiextensionsfeatures.CustomResourceFieldSelectors))
 	if err := documents.Follow(a.follow.definitionInformer); err != nil {
 		return err
@@ -33,7 +35,8 @@ func (a *Attachment) serveDocuments(chain *aggregatorapiserver.APIAggregator) er
 	return documents.Install(server.Handler.NonGoRestfulMux, builtIn)
 }
 
-// extensionsServer returns the server of definitions and custom resources, to which the server of the built-in API delegates.
+// extensionsServer returns the server of definitions and custom resources, to which the server of
+// the built-in API delegates.
 func extensionsServer(chain *aggregatorapiserver.APIAggregator) (*genericapiserver.GenericAPIServer, error) {
 	builtIn, err := builtInServer(chain)
 	if err != nil {

@@ -24,10 +24,10 @@ import (
 	"github.com/stratakube/strata/server/internal/pki"
 )
 
-// TestEngineSwitch_NextEngineServesSameData runs upstream's engine, Strata's, and upstream's again on the same data, with the
-// flags that determine the location and format of stored data: TLS with client certificates, a prefix, a second etcd
-// for a cached and an uncached resource, and encryption of secrets. Each engine must serve the data of the previous
-// one.
+// TestEngineSwitch_NextEngineServesSameData runs upstream's engine, Strata's, and upstream's again
+// on the same data, with the flags that determine the location and format of stored data: TLS with
+// client certificates, a prefix, a second etcd for a cached and an uncached resource, and
+// encryption of secrets. Each engine must serve the data of the previous one.
 func TestEngineSwitch_NextEngineServesSameData(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
@@ -86,7 +86,8 @@ func TestServer_WatchCacheDisabled_ServesResources(t *testing.T) {
 	t.Run("touches no upstream cacher", func(t *testing.T) { checkCacher(t, s, engineStrata) })
 }
 
-// fill creates an object of each kind that is stored differently, and waits for the watch events of them.
+// fill creates an object of each kind that is stored differently, and waits for the watch events of
+// them.
 func fill(t *testing.T, ctx context.Context, s *server, name string) {
 	t.Helper()
 	client := s.client

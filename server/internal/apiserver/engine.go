@@ -41,8 +41,9 @@ func (k *engineKind) Set(s string) error {
 	return fmt.Errorf("must be %s or %s", engineStrata, engineUpstream)
 }
 
-// engineOptions returns the options of an engine that does not cache the resources excluded by the --watch-cache flags, and that logs with
-// klog. The transformer encrypts the keys of continue tokens; deferrable is kubestorage.Options.Deferrable.
+// engineOptions returns the options of an engine that does not cache the resources excluded by the
+// --watch-cache flags, and that logs with klog. The transformer encrypts the keys of continue
+// tokens; deferrable is kubestorage.Options.Deferrable.
 func (s *settings) engineOptions(etcd *genericoptions.EtcdOptions, transformer value.Transformer,
 	deferrable func(storagebackend.TransportConfig) bool) (kubestorage.Options, error) {
 	limits, checks, tokens := s.limits, s.checks, s.tokens
@@ -93,15 +94,16 @@ func (s *settings) engineOptions(etcd *genericoptions.EtcdOptions, transformer v
 	return options, nil
 }
 
-// decorated reports whether upstream's registry of the resource decorates objects when they are read: see
-// readDecorators.
+// decorated reports whether upstream's registry of the resource decorates objects when they are
+// read: see readDecorators.
 func decorated(resource schema.GroupResource) bool {
 	return resource.Group == "" && (resource.Resource == "services" || resource.Resource == "persistentvolumeclaims")
 }
 
-// uncachedResources returns a function that reports whether a resource is served from etcd: all resources without
-// --watch-cache, otherwise the resources of size zero in --watch-cache-sizes (completion adds events to those, and cacheEvents removes them).
-// Upstream decides this when it chooses a storage decorator, which the engine replaces.
+// uncachedResources returns a function that reports whether a resource is served from etcd: all
+// resources without --watch-cache, otherwise the resources of size zero in --watch-cache-sizes
+// (completion adds events to those, and cacheEvents removes them). Upstream decides this when it
+// chooses a storage decorator, which the engine replaces.
 func uncachedResources(etcd *genericoptions.EtcdOptions) (func(schema.GroupResource) bool, error) {
 	if !etcd.EnableWatchCache {
 		return func(schema.GroupResource) bool { return true }, nil
@@ -119,21 +121,22 @@ func uncachedResources(etcd *genericoptions.EtcdOptions) (func(schema.GroupResou
 // eventResources are the two names of one resource.
 var eventResources = []schema.GroupResource{{Resource: "events"}, {Group: "events.k8s.io", Resource: "events"}}
 
-// namesEvents reports whether sizes, a value of --watch-cache-sizes before completion, contain a size of events.
+// namesEvents reports whether sizes, a value of --watch-cache-sizes before completion, contain a
+// size of events.
 func namesEvents(sizes []string) bool {
 	parsed, err := genericoptions.ParseWatchCacheSizes(sizes)
 	return err == nil && slices.ContainsFunc(eventResources, func(gr schema.GroupResource) bool { _, ok := parsed[gr]; return ok })
 }
 
-// cacheEvents removes the sizes of events from completed options, so that they are held in memory as all resources are. Upstream's
-// completion has added a size of zero.
+// cacheEvents removes the sizes of events from completed options, so that they are held in memory
+// as all resources are. Upstream's completion has added a size of zero.
 func cacheEvents(etcd *genericoptions.EtcdOptions) {
 	etcd.WatchCacheSizes = slices.DeleteFunc(etcd.WatchCacheSizes, func(size string) bool { return namesEvents([]string{size}) })
 }
 
-// takeCompaction returns the compaction interval and sets it to 0 in the options, so that only getters wrapped by
-// compacted use it. Otherwise each storage that upstream opens itself would start upstream's compactor in addition
-// to the engine's.
+// takeCompaction returns the compaction interval and sets it to 0 in the options, so that only
+// getters wrapped by compacted use it. Otherwise each storage that upstream opens itself would
+// start upstream's compactor in addition to the engine's.
 func takeCompaction(etcd *genericoptions.EtcdOptions) time.Duration {
 	interval := etcd.StorageConfig.CompactionInterval
 	etcd.StorageConfig.CompactionInterval = 0

@@ -30,8 +30,8 @@ const (
 	pollInterval = 50 * time.Millisecond
 )
 
-// TestEngines_PassSameServerChecks runs the same checks on both engines. Where the two differ, upstream's result shows that the check can
-// fail.
+// TestEngines_PassSameServerChecks runs the same checks on both engines. Where the two differ,
+// upstream's result shows that the check can fail.
 func TestEngines_PassSameServerChecks(t *testing.T) {
 	t.Parallel()
 	for _, engine := range []engineKind{engineStrata, engineUpstream} {
@@ -189,7 +189,8 @@ func checkCustomResources(t *testing.T, s *server) {
 	requireEvent(t, ctx, events, watch.Added, "one", func(o metav1.Object) bool { return o.GetUID() == created.GetUID() })
 }
 
-// createKind creates a CRD of the resource and returns a client of its default namespace when it is served.
+// createKind creates a CRD of the resource and returns a client of its default namespace when it is
+// served.
 func createKind(ctx context.Context, s *server, resource string) (dynamic.ResourceInterface, error) {
 	const group = "engine.example.com"
 	kind := kindOf(resource)
@@ -237,7 +238,8 @@ func customObject(resource, name string) *unstructured.Unstructured {
 	}}
 }
 
-// checkConnections counts connections to etcd before and after 20 new resources have been written, read and watched.
+// checkConnections counts connections to etcd before and after 20 new resources have been written,
+// read and watched.
 func checkConnections(t *testing.T, s *server, engine engineKind, proxy *countingProxy) {
 	const resources = 20
 	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
@@ -262,7 +264,8 @@ func checkConnections(t *testing.T, s *server, engine engineKind, proxy *countin
 		}
 		return
 	}
-	// A closed client (one is used from time to time to read the database size) may take a moment to disconnect.
+	// A closed client (one is used from time to time to read the database size) may take a moment
+	// to disconnect.
 	var after int64
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, 10*time.Second, true, func(context.Context) (bool, error) {
 		after = proxy.open.Load()
@@ -290,7 +293,8 @@ func useNewResource(ctx context.Context, s *server, resource string) error {
 	return expectEvent(ctx, events, watch.Added, "one", func(metav1.Object) bool { return true })
 }
 
-// cacherFrame is in the stack of the goroutines that every upstream cacher runs from its creation to its end.
+// cacherFrame is in the stack of the goroutines that every upstream cacher runs from its creation
+// to its end.
 const cacherFrame = "k8s.io/apiserver/pkg/storage/cacher."
 
 // cacheSample matches values, not comments, of the metrics of reads that both engines record.
@@ -325,8 +329,8 @@ func stacks(t *testing.T, s *server, text string) (found []string) {
 	return found
 }
 
-// checkCompactor searches for the goroutines of the engines' compactors: the allocators of service addresses and ports
-// have storages too, which do not belong to the engine.
+// checkCompactor searches for the goroutines of the engines' compactors: the allocators of service
+// addresses and ports have storages too, which do not belong to the engine.
 func checkCompactor(t *testing.T, s *server, engine engineKind) {
 	upstream := stacks(t, s, "k8s.io/apiserver/pkg/storage/etcd3.(*compactor).")
 	own := stacks(t, s, "etcdsource.(*Compactor).takeTurns")
@@ -338,7 +342,8 @@ func checkCompactor(t *testing.T, s *server, engine engineKind) {
 	}
 }
 
-// listEverything lists each resource in each version in the discovery documents and returns their number.
+// listEverything lists each resource in each version in the discovery documents and returns their
+// number.
 func listEverything(t *testing.T, ctx context.Context, s *server) int {
 	t.Helper()
 	_, groups, err := s.client.Discovery().ServerGroupsAndResources()
@@ -371,7 +376,8 @@ func TestCacheEvents_Default_HoldsEventsOnly(t *testing.T) {
 			t.Errorf("%q names events: %v", sizes, got)
 		}
 	}
-	etcd := &genericoptions.EtcdOptions{EnableWatchCache: true, WatchCacheSizes: []string{"events.events.k8s.io#0", "pods#0", "events#0"}} // as completed
+	// as completed
+	etcd := &genericoptions.EtcdOptions{EnableWatchCache: true, WatchCacheSizes: []string{"events.events.k8s.io#0", "pods#0", "events#0"}}
 	cacheEvents(etcd)
 	uncached, err := uncachedResources(etcd)
 	if err != nil {

@@ -16,8 +16,8 @@ type gateSet interface {
 	Type() string
 }
 
-// newGates returns Strata's own gates, which the engine defines, with their defaults. They are read when the engine
-// creates its storages and when the read path is mounted, and not later.
+// newGates returns Strata's own gates, which the engine defines, with their defaults. They are read
+// when the engine creates its storages and when the read path is mounted, and not later.
 func newGates() gateSet {
 	gates := featuregate.NewFeatureGate()
 	utilruntime.Must(gates.Add(kubestorage.Gates()))

@@ -17,8 +17,9 @@ import (
 // minProgressInterval is the minimum interval of progress requests while reads wait.
 const minProgressInterval = 100 * time.Millisecond
 
-// engineLimits are the engine's bounds: of the memory used in addition to the current state (history and unclaimed values per
-// etcd cluster, representations and lists per process), of the history restored at the start, and of two intervals.
+// engineLimits are the engine's bounds: of the memory used in addition to the current state
+// (history and unclaimed values per etcd cluster, representations and lists per process), of the
+// history restored at the start, and of two intervals.
 type engineLimits struct {
 	historyAge   time.Duration
 	historyBytes resource.QuantityValue
@@ -85,8 +86,8 @@ const (
 	flagShutdownProgressTimeout = "strata-shutdown-progress-timeout"
 )
 
-// deprecatedLimits has, for each deprecated flag, the setting that replaces it. The flags are accepted for one release and
-// hidden from --help.
+// deprecatedLimits has, for each deprecated flag, the setting that replaces it. The flags are
+// accepted for one release and hidden from --help.
 var deprecatedLimits = map[string]string{
 	flagUnclaimedBytes: "it has no replacement: the bound is 64Mi",
 	flagReplayRevisions: "in place of 0 use --strata-feature-gates=" + string(kubestorage.WatchHistoryRestore) +

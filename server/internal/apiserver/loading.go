@@ -10,7 +10,8 @@ import (
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
-// logLoad logs the progress of the load of memory while it takes long, and then that of the restore of history. stop ends it early.
+// logLoad logs the progress of the load of memory while it takes long, and then that of the restore
+// of history. stop ends it early.
 func logLoad(ctx context.Context, state func(context.Context) kubestorage.LoadState) (stop func()) {
 	return progress.Every(func(elapsed time.Duration) bool {
 		s := state(ctx)

@@ -15,7 +15,8 @@ import (
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
-// A load that takes long is logged with its resource and numbers, then the restore, and nothing after both.
+// A load that takes long is logged with its resource and numbers, then the restore, and nothing
+// after both.
 func TestLogLoad_LongLoad_IsLoggedUntilItsEnd(t *testing.T) {
 	var mu sync.Mutex
 	var lines []string

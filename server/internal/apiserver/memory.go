@@ -13,18 +13,21 @@ import (
 )
 
 const (
-	// listShare is the divisor of the memory limit that yields the default bound of in-flight lists, and the maximum of the
-	// default bounds of representations and of history. Including the objects themselves and garbage, a server with 300,000
-	// objects of 1 KB then stays below a memory limit of 1.5 GiB. Without a limit, garbage takes a share of the free memory.
+	// listShare is the divisor of the memory limit that yields the default bound of in-flight
+	// lists, and the maximum of the default bounds of representations and of history. Including the
+	// objects themselves and garbage, a server with 300,000 objects of 1 KB then stays below a
+	// memory limit of 1.5 GiB. Without a limit, garbage takes a share of the free memory.
 	listShare = 8
-	// runtimeShare is the share, in tenths, of a control group's memory limit that is set as the Go runtime's memory limit. The
-	// rest is for memory that the runtime does not count, mainly the pages of the executable.
+	// runtimeShare is the share, in tenths, of a control group's memory limit that is set as the Go
+	// runtime's memory limit. The rest is for memory that the runtime does not count, mainly the
+	// pages of the executable.
 	runtimeShare = 9
 )
 
-// followMemoryLimit sets the Go runtime's memory limit from the limit of the control groups, so that the collector
-// runs more often near that limit (see debug.SetMemoryLimit), unless GOMEMLIMIT is set. It returns the memory
-// available to the process in bytes: the lowest of that limit, GOMEMLIMIT, and the machine's memory.
+// followMemoryLimit sets the Go runtime's memory limit from the limit of the control groups, so
+// that the collector runs more often near that limit (see debug.SetMemoryLimit), unless GOMEMLIMIT
+// is set. It returns the memory available to the process in bytes: the lowest of that limit,
+// GOMEMLIMIT, and the machine's memory.
 func followMemoryLimit() int64 {
 	group := groupLimit(memoryGroups())
 	if group < math.MaxInt64 && os.Getenv("GOMEMLIMIT") == "" {
@@ -39,9 +42,9 @@ func memoryLimit() int64 {
 	return min(groupLimit(memoryGroups()), debug.SetMemoryLimit(-1), machineMemory())
 }
 
-// freeMemory returns the bytes of memory that the process may still take: the least of the memory that the machine has
-// available, the rest of the limit of each control group, and the rest of the Go runtime's limit. It is negative above a limit. Cost is
-// some reads of /proc and /sys.
+// freeMemory returns the bytes of memory that the process may still take: the least of the memory
+// that the machine has available, the rest of the limit of each control group, and the rest of the
+// Go runtime's limit. It is negative above a limit. Cost is some reads of /proc and /sys.
 func freeMemory() int64 {
 	free := groupFree(memoryGroups())
 	if limit := debug.SetMemoryLimit(-1); limit < math.MaxInt64 {
@@ -70,7 +73,8 @@ func meminfo(field func(procfs.Meminfo) *uint64) int64 {
 	return int64(*field(info))
 }
 
-// fit sets the bounds that depend on the available memory or on another bound, except for those set by flags.
+// fit sets the bounds that depend on the available memory or on another bound, except for those set
+// by flags.
 func (l *engineLimits) fit(flags *pflag.FlagSet, memory int64) {
 	share := memory / listShare
 	if l.listBytes.Value() == 0 {
@@ -79,10 +83,12 @@ func (l *engineLimits) fit(flags *pflag.FlagSet, memory int64) {
 	if !flags.Changed(flagHistoryBytes) && share < l.historyBytes.Value() {
 		l.historyBytes.Quantity = *resource.NewQuantity(share, resource.BinarySI)
 	}
-	if !flags.Changed(flagRepresentationBytes) && memory < math.MaxInt64 { // otherwise the memory is unknown
+	if !flags.Changed(flagRepresentationBytes) && memory < math.MaxInt64 {
+		// otherwise the memory is unknown
 		l.keptBytes.Quantity = *resource.NewQuantity(share, resource.BinarySI)
 	}
 	if !flags.Changed(flagReplayBytes) {
-		l.replayBytes = l.historyBytes // history that was restored beyond the bound would be dropped at once
+		// history that was restored beyond the bound would be dropped at once
+		l.replayBytes = l.historyBytes
 	}
 }

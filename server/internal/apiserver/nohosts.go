@@ -45,7 +45,8 @@ func lookup(next egressselector.Lookup, noHosts []netip.Prefix) egressselector.L
 // direct connections.
 func refusing(dial utilnet.DialFunc, noHosts []netip.Prefix) utilnet.DialFunc {
 	if dial == nil {
-		dial = (&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext // as net/http
+		// as net/http
+		dial = (&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext
 	}
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		host, _, err := net.SplitHostPort(address)

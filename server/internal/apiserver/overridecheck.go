@@ -21,8 +21,9 @@ import (
 // overrideGroup is the group of the checks of all overrides, for /readyz?exclude=.
 const overrideGroup = "etcd-overrides"
 
-// overrideCheck is the check of the etcd of an override in /readyz and /healthz. Its name has the resources and the endpoints. Upstream's
-// checks of overrides have numbers, and block for 20 s at a time while an etcd is down that has never answered.
+// overrideCheck is the check of the etcd of an override in /readyz and /healthz. Its name has the
+// resources and the endpoints. Upstream's checks of overrides have numbers, and block for 20 s at a
+// time while an etcd is down that has never answered.
 type overrideCheck struct {
 	name    string
 	key     string
@@ -59,8 +60,9 @@ func (c *overrideCheck) Check(*http.Request) error {
 // upstreamCheck matches the names of upstream's checks of overrides.
 var upstreamCheck = regexp.MustCompile(`^etcd-override-(readiness-)?\d+$`)
 
-// installChecks replaces upstream's checks of the etcds of overrides in the configurations of a chain. They are not in /livez: a restart of the
-// server repairs none of its etcds, and interrupts the resources of the others. The checks end when stopped is closed.
+// installChecks replaces upstream's checks of the etcds of overrides in the configurations of a
+// chain. They are not in /livez: a restart of the server repairs none of its etcds, and interrupts
+// the resources of the others. The checks end when stopped is closed.
 func (o overrides) installChecks(etcd storagebackend.Config, stopped <-chan struct{}, configs ...*genericapiserver.Config) error {
 	for _, config := range configs {
 		for _, checks := range []*[]healthz.HealthChecker{&config.HealthzChecks, &config.ReadyzChecks, &config.LivezChecks} {

@@ -20,17 +20,20 @@ import (
 
 const overridesFlag = "etcd-servers-overrides"
 
-// overridesUsage replaces upstream's help text, whose flag does not reach custom resources, definitions and APIServices.
+// overridesUsage replaces upstream's help text, whose flag does not reach custom resources,
+// definitions and APIServices.
 const overridesUsage = "Per-resource etcd servers overrides, comma separated. The format of an override is group/resource#servers, where servers are URLs, " +
 	"semicolon separated, and the resource may be * for all of its group. It applies to any resource, also to custom ones. " +
 	`e.g. "/events#http://etcd4:2379,coordination.k8s.io/leases#http://etcd5:2379;http://etcd6:2379"`
 
-// overrides are the etcds of resources that are not in the etcd of --etcd-servers. The zero value has none.
+// overrides are the etcds of resources that are not in the etcd of --etcd-servers. The zero value
+// has none.
 type overrides struct {
 	clusters []overrideCluster // in the order of the flag
 }
 
-// overrideCluster is an etcd with the resources that overrides name. In a resource, the name may be serverstorage.AllResources.
+// overrideCluster is an etcd with the resources that overrides name. In a resource, the name may be
+// serverstorage.AllResources.
 type overrideCluster struct {
 	servers   []string
 	resources []schema.GroupResource
@@ -38,7 +41,8 @@ type overrideCluster struct {
 	separate bool
 }
 
-// parseOverrides returns the overrides of etcd. Errors name the malformed or contradictory override.
+// parseOverrides returns the overrides of etcd. Errors name the malformed or contradictory
+// override.
 func parseOverrides(etcd *genericoptions.EtcdOptions) (o overrides, err error) {
 	for _, override := range etcd.EtcdServersOverrides {
 		parsed, err := genericoptions.ParseEtcdServersOverrides([]string{override})
@@ -110,7 +114,8 @@ func canonical(resource schema.GroupResource) schema.GroupResource {
 	return resource
 }
 
-// servers returns the etcd of a resource, nil for that of --etcd-servers. An override of the resource precedes one of its group.
+// servers returns the etcd of a resource, nil for that of --etcd-servers. An override of the
+// resource precedes one of its group.
 func (o overrides) servers(resource schema.GroupResource) []string {
 	resource = canonical(resource)
 	for _, name := range []schema.GroupResource{resource, {Group: resource.Group, Resource: serverstorage.AllResources}} {
@@ -123,7 +128,8 @@ func (o overrides) servers(resource schema.GroupResource) []string {
 	return nil
 }
 
-// getter returns inner with the overrides for all resources. Upstream applies them to built-in resources of kube-apiserver only.
+// getter returns inner with the overrides for all resources. Upstream applies them to built-in
+// resources of kube-apiserver only.
 func (o overrides) getter(inner generic.RESTOptionsGetter) generic.RESTOptionsGetter {
 	if len(o.clusters) == 0 {
 		return inner
@@ -149,8 +155,9 @@ func (g overriddenGetter) GetRESTOptions(resource schema.GroupResource, example 
 	return opts, nil
 }
 
-// neededAtStart are resources whose etcd has to answer when a server starts, because upstream opens storages for them that do not wait:
-// the allocators of service addresses and node ports, and the addresses of API servers.
+// neededAtStart are resources whose etcd has to answer when a server starts, because upstream opens
+// storages for them that do not wait: the allocators of service addresses and node ports, and the
+// addresses of API servers.
 var neededAtStart = []schema.GroupResource{{Resource: "services"}, {Resource: "apiServerIPInfo"}, {Resource: serverstorage.AllResources}}
 
 // deferrable reports whether a server starts without the cluster.
@@ -163,7 +170,8 @@ func (o overrides) deferrable(t storagebackend.TransportConfig) bool {
 	return slices.ContainsFunc(o.clusters, func(c overrideCluster) bool { return c.deferrable() && slices.Equal(c.servers, t.ServerList) })
 }
 
-// String returns the resources and endpoints, such as "events,leases.coordination.k8s.io@127.0.0.1:2379".
+// String returns the resources and endpoints, such as
+// "events,leases.coordination.k8s.io@127.0.0.1:2379".
 func (c overrideCluster) String() string {
 	const most = 5 // resources in the name of a check
 	var names, hosts []string
@@ -183,7 +191,8 @@ func (c overrideCluster) String() string {
 	return strings.Join(names, ",") + "@" + strings.Join(hosts, ",")
 }
 
-// warnUnserved logs the overrides that name a resource that the server behind loopback does not serve.
+// warnUnserved logs the overrides that name a resource that the server behind loopback does not
+// serve.
 func (o overrides) warnUnserved(ctx context.Context, loopback *rest.Config) {
 	if len(o.clusters) == 0 {
 		return

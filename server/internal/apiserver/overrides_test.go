@@ -55,9 +55,10 @@ func TestOverrides_Servers(t *testing.T) {
 	}
 	b := []string{"http://b:1", "http://b:2"}
 	for resource, want := range map[schema.GroupResource][]string{
-		{Resource: "events"}:                               b,
-		{Group: "events.k8s.io", Resource: "events"}:       b,
-		{Group: "coordination.k8s.io", Resource: "leases"}: b, // in the order of the first override, so that both are in one cluster
+		{Resource: "events"}:                         b,
+		{Group: "events.k8s.io", Resource: "events"}: b,
+		// in the order of the first override, so that both are in one cluster
+		{Group: "coordination.k8s.io", Resource: "leases"}: b,
 		{Group: "example.com", Resource: "widgets"}:        {"http://c:1"},
 		{Group: "example.com", Resource: "kept"}:           {"http://a:1", "http://a:2"},
 		{Group: "example.org", Resource: "widgets"}:        nil,

@@ -17,8 +17,8 @@ import (
 	"github.com/stratakube/strata/server/internal/inprocess"
 )
 
-// ownClientPatience bounds the wait for the handlers of the server's own requests after the server has stopped. They end with their
-// context; the bound is for a handler that does not.
+// ownClientPatience bounds the wait for the handlers of the server's own requests after the server
+// has stopped. They end with their context; the bound is for a handler that does not.
 const ownClientPatience = 5 * time.Second
 
 // ownClients sends the requests of the server's own clients to its handler.
@@ -28,8 +28,8 @@ type ownClients struct {
 	connection *rest.Config
 }
 
-// newOwnClients makes the clients of config use the handler that serve is called with. Clients that admission plugins have got already, and
-// those of the proxy to peers, continue to use connections.
+// newOwnClients makes the clients of config use the handler that serve is called with. Clients that
+// admission plugins have got already, and those of the proxy to peers, continue to use connections.
 func newOwnClients(config *app.Config) (*ownClients, error) {
 	generic := config.KubeAPIs.ControlPlane.Generic
 	own := &ownClients{connection: rest.CopyConfig(generic.LoopbackClientConfig)}
@@ -37,7 +37,8 @@ func newOwnClients(config *app.Config) (*ownClients, error) {
 	if own.transport, err = inprocess.New(own.connection); err != nil {
 		return nil, err
 	}
-	// Upstream creates the client of the shared informers together with their configuration, before wrappers such as that of tracing.
+	// Upstream creates the client of the shared informers together with their configuration, before
+	// wrappers such as that of tracing.
 	informing := rest.CopyConfig(own.connection)
 	informing.WrapTransport = nil
 	informing.UserAgent = rest.DefaultKubernetesUserAgent()
@@ -60,8 +61,8 @@ func newOwnClients(config *app.Config) (*ownClients, error) {
 	return own, nil
 }
 
-// setTransport replaces the transport of the client that a factory's informers use. The groups of a Clientset share one HTTP client. No
-// informer may have been started.
+// setTransport replaces the transport of the client that a factory's informers use. The groups of a
+// Clientset share one HTTP client. No informer may have been started.
 func setTransport(factory informers.SharedInformerFactory, transport http.RoundTripper) error {
 	set, ok := clientOf(factory).(*kubernetes.Clientset)
 	if !ok {
@@ -75,8 +76,8 @@ func setTransport(factory informers.SharedInformerFactory, transport http.RoundT
 	return nil
 }
 
-// clientOf returns the client of a factory, which passes it to constructors of informers only. The panic keeps it from
-// registering an informer.
+// clientOf returns the client of a factory, which passes it to constructors of informers only. The
+// panic keeps it from registering an informer.
 func clientOf(factory informers.SharedInformerFactory) (client kubernetes.Interface) {
 	type found struct{}
 	defer func() {

@@ -29,7 +29,8 @@ import (
 )
 
 const (
-	// readyTimeout and stopTimeout bound a wait that has failed; a server needs about 4 s and 1 s on two cores.
+	// readyTimeout and stopTimeout bound a wait that has failed; a server needs about 4 s and 1 s
+	// on two cores.
 	readyTimeout = 2 * time.Minute
 	stopTimeout  = 90 * time.Second // upstream gives requests in flight 60 s
 
@@ -39,8 +40,8 @@ const (
 	adminToken = "admin-token"
 )
 
-// TestMain lets the test binary stand in for the command, so that each server has a process of its own without
-// linking a second binary. The process prints its URL when it is ready.
+// TestMain lets the test binary stand in for the command, so that each server has a process of its
+// own without linking a second binary. The process prints its URL when it is ready.
 func TestMain(m *testing.M) {
 	if os.Getenv(serveEnv) == "" {
 		os.Exit(m.Run())
@@ -81,8 +82,8 @@ func minimalFlags(t *testing.T, dir, etcdURL string) []string {
 	return flags
 }
 
-// kubeAPIServerFlags returns flags of kube-apiserver for a server on etcd, except the port, and writes the files that they
-// name to dir.
+// kubeAPIServerFlags returns flags of kube-apiserver for a server on etcd, except the port, and
+// writes the files that they name to dir.
 func kubeAPIServerFlags(dir, etcdURL string) ([]string, error) {
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
@@ -120,8 +121,8 @@ type server struct {
 	client kubernetes.Interface
 }
 
-// startServer starts a server with minimalFlags and more, in a process of its own, and returns when it is ready.
-// When the test ends the server gets SIGTERM and has to exit with code 0.
+// startServer starts a server with minimalFlags and more, in a process of its own, and returns when
+// it is ready. When the test ends the server gets SIGTERM and has to exit with code 0.
 func startServer(t *testing.T, etcdURL string, more ...string) *server {
 	t.Helper()
 	dir := t.TempDir()
@@ -161,11 +162,13 @@ func reservePort(t *testing.T) *loopback.Port {
 	return port
 }
 
-// startProcess runs Run with flags in a process that ends with the test at the latest. Its log goes to dir.
+// startProcess runs Run with flags in a process that ends with the test at the latest. Its log goes
+// to dir.
 func startProcess(t *testing.T, dir string, flags ...string) *process.Child {
 	t.Helper()
 	p, err := process.Start(process.Spec{
-		Name: "server", Path: os.Args[0], Args: flags, Env: append(os.Environ(), serveEnv+"=1", "GOGC=300"), // few collections: a server lives for seconds
+		// few collections: a server lives for seconds
+		Name: "server", Path: os.Args[0], Args: flags, Env: append(os.Environ(), serveEnv+"=1", "GOGC=300"),
 		Log: filepath.Join(dir, "log"), Lines: true,
 	})
 	if err != nil {
@@ -187,7 +190,8 @@ func requireCleanStop(t *testing.T, p *process.Child) {
 	}
 }
 
-// get returns the body at path. A server that answers 429 while a cache fills is asked again when it says so.
+// get returns the body at path. A server that answers 429 while a cache fills is asked again when
+// it says so.
 func (s *server) get(t *testing.T, path string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
@@ -243,7 +247,8 @@ func startCountingProxy(t *testing.T, target string) *countingProxy {
 	return p
 }
 
-// forward copies between conn and a new connection to address until either end closes or ctx is cancelled.
+// forward copies between conn and a new connection to address until either end closes or ctx is
+// cancelled.
 func forward(ctx context.Context, conn net.Conn, address string) {
 	defer conn.Close()
 	peer, err := net.Dial("tcp", address)

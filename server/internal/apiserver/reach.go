@@ -22,16 +22,16 @@ import (
 )
 
 const (
-	// etcdPatience is the time that a server waits for an etcd that starts at the same time. It equals upstream's dial
-	// timeout, after which its first storage fails.
+	// etcdPatience is the time that a server waits for an etcd that starts at the same time. It
+	// equals upstream's dial timeout, after which its first storage fails.
 	etcdPatience = 20 * time.Second
 	// etcdRetry is the pause between two attempts; a guess.
 	etcdRetry = 250 * time.Millisecond
 )
 
-// awaitEtcd returns nil when the etcd of t and those of the overrides each have a server that responds. If ctx ends first, the error names
-// the cluster that does not respond and the reason (connection refused, wrong certificate); upstream would only report "context deadline
-// exceeded".
+// awaitEtcd returns nil when the etcd of t and those of the overrides each have a server that
+// responds. If ctx ends first, the error names the cluster that does not respond and the reason
+// (connection refused, wrong certificate); upstream would only report "context deadline exceeded".
 func awaitEtcd(ctx context.Context, t storagebackend.TransportConfig, overrides overrides) error {
 	clusters := [][]string{t.ServerList}
 	for _, c := range overrides.clusters {
@@ -92,8 +92,8 @@ func dialFailure(message string) string {
 	return message
 }
 
-// nextStep returns what the operator should check after a failure. A server that requires a client certificate may close the
-// connection without a reason.
+// nextStep returns what the operator should check after a failure. A server that requires a client
+// certificate may close the connection without a reason.
 func nextStep(reason string, servers []string) string {
 	const running, files = "that etcd is running, and --etcd-servers", "--etcd-cafile, --etcd-certfile and --etcd-keyfile"
 	switch {

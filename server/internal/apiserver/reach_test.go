@@ -99,7 +99,8 @@ func TestAwaitEtcd_UnreadableCertificate_ReturnsError(t *testing.T) {
 	}
 }
 
-// TestServer_PortInUse_ExitsWithOneLine: if the port is in use, the process ends with one line before any write to etcd.
+// TestServer_PortInUse_ExitsWithOneLine: if the port is in use, the process ends with one line
+// before any write to etcd.
 func TestServer_PortInUse_ExitsWithOneLine(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

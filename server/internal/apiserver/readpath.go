@@ -21,9 +21,10 @@ import (
 	"github.com/stratakube/strata/kube/readpath"
 )
 
-// chainResolver returns the resolver configuration of the byte read path for the server chain of kube-apiserver. The read
-// path is a handler of the outermost server, the aggregator. It runs after the aggregator's filters and before its
-// routing between itself, the delegated servers and the servers named by APIServices.
+// chainResolver returns the resolver configuration of the byte read path for the server chain of
+// kube-apiserver. The read path is a handler of the outermost server, the aggregator. It runs after
+// the aggregator's filters and before its routing between itself, the delegated servers and the
+// servers named by APIServices.
 func chainResolver(config *app.Config, follow *followedInformers) (readpath.ResolverConfig, error) {
 	resolver, err := builtInResolver(config.KubeAPIs.Extra)
 	if err != nil {
@@ -52,18 +53,21 @@ func builtInKinds() []readpath.Kinds {
 	}
 }
 
-// kindsOf returns the kinds of a scheme with the serializer that upstream's servers install for them.
+// kindsOf returns the kinds of a scheme with the serializer that upstream's servers install for
+// them.
 func kindsOf(scheme *runtime.Scheme, codecs serializer.CodecFactory) readpath.Kinds {
 	info := genericapiserver.NewDefaultAPIGroupInfo("", scheme, metav1.ParameterCodec, codecs)
 	return readpath.Kinds{Scheme: scheme, Serializer: info.NegotiatedSerializer}
 }
 
-// followedInformers gives access to the informer caches that determine the resources served by upstream's servers: those
-// of CustomResourceDefinitions and of APIServices. They are created inside of app.CreateServerChain and not exported.
-// Separate informers could lag behind them, and the byte path would then continue to serve a resource that upstream has
-// just stopped serving. Both informers are exposed in one place: the aggregator registers handlers on them with the peer
-// proxy. Therefore followedInformers takes the place of that proxy, and forwards to it if there is one. (Reimplementing
-// app.CreateServerChain instead would mean copying and maintaining its table of priorities.)
+// followedInformers gives access to the informer caches that determine the resources served by
+// upstream's servers: those of CustomResourceDefinitions and of APIServices. They are created
+// inside of app.CreateServerChain and not exported. Separate informers could lag behind them, and
+// the byte path would then continue to serve a resource that upstream has just stopped serving.
+// Both informers are exposed in one place: the aggregator registers handlers on them with the peer
+// proxy. Therefore followedInformers takes the place of that proxy, and forwards to it if there is
+// one. (Reimplementing app.CreateServerChain instead would mean copying and maintaining its table
+// of priorities.)
 type followedInformers struct {
 	peerproxy.Interface
 
@@ -73,8 +77,8 @@ type followedInformers struct {
 	changed            []func() // see onChange
 }
 
-// install replaces the peer proxy. The two Register methods of followedInformers are called before the
-// server serves.
+// install replaces the peer proxy. The two Register methods of followedInformers are called before
+// the server serves.
 func (f *followedInformers) install(config *app.Config) {
 	extra := &config.Aggregator.ExtraConfig
 	f.Interface = extra.PeerProxy
@@ -84,15 +88,15 @@ func (f *followedInformers) install(config *app.Config) {
 	extra.PeerProxy = f
 }
 
-// noPeers is the peer proxy of a server without peers. Only the aggregator uses it: it reads the peers' discovery
-// documents, of which there are none to merge.
+// noPeers is the peer proxy of a server without peers. Only the aggregator uses it: it reads the
+// peers' discovery documents, of which there are none to merge.
 type noPeers struct{ peerproxy.Interface }
 
 // GetPeerResources implements peerproxy.Interface.
 func (noPeers) GetPeerResources() map[string][]apidiscoveryv2.APIGroupDiscovery { return nil }
 
-// RegisterCacheInvalidationCallback implements peerproxy.Interface. The callback is never called: the
-// empty set of peers does not change.
+// RegisterCacheInvalidationCallback implements peerproxy.Interface. The callback is never called:
+// the empty set of peers does not change.
 func (noPeers) RegisterCacheInvalidationCallback(func()) {}
 
 // RegisterCRDInformerHandlers implements peerproxy.Interface.
@@ -125,7 +129,8 @@ func (f *followedInformers) RegisterAPIServiceInformerHandlers(informer cache.Sh
 	return f.Interface.RegisterAPIServiceInformerHandlers(informer, extractor)
 }
 
-// onChange adds a function to call when an informer has seen a change. It must be called before the informers are registered.
+// onChange adds a function to call when an informer has seen a change. It must be called before the
+// informers are registered.
 func (f *followedInformers) onChange(changed func()) { f.changed = append(f.changed, changed) }
 
 // notify calls the functions of onChange for each event of an informer.
@@ -157,7 +162,8 @@ func (f *followedInformers) converts(resource schema.GroupResource) bool {
 	return def == nil || def.Spec.Conversion != nil && def.Spec.Conversion.Strategy == apiextensionsv1.WebhookConverter
 }
 
-// definition returns a definition from the cache that upstream's custom resource handler uses, or nil.
+// definition returns a definition from the cache that upstream's custom resource handler uses, or
+// nil.
 func (f *followedInformers) definition(name string) *apiextensionsv1.CustomResourceDefinition {
 	obj, ok, err := f.definitions.GetByKey(name)
 	if err != nil || !ok {

@@ -58,8 +58,8 @@ func readMetricDocs(t *testing.T) (docs metricDocs) {
 	return docs
 }
 
-// metricTable returns a row for each metric. It fails the test for a metric without documentation, and for documentation without a
-// metric.
+// metricTable returns a row for each metric. It fails the test for a metric without documentation,
+// and for documentation without a metric.
 func metricTable(t *testing.T, registered []metric, docs map[string]metricDoc) string {
 	t.Helper()
 	table := "| metric | type | labels | meaning | normal range; action outside of it |\n| --- | --- | --- | --- | --- |\n"
@@ -82,11 +82,12 @@ func metricTable(t *testing.T, registered []metric, docs map[string]metricDoc) s
 	return table
 }
 
-// alertNames are the alerts of a metric at the end of its action. The table omits them: an alert names its metric.
+// alertNames are the alerts of a metric at the end of its action. The table omits them: an alert
+// names its metric.
 var alertNames = regexp.MustCompile(` \(alerts? [A-Za-z, ]+\)$`)
 
-// rangeAndAction returns the last cell of a metric: its normal range, and the action outside of it. The
-// cell omits a range that depends on clients, a constant, and an action "none".
+// rangeAndAction returns the last cell of a metric: its normal range, and the action outside of it.
+// The cell omits a range that depends on clients, a constant, and an action "none".
 func rangeAndAction(doc metricDoc) string {
 	var parts []string
 	if doc.Normal != "depends on clients" && doc.Normal != "constant" {
@@ -103,11 +104,12 @@ func metricNames(text string) string {
 	return regexp.MustCompile("`?\\b((strata|apiserver)_[a-z_]+)`?").ReplaceAllString(text, "`$1`")
 }
 
-// descriptor matches the text of a prometheus.Desc, which has no other accessors: name, help and labels.
+// descriptor matches the text of a prometheus.Desc, which has no other accessors: name, help and
+// labels.
 var descriptor = regexp.MustCompile(`^Desc\{fqName: ("[^"]*"), help: ("(?:[^"\\]|\\.)*"),.* variableLabels: \{([^}]*)\}\}$`)
 
-// registeredMetrics returns the metrics of Strata and those of kube-apiserver's watch cache that the engine reports, by name. The
-// descriptors of a registry include the metrics without a series.
+// registeredMetrics returns the metrics of Strata and those of kube-apiserver's watch cache that
+// the engine reports, by name. The descriptors of a registry include the metrics without a series.
 func registeredMetrics(t *testing.T) (strata, cache []metric) {
 	openCluster(t)
 	registry, ok := legacyregistry.Registerer().(interface {
@@ -155,13 +157,14 @@ func registeredMetrics(t *testing.T) (strata, cache []metric) {
 	return strata, cache
 }
 
-// ofWatchCache matches the metrics of upstream's watch cache and its lists that the engine reports. The others count changes
-// of a capacity that the engine does not have.
+// ofWatchCache matches the metrics of upstream's watch cache and its lists that the engine reports.
+// The others count changes of a capacity that the engine does not have.
 var ofWatchCache = regexp.MustCompile(`^(apiserver_(init_events|terminated_watchers|watch_shards|watch_filtered_events|storage_consistency_checks)_total|` +
 	`apiserver_storage_list_.*|apiserver_watch_cache_.*|apiserver_watch_events_dispatch_duration_seconds|watch_cache_capacity)$`)
 
-// kindOf returns the type of a metric: that of its collector or, if the collector has several metrics, by the rule that counters,
-// and only they, end in _total. TestEngines_PassSameServerChecks compares the result with /metrics.
+// kindOf returns the type of a metric: that of its collector or, if the collector has several
+// metrics, by the rule that counters, and only they, end in _total.
+// TestEngines_PassSameServerChecks compares the result with /metrics.
 func kindOf(t *testing.T, registry prometheus.Registerer, d *prometheus.Desc, name string) string {
 	var known prometheus.AlreadyRegisteredError
 	if err := registry.Register(described{d}); err == nil {
@@ -191,7 +194,8 @@ type described struct{ desc *prometheus.Desc }
 func (d described) Describe(ch chan<- *prometheus.Desc) { ch <- d.desc }
 func (d described) Collect(chan<- prometheus.Metric)    {}
 
-// openCluster makes a storage, a read path and a Shedder, which register all metrics, and registers those of a gate that is off by default.
+// openCluster makes a storage, a read path and a Shedder, which register all metrics, and registers
+// those of a gate that is off by default.
 func openCluster(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)

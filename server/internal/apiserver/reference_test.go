@@ -23,8 +23,9 @@ const referenceFile = "../../../docs/reference.md"
 
 var update = flag.Bool("update", false, "write the generated tables to docs/reference.md")
 
-// TestReference_TablesAreCurrent compares the tables in docs/reference.md with the flags of the commands and with the metrics
-// that the packages register. With -update (make generate) it writes the tables.
+// TestReference_TablesAreCurrent compares the tables in docs/reference.md with the flags of the
+// commands and with the metrics that the packages register. With -update (make generate) it writes
+// the tables.
 func TestReference_TablesAreCurrent(t *testing.T) {
 	t.Setenv(datadir.EnvVar, "") // the default of a flag of strata up
 	before, err := os.ReadFile(referenceFile)

@@ -14,23 +14,27 @@ import (
 
 // remoteVersions tracks the API group versions that an APIService assigns to another server.
 //
-// A version becomes remote here before it does in the aggregator: when the informer receives the APIService, before
-// storing it in the cache that the aggregator reads. A version becomes local again when the informer notifies its
-// handlers. In between, the byte path passes requests on, and the aggregator routes them to the right server.
+// A version becomes remote here before it does in the aggregator: when the informer receives the
+// APIService, before storing it in the cache that the aggregator reads. A version becomes local
+// again when the informer notifies its handlers. In between, the byte path passes requests on, and
+// the aggregator routes them to the right server.
 //
-// Until the informer has received an APIService, its version is local here as it is in the aggregator, which proxies to another server
-// only after it has read the APIService from that cache. So the server's own informers, which begin before this one has synced, read
-// through the byte path too: a watch that was passed on would stay with upstream's handlers for up to an hour.
+// Until the informer has received an APIService, its version is local here as it is in the
+// aggregator, which proxies to another server only after it has read the APIService from that
+// cache. So the server's own informers, which begin before this one has synced, read through the
+// byte path too: a watch that was passed on would stay with upstream's handlers for up to an hour.
 type remoteVersions struct {
-	versions atomic.Pointer[map[schema.GroupVersion]bool] // the remote versions; replaced on each change
-	synced   func() bool                                  // of the informer's handlers; set before the server serves
+	// the remote versions; replaced on each change
+	versions atomic.Pointer[map[schema.GroupVersion]bool]
+	// of the informer's handlers; set before the server serves
+	synced func() bool
 
 	mu       sync.Mutex               // leaf; guards services, and the replacement of versions
 	services map[string]*registration // by name of the APIService
 }
 
-// registration is the recorded state of one APIService. Updates arrive on two paths that may overtake each other, so
-// the highest resource version wins.
+// registration is the recorded state of one APIService. Updates arrive on two paths that may
+// overtake each other, so the highest resource version wins.
 type registration struct {
 	version  schema.GroupVersion
 	remote   bool
@@ -70,7 +74,8 @@ func (r *remoteVersions) local(gv schema.GroupVersion) bool {
 // known reports whether all APIServices that existed at the start have arrived.
 func (r *remoteVersions) known() bool { return r.synced != nil && r.synced() }
 
-// received is the informer's transform, called before an object is stored. It returns the object unchanged.
+// received is the informer's transform, called before an object is stored. It returns the object
+// unchanged.
 func (r *remoteVersions) received(obj any) (any, error) {
 	if s, ok := obj.(*apiregistrationv1.APIService); ok && s.Spec.Service != nil {
 		r.mu.Lock()

@@ -28,7 +28,8 @@ func registered(revision int, remote bool) *apiregistrationv1.APIService {
 	return s
 }
 
-// TestAPIService_BeforeInformerSync_VersionIsLocalUntilReceived: the aggregator proxies no version before its informer has the APIService.
+// TestAPIService_BeforeInformerSync_VersionIsLocalUntilReceived: the aggregator proxies no version
+// before its informer has the APIService.
 func TestAPIService_BeforeInformerSync_VersionIsLocalUntilReceived(t *testing.T) {
 	informer := cache.NewSharedIndexInformer(fakesource.NewFakeControllerSource(), &apiregistrationv1.APIService{}, 0, cache.Indexers{})
 	r := newRemoteVersions()
@@ -46,7 +47,8 @@ func TestAPIService_BeforeInformerSync_VersionIsLocalUntilReceived(t *testing.T)
 	}
 }
 
-// TestAPIService_BeforeHandlersSync_NothingIsStored: a replica proxies every version until it knows which of them are local.
+// TestAPIService_BeforeHandlersSync_NothingIsStored: a replica proxies every version until it knows
+// which of them are local.
 func TestAPIService_BeforeHandlersSync_NothingIsStored(t *testing.T) {
 	informer := cache.NewSharedIndexInformer(fakesource.NewFakeControllerSource(), &apiregistrationv1.APIService{}, 0, cache.Indexers{})
 	r := newRemoteVersions()
@@ -70,8 +72,8 @@ func TestAPIService_BeforeHandlersSync_NothingIsStored(t *testing.T) {
 	}
 }
 
-// TestAPIService_StaleEvent_IsIgnored: an object that the informer receives takes precedence over later notifications of
-// earlier changes.
+// TestAPIService_StaleEvent_IsIgnored: an object that the informer receives takes precedence over
+// later notifications of earlier changes.
 func TestAPIService_StaleEvent_IsIgnored(t *testing.T) {
 	receive := func(revision int, remote bool) func(*remoteVersions) {
 		return func(r *remoteVersions) {
@@ -117,8 +119,8 @@ func TestAPIService_StaleEvent_IsIgnored(t *testing.T) {
 	}
 }
 
-// TestAPIService_CachedAsRemote_VersionIsNotLocal: a version is remote as soon as the informer's cache contains it, independent of
-// notifications.
+// TestAPIService_CachedAsRemote_VersionIsNotLocal: a version is remote as soon as the informer's
+// cache contains it, independent of notifications.
 func TestAPIService_CachedAsRemote_VersionIsNotLocal(t *testing.T) {
 	source := fakesource.NewFakeControllerSource() // it assigns resource versions
 	source.Add(registered(0, false))

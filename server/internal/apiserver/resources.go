@@ -15,16 +15,18 @@ import (
 	aggregatorapiserver "k8s.io/kube-aggregator/pkg/apiserver"
 )
 
-// Resources are the resources that the server chain of a process stores itself. Its methods may be called concurrently once the chain is
-// built.
+// Resources are the resources that the server chain of a process stores itself. Its methods may be
+// called concurrently once the chain is built.
 type Resources struct {
-	follow  *followedInformers
-	builtIn map[schema.GroupVersionResource][]string // the subresources that can be read; "" is the object itself
+	follow *followedInformers
+	// the subresources that can be read; "" is the object itself
+	builtIn map[schema.GroupVersionResource][]string
 }
 
-// Stored reports whether a GET, LIST or WATCH described by info reads an object that this chain stores: a built-in resource that its flags
-// enable, or a custom resource whose definition is established here. It returns false for versions that an APIService assigns to another
-// server, and for all versions until the APIServices are known. Cost is some map lookups.
+// Stored reports whether a GET, LIST or WATCH described by info reads an object that this chain
+// stores: a built-in resource that its flags enable, or a custom resource whose definition is
+// established here. It returns false for versions that an APIService assigns to another server, and
+// for all versions until the APIServices are known. Cost is some map lookups.
 func (r *Resources) Stored(info *request.RequestInfo) bool {
 	resource := schema.GroupVersionResource{Group: info.APIGroup, Version: info.APIVersion, Resource: info.Resource}
 	if remote := r.follow.remote; !remote.known() || !remote.local(resource.GroupVersion()) {
@@ -58,8 +60,9 @@ func customStored(definition *apiextensionsv1.CustomResourceDefinition, version,
 	return false
 }
 
-// OnDefinitions calls changed after each change of a definition of a custom resource or of an APIService that the chain has seen. It must
-// be called before the chain is built; changed must not block.
+// OnDefinitions calls changed after each change of a definition of a custom resource or of an
+// APIService that the chain has seen. It must be called before the chain is built; changed must not
+// block.
 func (r *Resources) OnDefinitions(changed func()) { r.follow.onChange(changed) }
 
 // fill reads the built-in resources from the routes of the chain's servers.
@@ -77,7 +80,8 @@ func (r *Resources) fill(chain *aggregatorapiserver.APIAggregator) error {
 	return nil
 }
 
-// addRoutes adds the resources of a group version, whose routes have the form ROOT[/namespaces/{namespace}]/RESOURCE[/{name}[/SUBRESOURCE]].
+// addRoutes adds the resources of a group version, whose routes have the form
+// ROOT[/namespaces/{namespace}]/RESOURCE[/{name}[/SUBRESOURCE]].
 func (r *Resources) addRoutes(service *restful.WebService) {
 	gv, ok := groupVersionOf(service.RootPath())
 	if !ok {
@@ -103,7 +107,8 @@ func (r *Resources) addRoutes(service *restful.WebService) {
 	}
 }
 
-// groupVersionOf returns the group version of the root of its routes: /api/VERSION or /apis/GROUP/VERSION.
+// groupVersionOf returns the group version of the root of its routes: /api/VERSION or
+// /apis/GROUP/VERSION.
 func groupVersionOf(root string) (schema.GroupVersion, bool) {
 	switch parts := strings.Split(strings.Trim(root, "/"), "/"); {
 	case len(parts) == 2 && parts[0] == "api":

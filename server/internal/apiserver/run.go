@@ -107,10 +107,12 @@ func (s *settings) prepare(ctx context.Context, flags *pflag.FlagSet, shared *Sh
 }
 
 // encryptionPollVariable is for tests only: it shortens the interval at which a server with
-// --encryption-provider-config-automatic-reload reads the file. Upstream reads it once a minute, and exports the interval for tests.
+// --encryption-provider-config-automatic-reload reads the file. Upstream reads it once a minute,
+// and exports the interval for tests.
 const encryptionPollVariable = "STRATA_TEST_ENCRYPTION_POLL"
 
-// applyToProcess applies the settings that are global: feature gates, logging, and an interval of tests.
+// applyToProcess applies the settings that are global: feature gates, logging, and an interval of
+// tests.
 func (s *settings) applyToProcess() error {
 	if text := os.Getenv(encryptionPollVariable); text != "" {
 		interval, err := time.ParseDuration(text)
@@ -123,15 +125,16 @@ func (s *settings) applyToProcess() error {
 	if err := registry.Set(); err != nil {
 		return err
 	}
-	rest.SetDefaultWarningHandler(rest.NoWarnings{}) // the server's own clients would log warnings sent by the server itself
+	// the server's own clients would log warnings sent by the server itself
+	rest.SetDefaultWarningHandler(rest.NoWarnings{})
 
 	logs.InitLogs()
 	return logsapi.ValidateAndApply(s.kube.Logs, registry.FeatureGateFor(basecompatibility.DefaultKubeComponent))
 }
 
 // reachEtcd waits for etcd for at most etcdPatience, and reports whether ctx was cancelled
-// meanwhile. The engine starts without the etcds of most overrides. It does not wait if there is an egress selector, because this process may then be
-// unable to reach etcd directly.
+// meanwhile. The engine starts without the etcds of most overrides. It does not wait if there is an
+// egress selector, because this process may then be unable to reach etcd directly.
 func (s *settings) reachEtcd(ctx context.Context, completed options.CompletedOptions) (stopped bool, err error) {
 	if completed.EgressSelector != nil && completed.EgressSelector.ConfigFile != "" {
 		return false, nil
@@ -272,7 +275,8 @@ func (v *instance) serve(ctx context.Context, o Options) error {
 	}
 	defer v.variant.Start(ctx)()
 	v.attachment.AwaitMemory(ctx)
-	// Own clients start with the server's hooks. Their requests do not use the listener, which opens before.
+	// Own clients start with the server's hooks. Their requests do not use the listener, which
+	// opens before.
 	v.own.serve(v.handler)
 	defer v.own.stop()
 	return v.prepared.Run(ctx)
@@ -289,7 +293,8 @@ func (v *instance) stop() {
 	}
 }
 
-// waitReady polls /readyz, as the server's own privileged client, until the response is 200 or ctx is cancelled.
+// waitReady polls /readyz, as the server's own privileged client, until the response is 200 or ctx
+// is cancelled.
 func waitReady(ctx context.Context, loopback *rest.Config) error {
 	return poll(ctx, loopback, "/readyz")
 }

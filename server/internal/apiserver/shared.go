@@ -11,18 +11,20 @@ import (
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 )
 
-// Shared makes several servers of one process possible. Feature gates and logging are global in the packages of Kubernetes: the first
-// server applies its flags to the process, and flags of later ones have no effect on them. Flags are parsed, and handlers built, for one
-// server at a time, because upstream's code for both changes global variables. Servers then start and serve concurrently. The zero value
-// is ready for use; nil is for the only server of a process.
+// Shared makes several servers of one process possible. Feature gates and logging are global in the
+// packages of Kubernetes: the first server applies its flags to the process, and flags of later
+// ones have no effect on them. Flags are parsed, and handlers built, for one server at a time,
+// because upstream's code for both changes global variables. Servers then start and serve
+// concurrently. The zero value is ready for use; nil is for the only server of a process.
 type Shared struct {
 	mu      sync.Mutex            // held from the parsing of flags until the handlers are built
 	applied bool                  // guarded by mu
 	schemas map[string]apiSchemas // by Options.API; guarded by mu
 }
 
-// apiSchemas are the OpenAPI documents of the built-in API. They depend on nothing but the flags, and are not changed: definitions of custom
-// resources are in the documents of another server of the chain. Making them takes 0.15 s, and encoding them as long again.
+// apiSchemas are the OpenAPI documents of the built-in API. They depend on nothing but the flags,
+// and are not changed: definitions of custom resources are in the documents of another server of
+// the chain. Making them takes 0.15 s, and encoding them as long again.
 type apiSchemas struct {
 	v2 *handler.OpenAPIService
 	v3 *handler3.OpenAPIService
@@ -50,7 +52,8 @@ func (s *Shared) first() bool {
 	return first
 }
 
-// omitSchemas makes the server of the built-in API make no schemas if another server with the same API has made them. The lock is held.
+// omitSchemas makes the server of the built-in API make no schemas if another server with the same
+// API has made them. The lock is held.
 func (s *Shared) omitSchemas(api string, config *app.Config) {
 	if s == nil || s.schemas[api].v3 == nil {
 		return
@@ -71,7 +74,8 @@ func (s *Shared) installSchemas(api string, chain *aggregatorapiserver.APIAggreg
 	return s.schemas[api].v3.RegisterOpenAPIV3VersionedService("/openapi/v3", server.Handler.NonGoRestfulMux)
 }
 
-// keepSchemas keeps the schemas of the first server with an API. The server is prepared, and the lock is held.
+// keepSchemas keeps the schemas of the first server with an API. The server is prepared, and the
+// lock is held.
 func (s *Shared) keepSchemas(api string, chain *aggregatorapiserver.APIAggregator) error {
 	if s == nil || s.schemas[api].v3 != nil {
 		return nil

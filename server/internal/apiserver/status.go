@@ -9,7 +9,8 @@ import (
 	"github.com/stratakube/strata/server/internal/version"
 )
 
-// mountStatus installs the status endpoint in the outermost server, behind authentication and authorization.
+// mountStatus installs the status endpoint in the outermost server, behind authentication and
+// authorization.
 func mountStatus(server *aggregatorapiserver.APIAggregator, engine *kubestorage.Engine) {
 	version := version.Get().Strata
 	server.GenericAPIServer.Handler.NonGoRestfulMux.UnlistedHandle(status.Path, status.Handler(func() status.Status {

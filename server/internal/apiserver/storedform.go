@@ -20,10 +20,13 @@ import (
 // storedKind is a kind whose stored form is read without decoding it.
 type storedKind struct {
 	typ reflect.Type
-	// selectable are the fields on which the selectable fields depend (GetAttrs in pkg/registry), besides those of the metadata.
+	// selectable are the fields on which the selectable fields depend (GetAttrs in pkg/registry),
+	// besides those of the metadata.
 	selectable []string
-	// copied are the strings that the selectable field of the same name always has as they are stored, and filled those that it has so unless they are
-	// empty (defaulting, conversion and GetAttrs). metadata.name is copied too. The labels of all these kinds are those that are stored.
+	// copied are the strings that the selectable field of the same name always has as they are
+	// stored, and filled those that it has so unless they are empty (defaulting, conversion and
+	// GetAttrs). metadata.name is copied too. The labels of all these kinds are those that are
+	// stored.
 	copied, filled []string
 }
 
@@ -80,10 +83,11 @@ func rulesOf(kind string) (transcode.Rules, error) {
 // flags are parsed. An error means that a type of this release has a form that they do not support.
 //
 // The rules are generated from upstream's defaulting and conversion (storedrules.go). That they are
-// complete, with conversion to the internal types and back, is proved by comparing bytes with those of
-// upstream's path: of random objects of every kind, with and without defaults and with each field
-// unset (TestTranscoders_EveryKind_EqualUpstream), of a pod with every defaulted field
-// (TestTranscoders_RichPod_EqualsUpstream), and of objects of a server (server/test/answers/samebytes).
+// complete, with conversion to the internal types and back, is proved by comparing bytes with those
+// of upstream's path: of random objects of every kind, with and without defaults and with each
+// field unset (TestTranscoders_EveryKind_EqualUpstream), of a pod with every defaulted field
+// (TestTranscoders_RichPod_EqualsUpstream), and of objects of a server
+// (server/test/answers/samebytes).
 func transcoders() (map[schema.GroupVersionKind]*transcode.Transcoder, error) {
 	all := map[schema.GroupVersionKind]*transcode.Transcoder{}
 	for gvk, k := range storedKinds() {
@@ -100,10 +104,12 @@ func transcoders() (map[schema.GroupVersionKind]*transcode.Transcoder, error) {
 	return all, nil
 }
 
-// selectableMetadata are the fields of the metadata that selectors of labels, fields and shards evaluate.
+// selectableMetadata are the fields of the metadata that selectors of labels, fields and shards
+// evaluate.
 var selectableMetadata = []string{"metadata.name", "metadata.namespace", "metadata.uid", "metadata.labels"}
 
-// abridger returns the abridger of storedKinds. An error means that a type of this release has other fields.
+// abridger returns the abridger of storedKinds. An error means that a type of this release has
+// other fields.
 func abridger() (*transcode.Abridger, error) {
 	a := &transcode.Abridger{}
 	for gvk, k := range storedKinds() {
@@ -114,7 +120,8 @@ func abridger() (*transcode.Abridger, error) {
 	return a, nil
 }
 
-// finders returns the finder of each of storedKinds. An error means that a type of this release has other fields.
+// finders returns the finder of each of storedKinds. An error means that a type of this release has
+// other fields.
 func finders() (map[schema.GroupKind]*transcode.Finders, error) {
 	all := map[schema.GroupKind]*transcode.Finders{}
 	for gvk, k := range storedKinds() {
@@ -127,7 +134,8 @@ func finders() (map[schema.GroupKind]*transcode.Finders, error) {
 	return all, nil
 }
 
-// finder returns kubestorage.Options.Finder: of storedKinds, which are stored as protobuf, and of custom resources. Other kinds have none.
+// finder returns kubestorage.Options.Finder: of storedKinds, which are stored as protobuf, and of
+// custom resources. Other kinds have none.
 func finder() (func(obj runtime.Object, label bool, name string) func([]byte) ([]byte, bool, bool), error) {
 	all, err := finders()
 	if err != nil {

@@ -54,8 +54,8 @@ func (f *storedForm) attributes(t *testing.T, obj runtime.Object) attributes {
 	return attributes{l, fs, m.GetName(), m.GetNamespace(), m.GetUID()}
 }
 
-// TestAbridger_EveryKind_KeepsAttributes: what selectors evaluate is the same for random objects and for what the abridger leaves of them, as they
-// are, and with the defaults of this release.
+// TestAbridger_EveryKind_KeepsAttributes: what selectors evaluate is the same for random objects
+// and for what the abridger leaves of them, as they are, and with the defaults of this release.
 func TestAbridger_EveryKind_KeepsAttributes(t *testing.T) {
 	short, err := abridger()
 	if err != nil {
@@ -107,7 +107,8 @@ func TestAbridger_EveryKind_KeepsAttributes(t *testing.T) {
 	}
 }
 
-// TestAbridger_OtherAndMalformedValues_AreDeclined: they are decoded as a whole, which reports the error.
+// TestAbridger_OtherAndMalformedValues_AreDeclined: they are decoded as a whole, which reports the
+// error.
 func TestAbridger_OtherAndMalformedValues_AreDeclined(t *testing.T) {
 	short, err := abridger()
 	if err != nil {

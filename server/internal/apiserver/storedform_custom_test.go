@@ -20,8 +20,10 @@ import (
 	"github.com/stratakube/strata/kube/transcode"
 )
 
-// customForm reads stored custom resources as upstream does: the steps of the decoder of their storages, which is not exported
-// (k8s.io/apiextensions-apiserver/pkg/apiserver/customresource_handler.go), and then GetAttrs of their registry.
+// customForm reads stored custom resources as upstream does: the steps of the decoder of their
+// storages, which is not exported
+// (k8s.io/apiextensions-apiserver/pkg/apiserver/customresource_handler.go), and then GetAttrs of
+// their registry.
 type customForm struct {
 	gvk      schema.GroupVersionKind
 	schema   *structuralschema.Structural
@@ -107,8 +109,9 @@ func (c *customForm) read(data []byte) (*unstructured.Unstructured, error) {
 	return u, nil
 }
 
-// compare fails if a value that is found is not the one that upstream's selectors evaluate, or if upstream cannot decode the object, unless for the metadata
-// of an embedded object, of which only the schema knows. It returns the number of values.
+// compare fails if a value that is found is not the one that upstream's selectors evaluate, or if
+// upstream cannot decode the object, unless for the metadata of an embedded object, of which only
+// the schema knows. It returns the number of values.
 func (c *customForm) compare(t *testing.T, data []byte) (n int) {
 	t.Helper()
 	var ofLabels labels.Set
@@ -149,7 +152,8 @@ func (c *customForm) compare(t *testing.T, data []byte) (n int) {
 	return n
 }
 
-// storedThings are custom resources: seeds of FuzzFinders_CustomResource. The first ones have all values that can be found.
+// storedThings are custom resources: seeds of FuzzFinders_CustomResource. The first ones have all
+// values that can be found.
 var storedThings = []string{
 	`{"apiVersion":"example.com/v1","kind":"Thing","metadata":{"name":"x","labels":{"a":"b","c":"d"}},"spec":{"color":"red","size":"big"},"template":{"color":"blue","kind":"Pod"}}`,
 	`{"apiVersion":"example.com/v1","kind":"Thing","metadata":{"name":5,"labels":{"a":"b"}},"spec":{"color":"red","size":"big","other":[{}]},"template":{"color":"blue","kind":"Pod"}}`,
@@ -182,7 +186,8 @@ func TestFinder_CustomResources_EqualsDecoder(t *testing.T) {
 	}
 }
 
-// FuzzFinders_CustomResource compares the values that are found in any bytes with the attributes of upstream's decoder.
+// FuzzFinders_CustomResource compares the values that are found in any bytes with the attributes of
+// upstream's decoder.
 func FuzzFinders_CustomResource(f *testing.F) {
 	c := newCustomForm(f)
 	for _, text := range storedThings {

@@ -23,7 +23,8 @@ import (
 	"github.com/stratakube/strata/kube/transcode"
 )
 
-// foundForm compares the values that are found in stored objects of one kind with the attributes of upstream's decoder.
+// foundForm compares the values that are found in stored objects of one kind with the attributes of
+// upstream's decoder.
 type foundForm struct {
 	*storedForm
 	kind   storedKind
@@ -45,8 +46,8 @@ func newFoundForm(t testing.TB, gvk schema.GroupVersionKind) *foundForm {
 	return f
 }
 
-// compare fails if a value that is found is not the one that upstream's selectors evaluate. A value of a valid object must be found, unless it is empty
-// and may have a default.
+// compare fails if a value that is found is not the one that upstream's selectors evaluate. A value
+// of a valid object must be found, unless it is empty and may have a default.
 func (f *foundForm) compare(t *testing.T, data []byte, valid bool) {
 	t.Helper()
 	obj := f.read(data, 7)
@@ -80,7 +81,8 @@ func (f *foundForm) compare(t *testing.T, data []byte, valid bool) {
 	}
 }
 
-// joined returns a stored object whose message has the fields of both: the later ones replace or extend the former.
+// joined returns a stored object whose message has the fields of both: the later ones replace or
+// extend the former.
 func joined(t *testing.T, a, b []byte) []byte {
 	t.Helper()
 	var first, second runtime.Unknown
@@ -101,8 +103,9 @@ func joined(t *testing.T, a, b []byte) []byte {
 	return append(slices.Clone(a[:4]), data...)
 }
 
-// TestFinders_EveryKind_EqualAttributes: the values that are found in random objects, as they are, with the defaults of this release, with fields that
-// occur twice, and with changed bytes, are those that upstream's selectors evaluate.
+// TestFinders_EveryKind_EqualAttributes: the values that are found in random objects, as they are,
+// with the defaults of this release, with fields that occur twice, and with changed bytes, are
+// those that upstream's selectors evaluate.
 func TestFinders_EveryKind_EqualAttributes(t *testing.T) {
 	for gvk, kind := range storedKinds() {
 		t.Run(gvk.Kind, func(t *testing.T) {
@@ -144,7 +147,8 @@ func TestFinders_EveryKind_EqualAttributes(t *testing.T) {
 	}
 }
 
-// FuzzFinders compares the values that are found in any bytes with the attributes of upstream's decoder.
+// FuzzFinders compares the values that are found in any bytes with the attributes of upstream's
+// decoder.
 func FuzzFinders(f *testing.F) {
 	forms := map[schema.GroupVersionKind]*foundForm{}
 	for gvk, kind := range storedKinds() {
@@ -168,8 +172,9 @@ func FuzzFinders(f *testing.F) {
 	})
 }
 
-// TestFinder_AnyResource_FindsOwnForm: built-in kinds are stored as protobuf, custom resources as JSON. Kinds that are not among storedKinds have no finder,
-// so that no value of theirs is decrypted for one.
+// TestFinder_AnyResource_FindsOwnForm: built-in kinds are stored as protobuf, custom resources as
+// JSON. Kinds that are not among storedKinds have no finder, so that no value of theirs is
+// decrypted for one.
 func TestFinder_AnyResource_FindsOwnForm(t *testing.T) {
 	find, err := finder()
 	if err != nil {

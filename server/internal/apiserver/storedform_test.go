@@ -91,7 +91,8 @@ func (f *storedForm) item(t *testing.T, data []byte, rev int64) []byte {
 	return append(append([]byte("{"), rest...), ',')
 }
 
-// compare reports whether the stored object was transcoded, and fails if the result differs from upstream's.
+// compare reports whether the stored object was transcoded, and fails if the result differs from
+// upstream's.
 func (f *storedForm) compare(t *testing.T, data []byte) bool {
 	t.Helper()
 	const rev = 1234
@@ -114,8 +115,8 @@ func (f *storedForm) compare(t *testing.T, data []byte) bool {
 	return ok
 }
 
-// For random objects of every transcoded kind, with and without defaults: the transcoder's bytes are those of upstream's path, and
-// objects that upstream has defaulted are mostly transcoded.
+// For random objects of every transcoded kind, with and without defaults: the transcoder's bytes
+// are those of upstream's path, and objects that upstream has defaulted are mostly transcoded.
 func TestTranscoders_EveryKind_EqualUpstream(t *testing.T) {
 	all, err := transcoders()
 	if err != nil {
@@ -174,9 +175,9 @@ func TestTranscoders_EveryKind_EqualUpstream(t *testing.T) {
 // fullyCompared bounds the size of objects all of whose fields are unset in turn.
 const fullyCompared = 4 << 10
 
-// compareWithout compares a stored object with each of its fields unset in turn, and returns how many
-// of those were transcoded. A default that the rules do not name shows here. It unsets a share of the
-// fields of a large object, because each comparison encodes all of it.
+// compareWithout compares a stored object with each of its fields unset in turn, and returns how
+// many of those were transcoded. A default that the rules do not name shows here. It unsets a share
+// of the fields of a large object, because each comparison encodes all of it.
 func (f *storedForm) compareWithout(t *testing.T, data []byte, typ reflect.Type) (transcoded int) {
 	t.Helper()
 	random := rand.New(rand.NewSource(int64(len(data))))
@@ -274,8 +275,8 @@ func richPod() *corev1.Pod {
 	return pod
 }
 
-// A pod with every defaulted field is transcoded as this release stores it. Without one of its fields it is declined, or has the same
-// bytes as upstream's.
+// A pod with every defaulted field is transcoded as this release stores it. Without one of its
+// fields it is declined, or has the same bytes as upstream's.
 func TestTranscoders_RichPod_EqualsUpstream(t *testing.T) {
 	all, err := transcoders()
 	if err != nil {

@@ -14,8 +14,9 @@ import (
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
-// minTokenKeyRotation is the minimum time for which a key seals continue tokens. Replicas read a new key within a
-// minute, and the limit on stored keys (64) covers an hour of rotations at this interval.
+// minTokenKeyRotation is the minimum time for which a key seals continue tokens. Replicas read a
+// new key within a minute, and the limit on stored keys (64) covers an hour of rotations at this
+// interval.
 const minTokenKeyRotation = time.Minute
 
 // tokenSettings are the flags of continue tokens.
@@ -24,8 +25,8 @@ type tokenSettings struct {
 	refusePlain bool
 }
 
-// A week is a guess: far below the limit of a random nonce of 24 bytes, and short enough that a key leaked with an old
-// backup opens no current tokens.
+// A week is a guess: far below the limit of a random nonce of 24 bytes, and short enough that a key
+// leaked with an old backup opens no current tokens.
 func defaultTokenSettings() tokenSettings { return tokenSettings{keyRotation: 7 * 24 * time.Hour} }
 
 func (s *tokenSettings) addFlags(fs *pflag.FlagSet) {
@@ -46,8 +47,8 @@ func (s *tokenSettings) validate(gates featuregate.FeatureGate) error {
 	return nil
 }
 
-// secretsTransformer returns the transformer that encrypts Secrets in etcd, nil if they are not encrypted. The
-// transformer follows reloads of the encryption configuration.
+// secretsTransformer returns the transformer that encrypts Secrets in etcd, nil if they are not
+// encrypted. The transformer follows reloads of the encryption configuration.
 func secretsTransformer(getter generic.RESTOptionsGetter) (value.Transformer, error) {
 	secrets := schema.GroupResource{Resource: "secrets"}
 	opts, err := getter.GetRESTOptions(secrets, &api.Secret{})

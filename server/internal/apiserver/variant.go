@@ -12,8 +12,9 @@ import (
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
-// Variant is another form of the server of this package, with a command of its own. Its methods are called once, in the order in which
-// they are declared, by one goroutine at a time. An error ends the start.
+// Variant is another form of the server of this package, with a command of its own. Its methods are
+// called once, in the order in which they are declared, by one goroutine at a time. An error ends
+// the start.
 type Variant interface {
 	// Describe sets the name and the texts of the command.
 	Describe(cmd *cobra.Command)
@@ -27,8 +28,9 @@ type Variant interface {
 	Engine(o *kubestorage.Options)
 	// Config changes the configurations of the server chain before the engine is attached to them.
 	Config(config *app.Config) error
-	// Attached changes the configurations with the engine attached. The outermost handler of the server is then that of
-	// config.Aggregator.GenericConfig.BuildHandlerChainFunc. Resources can be asked when the server serves.
+	// Attached changes the configurations with the engine attached. The outermost handler of the
+	// server is then that of config.Aggregator.GenericConfig.BuildHandlerChainFunc. Resources can
+	// be asked when the server serves.
 	Attached(config *app.Config, engine *kubestorage.Engine, resources *Resources) error
 	// Chain receives the chain of servers before it is prepared to run.
 	Chain(chain *aggregatorapiserver.APIAggregator) error
@@ -36,7 +38,8 @@ type Variant interface {
 	Start(ctx context.Context) (stop func())
 }
 
-// NewVariantCommand returns the command of a variant. It serves until the context of the command is cancelled.
+// NewVariantCommand returns the command of a variant. It serves until the context of the command is
+// cancelled.
 func NewVariantCommand(v Variant) *cobra.Command {
 	s := newSettings()
 	s.variant = v

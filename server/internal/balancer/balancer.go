@@ -1,15 +1,16 @@
-// Package balancer forwards TCP connections to the healthy ones of several backends, on the same machine or another.
+// Package balancer forwards TCP connections to the healthy ones of several backends, on the same
+// machine or another.
 //
-// A connection stays on its backend until one of its ends closes it. A new connection goes to the backend with the fewest
-// connections among those in the best health:
+// A connection stays on its backend until one of its ends closes it. A new connection goes to the
+// backend with the fewest connections among those in the best health:
 //
 //	ready       the check succeeds
 //	unready     the backend answers its check with a failure: it starts, drains, or has lost its store
 //	silent      the check runs into its timeout
 //	refusing    the check or a connection fails at once; such a backend gets no connection
 //
-// So a single failing dependency of all backends does not make the whole set unreachable. A connection without any backend waits
-// for one.
+// So a single failing dependency of all backends does not make the whole set unreachable. A
+// connection without any backend waits for one.
 package balancer
 
 import (
@@ -25,14 +26,15 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Defaults of Options. A backend that fails is left out of new connections after CheckInterval + CheckTimeout at the latest, which is
-// less than a second.
+// Defaults of Options. A backend that fails is left out of new connections after CheckInterval +
+// CheckTimeout at the latest, which is less than a second.
 const (
 	CheckInterval = 200 * time.Millisecond
 	CheckTimeout  = 700 * time.Millisecond
 
-	// cutAfter is how long a backend may be silent or refusing until its connections are closed, so that their clients reconnect: a
-	// stopped process closes none. It exceeds pauses of a loaded machine. A guess.
+	// cutAfter is how long a backend may be silent or refusing until its connections are closed, so
+	// that their clients reconnect: a stopped process closes none. It exceeds pauses of a loaded
+	// machine. A guess.
 	cutAfter = 10 * time.Second
 
 	// dialTimeout bounds one connection to a backend, waitLimit the wait of a client for a backend.
@@ -51,8 +53,9 @@ type Backend struct {
 	Name    string // in reports and logs
 	Address string // host and port
 
-	// Check returns nil if the backend is ready, an error that wraps ErrUnready if it has answered that it is not, and any other error
-	// if it has not answered. Its context ends after the timeout of a check. It is called by one goroutine.
+	// Check returns nil if the backend is ready, an error that wraps ErrUnready if it has answered
+	// that it is not, and any other error if it has not answered. Its context ends after the
+	// timeout of a check. It is called by one goroutine.
 	Check func(context.Context) error
 }
 
@@ -60,8 +63,8 @@ type Backend struct {
 type Options struct {
 	Backends []Backend
 
-	// OnChange, if not nil, is called when a backend becomes ready (with nil), or is no longer ready (with the reason). Calls for one
-	// backend are sequential. It must not call the balancer.
+	// OnChange, if not nil, is called when a backend becomes ready (with nil), or is no longer
+	// ready (with the reason). Calls for one backend are sequential. It must not call the balancer.
 	OnChange func(name string, reason error)
 }
 
@@ -119,7 +122,8 @@ func Start(listener net.Listener, o Options) *Balancer {
 	return b
 }
 
-// Close closes the listener and all connections, and returns when no goroutine of the balancer runs.
+// Close closes the listener and all connections, and returns when no goroutine of the balancer
+// runs.
 func (b *Balancer) Close() {
 	b.cancel()
 	b.listener.Close()
@@ -180,7 +184,8 @@ func (b *Balancer) observe(s *backend) {
 	}
 }
 
-// check sets the health of a backend by one check, and cuts its connections if it has failed for cutAfter.
+// check sets the health of a backend by one check, and cuts its connections if it has failed for
+// cutAfter.
 func (b *Balancer) check(s *backend) {
 	ctx, cancel := context.WithTimeout(b.ctx, CheckTimeout)
 	defer cancel()
@@ -308,8 +313,8 @@ func (b *Balancer) connect() (*backend, net.Conn, error) {
 	}
 }
 
-// choose returns the best backend that was not tried, and nil if the rest refuses connections, with a channel that is closed when
-// the health of one improves.
+// choose returns the best backend that was not tried, and nil if the rest refuses connections, with
+// a channel that is closed when the health of one improves.
 func (b *Balancer) choose(tried []*backend) (*backend, <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -18,7 +18,8 @@ import (
 // timeout bounds a wait that has failed.
 const timeout = 30 * time.Second
 
-// server is a backend that answers each line with its name. Its check returns the error that the test sets.
+// server is a backend that answers each line with its name. Its check returns the error that the
+// test sets.
 type server struct {
 	Backend
 	listener net.Listener

@@ -6,8 +6,9 @@ import (
 	"sync"
 )
 
-// join copies bytes in both directions and closes both connections when the server has ended, when the client has ended and the
-// server has received its last bytes and ended too, or after an error. It returns when both directions have ended.
+// join copies bytes in both directions and closes both connections when the server has ended, when
+// the client has ended and the server has received its last bytes and ended too, or after an error.
+// It returns when both directions have ended.
 func join(client, server net.Conn) {
 	var back sync.WaitGroup
 	back.Go(func() {

@@ -15,9 +15,10 @@ import (
 	"time"
 )
 
-// Readyz returns a check of an API server by GET /readyz on its address, over TLS: the server's certificate is verified with the
-// certificates in caFile, and the check has the client certificate and key in the file pair. Each check function keeps one
-// connection. It is not for concurrent calls.
+// Readyz returns a check of an API server by GET /readyz on its address, over TLS: the server's
+// certificate is verified with the certificates in caFile, and the check has the client certificate
+// and key in the file pair. Each check function keeps one connection. It is not for concurrent
+// calls.
 func Readyz(address, caFile, pair string) (func(context.Context) error, error) {
 	pem, err := os.ReadFile(caFile)
 	if err != nil {
@@ -41,7 +42,8 @@ func Readyz(address, caFile, pair string) (func(context.Context) error, error) {
 	return func(ctx context.Context) error { return readyz(ctx, client, target) }, nil
 }
 
-// readyz returns nil if the server answers 200, and an error that wraps ErrUnready, with the failed checks, if it answers otherwise.
+// readyz returns nil if the server answers 200, and an error that wraps ErrUnready, with the failed
+// checks, if it answers otherwise.
 func readyz(ctx context.Context, client *http.Client, target string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, target, nil)
 	if err != nil {

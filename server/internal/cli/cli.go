@@ -1,4 +1,5 @@
-// Package cli has the exit codes, the errors of flags, and the help that all commands of Strata share.
+// Package cli has the exit codes, the errors of flags, and the help that all commands of Strata
+// share.
 package cli
 
 import (
@@ -41,7 +42,8 @@ func IsMisuse(err error) bool {
 	return is
 }
 
-// WithHelp adds the help of a command as the next step to an error of the command line, unless the error names one.
+// WithHelp adds the help of a command as the next step to an error of the command line, unless the
+// error names one.
 func WithHelp(err error, command string) error {
 	if !IsMisuse(err) || strings.Contains(err.Error(), "--help") {
 		return err
@@ -49,7 +51,8 @@ func WithHelp(err error, command string) error {
 	return fmt.Errorf("%w (see %s --help)", err, command)
 }
 
-// Main runs a command with the arguments of the process, prints its error as one line, and returns the exit code.
+// Main runs a command with the arguments of the process, prints its error as one line, and returns
+// the exit code.
 func Main(root *cobra.Command, stderr io.Writer) (code int) {
 	root.SilenceUsage, root.SilenceErrors = true, true
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return FlagError(err) })
@@ -107,8 +110,8 @@ func plainer(err error) error {
 // OneLine returns the message of err with each sequence of white space replaced by one space.
 func OneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
-// FlagError returns the error of a flag for the user: the flag, its value, and the values that it takes, in place of the names of
-// functions that have parsed it.
+// FlagError returns the error of a flag for the user: the flag, its value, and the values that it
+// takes, in place of the names of functions that have parsed it.
 func FlagError(err error) error {
 	invalid, is := errors.AsType[*pflag.InvalidValueError](err)
 	if !is {
@@ -122,7 +125,8 @@ func FlagError(err error) error {
 	return Misusef("--%s %q: %s", flag.Name, value, text)
 }
 
-// expected returns the description of the values of a type; of types with errors for users, the error.
+// expected returns the description of the values of a type; of types with errors for users, the
+// error.
 func expected(kind string, err error) string {
 	_, number := errors.AsType[*strconv.NumError](err)
 	switch {

@@ -13,16 +13,17 @@ import (
 	"k8s.io/component-base/term"
 )
 
-// Program in the text of cobra.Command.Example stands for the command that the example is a sub-command of, as the user has called it:
-// "strata history" or "kubectl strata".
+// Program in the text of cobra.Command.Example stands for the command that the example is a
+// sub-command of, as the user has called it: "strata history" or "kubectl strata".
 const Program = "{program}"
 
 // ownSection is the section of Strata's own flags.
 const ownSection = "strata"
 
-// SetHelp sets the help and the usage of a command, and of its sub-commands that have none: what it does, usage, examples, details,
-// sub-commands, and the flags. The flags of upstream, which libraries of Kubernetes define, have sections of their own after those of
-// Strata, which are all others.
+// SetHelp sets the help and the usage of a command, and of its sub-commands that have none: what it
+// does, usage, examples, details, sub-commands, and the flags. The flags of upstream, which
+// libraries of Kubernetes define, have sections of their own after those of Strata, which are all
+// others.
 func SetHelp(cmd *cobra.Command, upstream cliflag.NamedFlagSets) {
 	cmd.SetHelpFunc(func(cmd *cobra.Command, _ []string) { printHelp(cmd.OutOrStdout(), cmd, upstream) })
 	cmd.SetUsageFunc(func(cmd *cobra.Command) error {
@@ -76,7 +77,8 @@ func printUsage(out io.Writer, cmd *cobra.Command) {
 // sections returns Strata's flags, followed by those of upstream.
 func sections(cmd *cobra.Command, upstream cliflag.NamedFlagSets) cliflag.NamedFlagSets {
 	own := pflag.NewFlagSet(ownSection, pflag.ContinueOnError)
-	version := pflag.CommandLine.Lookup("version") // of component-base, which cobra adds to some commands
+	// of component-base, which cobra adds to some commands
+	version := pflag.CommandLine.Lookup("version")
 	add := func(flag *pflag.Flag) {
 		ofUpstream := slices.ContainsFunc(slices.Collect(maps.Values(upstream.FlagSets)), func(fs *pflag.FlagSet) bool { return fs.Lookup(flag.Name) != nil })
 		if !flag.Hidden && !ofUpstream && (version == nil || flag.Value != version.Value) && own.Lookup(flag.Name) == nil {
@@ -90,8 +92,8 @@ func sections(cmd *cobra.Command, upstream cliflag.NamedFlagSets) cliflag.NamedF
 	return all
 }
 
-// SetDefault sets the text that the help shows as the default of a flag, where the value does not tell it: because it depends on the
-// machine, for example.
+// SetDefault sets the text that the help shows as the default of a flag, where the value does not
+// tell it: because it depends on the machine, for example.
 func SetDefault(flags *pflag.FlagSet, name, text string) { flags.Lookup(name).DefValue = text }
 
 // ShortenDurations makes the help show 5m as the default of a flag in place of 5m0s.

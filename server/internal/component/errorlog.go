@@ -1,5 +1,5 @@
-// Package component gives the components of Kubernetes that run in the process of strata up a logger
-// that reports errors only, and the user agents of their own programs.
+// Package component gives the components of Kubernetes that run in the process of strata up a
+// logger that reports errors only, and the user agents of their own programs.
 package component
 
 import (

@@ -1,11 +1,14 @@
-// Package console serves a page that shows the state of a server, and the past of its resources, in a browser.
+// Package console serves a page that shows the state of a server, and the past of its resources, in
+// a browser.
 //
 //	browser ── GET /debug/strata/console/ ──▶ the files of the page, which are the same for every server and user
 //	        ── GET /debug/strata/status, ... ──▶ the server's own endpoints and lists, behind its authentication and authorization
 //
-// The page only reads. Its requests have the rights of the user that sends them: behind `kubectl proxy`, of the user of the proxy;
-// after a link with a one-time token (Sessions), those of a session that may only read. The files are served behind authorization too,
-// except in a server with Sessions to clients on the loopback address: a browser cannot send a token when it opens a page.
+// The page only reads. Its requests have the rights of the user that sends them: behind `kubectl
+// proxy`, of the user of the proxy; after a link with a one-time token (Sessions), those of a
+// session that may only read. The files are served behind authorization too, except in a server
+// with Sessions to clients on the loopback address: a browser cannot send a token when it opens a
+// page.
 package console
 
 import (
@@ -23,8 +26,8 @@ import (
 // Path is where the page is served. Its files are below it.
 const Path = "/debug/strata/console"
 
-// securityPolicy permits the page its own files and requests to its own server, and nothing else: no inline scripts, no strings as
-// scripts, no frames around it.
+// securityPolicy permits the page its own files and requests to its own server, and nothing else:
+// no inline scripts, no strings as scripts, no frames around it.
 const securityPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
@@ -84,7 +87,8 @@ func Handler() http.Handler {
 			return
 		}
 		if r.URL.Path == Path {
-			w.Header().Set("Location", path.Base(Path)+"/") // relative: a proxy may serve this below a prefix
+			// relative: a proxy may serve this below a prefix
+			w.Header().Set("Location", path.Base(Path)+"/")
 			w.WriteHeader(http.StatusMovedPermanently)
 			return
 		}

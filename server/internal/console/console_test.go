@@ -55,7 +55,8 @@ func TestHandler_OtherRequests_AreRefused(t *testing.T) {
 	}
 }
 
-// TestPage_Files_NeedNoOtherServer: no file of the page names another server, and the page has no inline scripts or styles.
+// TestPage_Files_NeedNoOtherServer: no file of the page names another server, and the page has no
+// inline scripts or styles.
 func TestPage_Files_NeedNoOtherServer(t *testing.T) {
 	address := regexp.MustCompile(`(?:https?:)?//[a-z0-9.-]+\.[a-z]{2,}`)
 	for name, f := range files() {

@@ -11,9 +11,10 @@ import (
 	"github.com/stratakube/strata/kube/status"
 )
 
-// ReadOnly returns an authorizer for servers with Sessions: it decides on the requests of sessions, and passes those of other users on.
-// A session may get and list objects, except for Secrets, and get the pages that the console shows. It may not write, watch, impersonate, or
-// use subresources, of which some reach into pods and nodes.
+// ReadOnly returns an authorizer for servers with Sessions: it decides on the requests of sessions,
+// and passes those of other users on. A session may get and list objects, except for Secrets, and
+// get the pages that the console shows. It may not write, watch, impersonate, or use subresources,
+// of which some reach into pods and nodes.
 func ReadOnly(others authorizer.Authorizer) authorizer.Authorizer { return readOnly{others} }
 
 type readOnly struct{ authorizer.Authorizer }
@@ -34,7 +35,8 @@ func (o readOnly) ConditionsAwareAuthorize(ctx context.Context, a authorizer.Att
 	return authorizer.ConditionsAwareDecisionFromParts(decide(a))
 }
 
-// pages are the paths, besides those of objects, that a session may get; those that end with a slash stand for all below them.
+// pages are the paths, besides those of objects, that a session may get; those that end with a
+// slash stand for all below them.
 var pages = []string{"/api", "/api/", "/apis", "/apis/", "/version", "/readyz", "/livez", status.Path, consistency.Path, Path, Path + "/"}
 
 func decide(a authorizer.Attributes) (authorizer.Decision, string, error) {

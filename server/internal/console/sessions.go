@@ -21,21 +21,23 @@ import (
 )
 
 const (
-	// linkLife is the time in which a link can be used: the user has it on the terminal in front of the browser. A guess.
+	// linkLife is the time in which a link can be used: the user has it on the terminal in front of
+	// the browser. A guess.
 	linkLife = 10 * time.Minute
 	// sessionLife is a working day. The page asks for another link after it.
 	sessionLife = 12 * time.Hour
 	// maxTokens bounds the unused links and, separately, the sessions; the oldest is dropped.
 	maxTokens = 16
 
-	// refusalLogs and refusalInterval bound the log entries of refused sessions, whose requests need no credentials: a user sees the first
-	// ones, and then whether there are more. A guess.
+	// refusalLogs and refusalInterval bound the log entries of refused sessions, whose requests
+	// need no credentials: a user sees the first ones, and then whether there are more. A guess.
 	refusalLogs     = 10
 	refusalInterval = time.Minute
 
 	// sessionPrefix distinguishes the tokens of sessions from those of other authenticators.
 	sessionPrefix = "strata-console-"
-	// UserName is the user of every session, in audit logs for example. Authorization of sessions does not depend on it.
+	// UserName is the user of every session, in audit logs for example. Authorization of sessions
+	// does not depend on it.
 	UserName = "strata:console"
 
 	sessionPath = Path + "/session"
@@ -46,13 +48,16 @@ const (
 //
 //	NewLink ─▶ https://127.0.0.1:6443/debug/strata/console/#token=T ─▶ the page ── POST session, T ──▶ S ─▶ requests with Bearer S
 //
-// T is valid once and for ten minutes. It is in the fragment of the link, which a browser does not send, so no log of a server or proxy
-// has it. S is valid for twelve hours, and until the server stops. The page has S in the session storage of its tab, whose scope is scheme,
-// host and port. It is no cookie, because a cookie of a host is sent to all ports: to servers of other users of the machine too, if the
-// browser opens their pages. Without a cookie, a page of another origin cannot act for the session either.
+// T is valid once and for ten minutes. It is in the fragment of the link, which a browser does not
+// send, so no log of a server or proxy has it. S is valid for twelve hours, and until the server
+// stops. The page has S in the session storage of its tab, whose scope is scheme, host and port. It
+// is no cookie, because a cookie of a host is sent to all ports: to servers of other users of the
+// machine too, if the browser opens their pages. Without a cookie, a page of another origin cannot
+// act for the session either.
 //
-// T and S have 256 random bits, and are stored and compared by their SHA-256 only. Both are accepted in local requests only. The
-// requests of a session are bounded by readOnly. Methods are safe for concurrent use.
+// T and S have 256 random bits, and are stored and compared by their SHA-256 only. Both are
+// accepted in local requests only. The requests of a session are bounded by readOnly. Methods are
+// safe for concurrent use.
 type Sessions struct {
 	mu       sync.Mutex // leaf
 	links    tokens
@@ -98,7 +103,8 @@ func (t *tokens) expire() {
 	*t = kept
 }
 
-// find returns the index of a valid token, or -1. Its time depends on hashes only, which say nothing about tokens.
+// find returns the index of a valid token, or -1. Its time depends on hashes only, which say
+// nothing about tokens.
 func (t *tokens) find(token string) int {
 	t.expire()
 	hash := sha256.Sum256([]byte(token))
@@ -110,7 +116,8 @@ func (t *tokens) find(token string) int {
 	return -1
 }
 
-// NewLink returns the path and fragment of a link that opens the page once, and the end of its validity.
+// NewLink returns the path and fragment of a link that opens the page once, and the end of its
+// validity.
 func (s *Sessions) NewLink() (link string, ends time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -148,8 +155,8 @@ func (s *Sessions) valid(session string) bool {
 	return s.sessions.find(session) >= 0
 }
 
-// local reports whether a request came from this machine, and names a loopback address or localhost as its server. A page of another
-// site, whose name resolves to 127.0.0.1, sends that name.
+// local reports whether a request came from this machine, and names a loopback address or localhost
+// as its server. A page of another site, whose name resolves to 127.0.0.1, sends that name.
 func local(r *http.Request) bool {
 	from, _, err := net.SplitHostPort(r.RemoteAddr)
 	if err != nil || !net.ParseIP(from).IsLoopback() {
@@ -175,21 +182,25 @@ func bearer(r *http.Request) string {
 	return token
 }
 
-// sessionUser is the user of a session. readOnly recognizes sessions by this type, which no other authenticator and no impersonation makes.
+// sessionUser is the user of a session. readOnly recognizes sessions by this type, which no other
+// authenticator and no impersonation makes.
 type sessionUser struct{ user.Info }
 
-// AuthenticateRequest implements authenticator.Request: requests with the token of a session, from this machine.
+// AuthenticateRequest implements authenticator.Request: requests with the token of a session, from
+// this machine.
 func (s *Sessions) AuthenticateRequest(r *http.Request) (*authenticator.Response, bool, error) {
 	token := bearer(r)
 	if token == "" || !local(r) || !s.valid(token) {
 		return nil, false, nil
 	}
-	r.Header.Del("Authorization") // as upstream's authenticators do: handlers, and servers behind this one, need no token
+	// as upstream's authenticators do: handlers, and servers behind this one, need no token
+	r.Header.Del("Authorization")
 	return &authenticator.Response{User: &sessionUser{&user.DefaultInfo{Name: UserName, Groups: []string{user.AllAuthenticated}}}}, true, nil
 }
 
-// Outermost returns a handler in front of a server's authentication. To clients on this machine it serves the files of the page, and
-// exchanges tokens; other requests, except for those for sessions, go to next.
+// Outermost returns a handler in front of a server's authentication. To clients on this machine it
+// serves the files of the page, and exchanges tokens; other requests, except for those for
+// sessions, go to next.
 func (s *Sessions) Outermost(next http.Handler) http.Handler {
 	page := Handler()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -251,7 +262,8 @@ func (s *Sessions) serveSession(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// LinkHandler answers POST with a link. It does not authorize requests: mount it behind filters that do, at LinkPath.
+// LinkHandler answers POST with a link. It does not authorize requests: mount it behind filters
+// that do, at LinkPath.
 func (s *Sessions) LinkHandler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		setHeaders(w.Header())

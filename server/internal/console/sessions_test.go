@@ -279,7 +279,8 @@ func TestReadOnly_Sessions_GetAndListOnly(t *testing.T) {
 			t.Errorf("%+v with conditions: %v", c.attributes, aware)
 		}
 	}
-	// A user of the same name, for example an impersonated one, has the rights that the other authorizers give.
+	// A user of the same name, for example an impersonated one, has the rights that the other
+	// authorizers give.
 	never := ReadOnly(authorizerfactory.NewAlwaysDenyAuthorizer())
 	named := resource("list", "", "pods", "")
 	named.User = &user.DefaultInfo{Name: UserName, Groups: []string{user.AllAuthenticated}}

@@ -22,24 +22,27 @@ import (
 	"github.com/stratakube/strata/server/internal/component"
 )
 
-// program is the name of the program in the user agents of its controllers, and thereby their field manager.
+// program is the name of the program in the user agents of its controllers, and thereby their field
+// manager.
 const program = "kube-controller-manager"
 
-// discoveryQPS and discoveryBurst are upstream's limits for discovery by a controller: many requests, infrequently.
+// discoveryQPS and discoveryBurst are upstream's limits for discovery by a controller: many
+// requests, infrequently.
 const (
 	discoveryQPS   = 20
 	discoveryBurst = 200
 )
 
-// A server that ends breaks the requests for a controller's service account. They are repeated after configPause, until the controllers are
-// stopped, and for configPatience at most: longer than a balancer needs to find another server, or a server to restart.
+// A server that ends breaks the requests for a controller's service account. They are repeated
+// after configPause, until the controllers are stopped, and for configPatience at most: longer than
+// a balancer needs to find another server, or a server to restart.
 const (
 	configPause    = 100 * time.Millisecond
 	configPatience = 15 * time.Second
 )
 
-// clients makes the clients of controllers as upstream's builders do, with the user agent of upstream's program: they have that of the
-// process.
+// clients makes the clients of controllers as upstream's builders do, with the user agent of
+// upstream's program: they have that of the process.
 type clients struct {
 	running context.Context // of the controllers; clientbuilder.ControllerClientBuilder passes none
 	builder interface {
@@ -47,8 +50,8 @@ type clients struct {
 	}
 }
 
-// newClients returns the builder of the program's own clients, and that of controllers, each of which has its service account. ctx is that of
-// the controllers.
+// newClients returns the builder of the program's own clients, and that of controllers, each of
+// which has its service account. ctx is that of the controllers.
 func newClients(ctx context.Context, config *rest.Config) (root, each clientbuilder.ControllerClientBuilder, err error) {
 	root = clients{ctx, clientbuilder.SimpleControllerClientBuilder{ClientConfig: config}}
 	core, err := root.Client(program)
@@ -59,12 +62,14 @@ func newClients(ctx context.Context, config *rest.Config) (root, each clientbuil
 	return root, each, nil
 }
 
-// Config implements clientbuilder.ControllerClientBuilder. It repeats requests that a server has not answered: an error would end all
-// controllers. A request in progress when the controllers are stopped is the last one.
+// Config implements clientbuilder.ControllerClientBuilder. It repeats requests that a server has
+// not answered: an error would end all controllers. A request in progress when the controllers are
+// stopped is the last one.
 func (c clients) Config(name string) (config *rest.Config, err error) {
 	ctx, cancel := context.WithTimeout(c.running, configPatience)
 	defer cancel()
-	_ = wait.PollUntilContextCancel(ctx, configPause, true, func(context.Context) (bool, error) { // err has the last error
+	_ = wait.PollUntilContextCancel(ctx, configPause, true, func(context.Context) (bool, error) {
+		// err has the last error
 		config, err = c.builder.Config(name)
 		return !unanswered(err), nil
 	})
@@ -75,8 +80,9 @@ func (c clients) Config(name string) (config *rest.Config, err error) {
 	return config, nil
 }
 
-// unanswered reports whether err is that of a connection or a response that broke off, or of a server that cannot answer now. client-go
-// returns an error in the body of a response without a *url.Error.
+// unanswered reports whether err is that of a connection or a response that broke off, or of a
+// server that cannot answer now. client-go returns an error in the body of a response without a
+// *url.Error.
 func unanswered(err error) bool {
 	if err == nil {
 		return false
@@ -106,8 +112,9 @@ func (c clients) DiscoveryClient(name string) (discovery.DiscoveryInterface, err
 	return kubernetes.NewForConfig(config)
 }
 
-// ConfigOrDie implements clientbuilder.ControllerClientBuilder. As upstream's builders do, it ends the process after an error, unless the
-// controllers are being stopped: then requests with the configuration return the error.
+// ConfigOrDie implements clientbuilder.ControllerClientBuilder. As upstream's builders do, it ends
+// the process after an error, unless the controllers are being stopped: then requests with the
+// configuration return the error.
 func (c clients) ConfigOrDie(name string) *rest.Config {
 	config, err := c.Config(name)
 	switch {

@@ -40,13 +40,15 @@ func forever(err error) []error {
 	return slices.Repeat([]error{err}, int(configPatience/configPause)+2)
 }
 
-// TestClients_ServerEnds_RequestIsRepeated: a server that ends while the controllers start must not end them; a refusal must.
+// TestClients_ServerEnds_RequestIsRepeated: a server that ends while the controllers start must not
+// end them; a refusal must.
 func TestClients_ServerEnds_RequestIsRepeated(t *testing.T) {
 	broken := &url.Error{Op: "Post", URL: "https://127.0.0.1:1/api", Err: io.ErrUnexpectedEOF}
 	unavailable := apierrors.NewServiceUnavailable("starting")
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "serviceaccounts"}, "x", nil)
 	another := errors.New("another")
-	inBody := func(err error) error { return fmt.Errorf("read the response: %w", err) } // as client-go wraps it
+	// as client-go wraps it
+	inBody := func(err error) error { return fmt.Errorf("read the response: %w", err) }
 	for name, c := range map[string]struct {
 		errs  []error
 		calls int // 0: several
@@ -78,8 +80,8 @@ func TestClients_ServerEnds_RequestIsRepeated(t *testing.T) {
 	}
 }
 
-// TestClients_Stopped_NoRequestIsRepeated: controllers that are stopped while they are built do not wait for a server, and do not end the
-// process.
+// TestClients_Stopped_NoRequestIsRepeated: controllers that are stopped while they are built do not
+// wait for a server, and do not end the process.
 func TestClients_Stopped_NoRequestIsRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		broken := &url.Error{Op: "Post", URL: "https://127.0.0.1:1/api", Err: syscall.ECONNREFUSED}

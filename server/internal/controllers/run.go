@@ -16,10 +16,11 @@ import (
 	"k8s.io/kubernetes/pkg/serviceaccount"
 )
 
-// run runs the enabled controllers until ctx is cancelled. It is upstream's Run with the clients of this package; it elects no leader and
-// serves no endpoints.
+// run runs the enabled controllers until ctx is cancelled. It is upstream's Run with the clients of
+// this package; it elects no leader and serves no endpoints.
 func run(ctx context.Context, c *config.CompletedConfig) error {
-	defer c.EventBroadcaster.Shutdown() // its events are those of leader elections; controllers have their own broadcasters
+	// its events are those of leader elections; controllers have their own broadcasters
+	defer c.EventBroadcaster.Shutdown()
 	root, each, err := newClients(ctx, c.Kubeconfig)
 	if err != nil {
 		return err
@@ -30,7 +31,8 @@ func run(ctx context.Context, c *config.CompletedConfig) error {
 		return err
 	}
 	descriptors := app.NewControllerDescriptors()
-	delete(descriptors, names.ServiceAccountTokenController) // its constructor needs upstream's builder
+	// its constructor needs upstream's builder
+	delete(descriptors, names.ServiceAccountTokenController)
 	all, err := app.BuildControllers(ctx, manager, descriptors, nil, controllerhealthz.NewMutableHealthzHandler())
 	if err != nil {
 		return err

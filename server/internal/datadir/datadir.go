@@ -1,4 +1,5 @@
-// Package datadir manages the data directory of `strata up`: the data of etcd, certificates and keys, the kubeconfig, the log.
+// Package datadir manages the data directory of `strata up`: the data of etcd, certificates and
+// keys, the kubeconfig, the log.
 package datadir
 
 import (
@@ -21,8 +22,8 @@ const (
 
 	defaultPath = "strata-data"
 
-	// lockName is the file that marks a directory as a data directory. The process that uses the directory holds a lock on the
-	// file and writes its process id to it.
+	// lockName is the file that marks a directory as a data directory. The process that uses the
+	// directory holds a lock on the file and writes its process id to it.
 	lockName = "strata.lock"
 
 	// shardsName is the file with the number of etcds.
@@ -46,7 +47,8 @@ type Dir struct {
 	Path string
 	// New reports whether Open created the directory, or found it empty.
 	New bool
-	// Closed are the files and directories whose permissions for other users Open has removed, sorted, relative to Path.
+	// Closed are the files and directories whose permissions for other users Open has removed,
+	// sorted, relative to Path.
 	Closed []string
 
 	lock *fileutil.LockedFile
@@ -106,7 +108,8 @@ func open(path string, checkOwner func(fs.FileInfo) error) (*Dir, error) {
 	return d, nil
 }
 
-// CheckFree returns an error if another process has locked the directory at path. It makes no changes.
+// CheckFree returns an error if another process has locked the directory at path. It makes no
+// changes.
 func CheckFree(path string) error {
 	abs, err := filepath.Abs(path)
 	if err != nil {
@@ -154,8 +157,8 @@ func (d *Dir) tryLock(openFlags int) (*fileutil.LockedFile, error) {
 	return lock, nil
 }
 
-// prepare removes other users' permissions on the directory and writes the process id into the lock file, for
-// information.
+// prepare removes other users' permissions on the directory and writes the process id into the lock
+// file, for information.
 func (d *Dir) prepare(checkOwner func(fs.FileInfo) error) error {
 	if err := os.Chmod(d.Path, 0o700); err != nil {
 		return unusable(err)
@@ -221,17 +224,19 @@ func (d *Dir) Close() error { return d.lock.Close() }
 // Etcd returns the directory of the embedded etcd.
 func (d *Dir) Etcd() string { return d.join("etcd") }
 
-// HA returns the directory of the processes of `strata up --ha`: data of etcd, logs and process ids.
+// HA returns the directory of the processes of `strata up --ha`: data of etcd, logs and process
+// ids.
 func (d *Dir) HA() string { return d.join("ha") }
 
 // HAMember returns the directory of a member of etcd of `strata up --ha`.
 func (d *Dir) HAMember(name string) string { return filepath.Join(d.HA(), name) }
 
-// HALayout returns the path of the file with the addresses of the members of etcd of `strata up --ha`.
+// HALayout returns the path of the file with the addresses of the members of etcd of `strata up
+// --ha`.
 func (d *Dir) HALayout() string { return filepath.Join(d.HA(), "layout.json") }
 
-// CheckKind returns an error, with the next step, unless the directory has no data yet, or data of the same kind: an etcd of several
-// members (ha) or of one.
+// CheckKind returns an error, with the next step, unless the directory has no data yet, or data of
+// the same kind: an etcd of several members (ha) or of one.
 func (d *Dir) CheckKind(ha bool) error {
 	other, text := d.HALayout(), "of strata up --ha: add --ha"
 	if ha {
@@ -248,7 +253,8 @@ func (d *Dir) CheckKind(ha bool) error {
 // EtcdShard returns the directory of a further embedded etcd.
 func (d *Dir) EtcdShard(name string) string { return d.join("etcd-" + name) }
 
-// Shards returns the number of etcds with which the directory was created, 0 if it has none yet. Directories from before shards have one.
+// Shards returns the number of etcds with which the directory was created, 0 if it has none yet.
+// Directories from before shards have one.
 func (d *Dir) Shards() (int, error) {
 	data, err := os.ReadFile(d.join(shardsName))
 	switch {

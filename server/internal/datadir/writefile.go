@@ -6,9 +6,9 @@ import (
 	"path/filepath"
 )
 
-// WriteFile replaces the content of path by data, atomically, with mode 0600. After a crash, path has
-// either its previous content or data, never a part. A reader that has the old file open continues to
-// read the old content. The directory must exist.
+// WriteFile replaces the content of path by data, atomically, with mode 0600. After a crash, path
+// has either its previous content or data, never a part. A reader that has the old file open
+// continues to read the old content. The directory must exist.
 func WriteFile(path string, data []byte) (err error) {
 	dir := filepath.Dir(path)
 	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*") // mode 0600

@@ -1,5 +1,6 @@
-// Package deployment tests the files of deploy/ that need no running server: manifests decode strictly with Kubernetes' scheme, their
-// flags exist, kubeadm's code applies the patches, kustomizations build, systemd accepts the unit.
+// Package deployment tests the files of deploy/ that need no running server: manifests decode
+// strictly with Kubernetes' scheme, their flags exist, kubeadm's code applies the patches,
+// kustomizations build, systemd accepts the unit.
 package deployment
 
 import (
@@ -62,7 +63,8 @@ func read(t *testing.T, path string) []byte {
 	return text
 }
 
-// requireCommand fails the test unless the words are a command line of `strata apiserver` whose flags are accepted.
+// requireCommand fails the test unless the words are a command line of `strata apiserver` whose
+// flags are accepted.
 func requireCommand(t *testing.T, words []string) {
 	t.Helper()
 	if len(words) < 10 || words[0] != "strata" || words[1] != "apiserver" {
@@ -85,7 +87,8 @@ func requireCommand(t *testing.T, words []string) {
 	}
 }
 
-// requireMounted fails the test unless each file that a flag names is below a mount of the container.
+// requireMounted fails the test unless each file that a flag names is below a mount of the
+// container.
 func requireMounted(t *testing.T, c corev1.Container) {
 	t.Helper()
 	for _, word := range slices.Concat(c.Command, c.Args) {
@@ -107,7 +110,8 @@ func TestStaticPod_FlagsExist(t *testing.T) {
 	}
 }
 
-// writeManifest lets kubeadm write the manifest of kube-apiserver, with the patches of a directory, "" for none.
+// writeManifest lets kubeadm write the manifest of kube-apiserver, with the patches of a directory,
+// "" for none.
 func writeManifest(t *testing.T, patches string) (path string, err error) {
 	t.Helper()
 	dir := t.TempDir()
@@ -133,7 +137,8 @@ func kubeadmPod(t *testing.T, patches string) *corev1.Pod {
 	return decode(t, text)[0].(*corev1.Pod)
 }
 
-// TestKubeadmPatches_AppliedByKubeadm_ChangeCommandAndImageOnly: kubeadm's own code writes the manifest with the patches.
+// TestKubeadmPatches_AppliedByKubeadm_ChangeCommandAndImageOnly: kubeadm's own code writes the
+// manifest with the patches.
 func TestKubeadmPatches_AppliedByKubeadm_ChangeCommandAndImageOnly(t *testing.T) {
 	stock, patched := kubeadmPod(t, ""), kubeadmPod(t, filepath.Join(deploy, "kubeadm/patches"))
 	before, after := stock.Spec.Containers[0], patched.Spec.Containers[0]
@@ -153,7 +158,8 @@ func TestKubeadmPatches_AppliedByKubeadm_ChangeCommandAndImageOnly(t *testing.T)
 	}
 }
 
-// TestKubeadmPatches_OtherCommand_Fail: a manifest whose command is not kube-apiserver's is not patched to something else.
+// TestKubeadmPatches_OtherCommand_Fail: a manifest whose command is not kube-apiserver's is not
+// patched to something else.
 func TestKubeadmPatches_OtherCommand_Fail(t *testing.T) {
 	for _, again := range []bool{false, true} {
 		patches := t.TempDir() // kubeadm reads a directory once
@@ -275,8 +281,8 @@ func TestKustomize_Monitoring_HasRulesAndDashboard(t *testing.T) {
 	}
 }
 
-// TestPrometheusRule_EqualsRules compares the object of the Prometheus operator with rules.yaml. With -update (make generate) it writes
-// the object.
+// TestPrometheusRule_EqualsRules compares the object of the Prometheus operator with rules.yaml.
+// With -update (make generate) it writes the object.
 func TestPrometheusRule_EqualsRules(t *testing.T) {
 	const path = "monitoring/prometheusrule.yaml"
 	var rules any
@@ -359,7 +365,8 @@ func TestDockerfile_IsStaticAndNotRoot(t *testing.T) {
 	}
 }
 
-// TestFiles_NameNoRegistry: an image is strata with a tag, and no other host is named than those of examples.
+// TestFiles_NameNoRegistry: an image is strata with a tag, and no other host is named than those of
+// examples.
 func TestFiles_NameNoRegistry(t *testing.T) {
 	image := regexp.MustCompile(`(?m)^\s*(?:- )?image: (.*)$`)
 	host := regexp.MustCompile(`\b[a-z0-9-]+(\.[a-z0-9-]+)*\.(io|com|dev|org|net)/[a-z]`)

@@ -12,16 +12,18 @@ import (
 // startTimeout bounds the wait until etcd serves; a large database takes seconds to load.
 const startTimeout = 2 * time.Minute
 
-// NewCommand returns `strata etcd`, the embedded etcd as a separate process. It prints one line, "ready <endpoint>", when it
-// serves, and stops cleanly when the context of the command is cancelled. It is intended for `strata up --ha`, tests
-// and measurements, not for operators.
+// NewCommand returns `strata etcd`, the embedded etcd as a separate process. It prints one line,
+// "ready <endpoint>", when it serves, and stops cleanly when the context of the command is
+// cancelled. It is intended for `strata up --ha`, tests and measurements, not for operators.
 func NewCommand() *cobra.Command {
 	cfg, peers := Config{}, Peers{}
 	verbose := false
 	cmd := &cobra.Command{
-		Use:    "etcd",
-		Short:  "Run an etcd, or move a resource to another etcd",
-		Hidden: true, // the server is for strata up --ha, tests and measurements; docs/etcd-shards.md has the subcommand
+		Use:   "etcd",
+		Short: "Run an etcd, or move a resource to another etcd",
+		// the server is for strata up --ha, tests and measurements; docs/etcd-shards.md has the
+		// subcommand
+		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx := cmd.Context()

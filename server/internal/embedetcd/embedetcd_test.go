@@ -203,7 +203,8 @@ func TestStart_CorruptWAL_ReturnsError(t *testing.T) {
 	}
 }
 
-// TestClose_OpenWatch_DoesNotBlock: a watch does not end by itself; Close must not wait for it as long as etcd would.
+// TestClose_OpenWatch_DoesNotBlock: a watch does not end by itself; Close must not wait for it as
+// long as etcd would.
 func TestClose_OpenWatch_DoesNotBlock(t *testing.T) {
 	s := start(t, Config{Dir: t.TempDir()})
 	w := dial(t, s).Watch(t.Context(), "k", clientv3.WithCreatedNotify())

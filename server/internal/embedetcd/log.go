@@ -21,10 +21,12 @@ func quietLogger() (*zap.Logger, error) {
 	return logger, nil
 }
 
-// expected are warnings and errors that etcd logs at every start of a single embedded member and that need no action.
+// expected are warnings and errors that etcd logs at every start of a single embedded member and
+// that need no action.
 var expected = map[string]bool{
-	// A new store has no term before its first commit (at most 100 ms after the start), but a single member elects itself, and
-	// tries to write the version, before that. etcd retries 4 s later.
+	// A new store has no term before its first commit (at most 100 ms after the start), but a
+	// single member elects itself, and tries to write the version, before that. etcd retries 4 s
+	// later.
 	"failed to update storage version": true,
 	"Failed to detect schema version":  true,
 	// Advice for clusters of several members, and for HTTP clients, of which there are none.

@@ -6,14 +6,16 @@ import (
 	"path/filepath"
 )
 
-// newBytes is the space that an etcd with a new directory needs: it allocates 64 MiB for its first log, and fails, in part with a panic
-// on a goroutine of its own, if it cannot. existingBytes is that of one whose log exists; a guess.
+// newBytes is the space that an etcd with a new directory needs: it allocates 64 MiB for its first
+// log, and fails, in part with a panic on a goroutine of its own, if it cannot. existingBytes is
+// that of one whose log exists; a guess.
 const (
 	newBytes      = 80 << 20
 	existingBytes = 1 << 20
 )
 
-// checkSpace returns an error if the file system of dir, which exists, has not the space that etcd needs to start.
+// checkSpace returns an error if the file system of dir, which exists, has not the space that etcd
+// needs to start.
 func checkSpace(dir string, free func(string) (int64, error)) error {
 	needed := int64(newBytes)
 	if _, err := os.Stat(filepath.Join(dir, "member", "wal")); err == nil {

@@ -220,7 +220,8 @@ func (c *copier) copy(ctx context.Context) error {
 		return err
 	}
 	if r, err = c.target.Get(ctx, c.prefix, clientv3.WithCountOnly()); err == nil {
-		_, err = c.target.Compact(ctx, r.Header.Revision) // so that clients with a revision of source list
+		// so that clients with a revision of source list
+		_, err = c.target.Compact(ctx, r.Header.Revision)
 	}
 	if err != nil {
 		return fmt.Errorf("compact %s: %w", c.target, err)
@@ -293,8 +294,8 @@ func (c *copier) write(ctx context.Context, kvs []*mvccpb.KeyValue) (err error) 
 	return err
 }
 
-// lease returns the lease of target with the remaining time of a lease of source, and a second more,
-// so that keys do not expire in target before they do in source; 0 if it has expired.
+// lease returns the lease of target with the remaining time of a lease of source, and a second
+// more, so that keys do not expire in target before they do in source; 0 if it has expired.
 func (c *copier) lease(ctx context.Context, source int64) (clientv3.LeaseID, error) {
 	if id, ok := c.leases[source]; ok {
 		return id, nil

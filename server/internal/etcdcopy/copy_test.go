@@ -71,7 +71,8 @@ func requireErr(t *testing.T, err error, text string) {
 	}
 }
 
-// contents returns the keys of e below /registry/, with their values, and whether they have a lease.
+// contents returns the keys of e below /registry/, with their values, and whether they have a
+// lease.
 func contents(t *testing.T, ctx context.Context, e end) (all []string) {
 	t.Helper()
 	r, err := e.Get(ctx, "/registry/", clientv3.WithPrefix())
@@ -82,7 +83,8 @@ func contents(t *testing.T, ctx context.Context, e end) (all []string) {
 	return all
 }
 
-// TestCopy_Resource_IsCopiedAsItIs copies keys with and without leases in several transactions, and again with --replace.
+// TestCopy_Resource_IsCopiedAsItIs copies keys with and without leases in several transactions, and
+// again with --replace.
 func TestCopy_Resource_IsCopiedAsItIs(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
@@ -163,7 +165,8 @@ func TestCopy_EtcdsInUse_IsRefused(t *testing.T) {
 	}
 }
 
-// TestCopier_SourceChanges_OnlyExpiryIsAllowed: a key that expires during the copy is missing in target, any other change is an error.
+// TestCopier_SourceChanges_OnlyExpiryIsAllowed: a key that expires during the copy is missing in
+// target, any other change is an error.
 func TestCopier_SourceChanges_OnlyExpiryIsAllowed(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)

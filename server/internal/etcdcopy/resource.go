@@ -22,8 +22,8 @@ type resource struct {
 // override returns the resource in the form of --etcd-servers-overrides.
 func (r resource) override() string { return r.name.Group + "/" + r.name.Resource }
 
-// parseResource returns the resource called text: group/resource, as in --etcd-servers-overrides, or resource.group, as in kubectl. A
-// built-in resource that is unique needs no group.
+// parseResource returns the resource called text: group/resource, as in --etcd-servers-overrides,
+// or resource.group, as in kubectl. A built-in resource that is unique needs no group.
 func parseResource(text string) (resource, error) {
 	var name schema.GroupResource
 	if group, plural, ok := strings.Cut(text, "/"); ok {
@@ -60,7 +60,8 @@ func place(name schema.GroupResource, builtIn map[string][]string) (resource, er
 		}
 		r := resource{name, []string{path + "/"}}
 		if name == (schema.GroupResource{Resource: "services"}) {
-			r.paths = append(r.paths, "ranges/") // the allocated addresses and ports are stored with the services
+			// the allocated addresses and ports are stored with the services
+			r.paths = append(r.paths, "ranges/")
 		}
 		return r, nil
 	case strings.Contains(name.Group, "."): // a custom resource, a definition or an APIService

@@ -1,12 +1,13 @@
-// Package gcpolicy sets the garbage collector's target from the live heap and from the free memory, for a process with a
-// large, slowly changing state.
+// Package gcpolicy sets the garbage collector's target from the live heap and from the free memory,
+// for a process with a large, slowly changing state.
 //
-// Go's default lets the heap grow to twice the live heap. Most of the live heap of this process consists of stored values and
-// encoded objects, which contain no pointers and cost the collector no scanning. At rest, or with little free memory, the room for
-// garbage is therefore computed from the part that has to be scanned. While the process allocates and memory is free, the room is
-// Go's default, so that a write does not pay for a small heap. It grows further while collections take more than a small share of
-// the process's CPU time, up to a share of the free memory, and shrinks again when collections become rare. An idle process returns
-// free memory to the system.
+// Go's default lets the heap grow to twice the live heap. Most of the live heap of this process
+// consists of stored values and encoded objects, which contain no pointers and cost the collector
+// no scanning. At rest, or with little free memory, the room for garbage is therefore computed from
+// the part that has to be scanned. While the process allocates and memory is free, the room is Go's
+// default, so that a write does not pay for a small heap. It grows further while collections take
+// more than a small share of the process's CPU time, up to a share of the free memory, and shrinks
+// again when collections become rare. An idle process returns free memory to the system.
 package gcpolicy
 
 import (
@@ -27,18 +28,20 @@ const (
 	scannedShare = 0.4
 	interval     = time.Second
 
-	// busyCycles collections within busyFor that took more than busyShare of the process's CPU time mean that the room is too
-	// small for the load: it doubles, up to busyRoom times the room at rest. It halves after quietFor without a collection.
+	// busyCycles collections within busyFor that took more than busyShare of the process's CPU time
+	// mean that the room is too small for the load: it doubles, up to busyRoom times the room at
+	// rest. It halves after quietFor without a collection.
 	busyCycles = 2
 	busyFor    = 30 * time.Second
 	busyShare  = 0.08
 	quietFor   = 30 * time.Second
 	busyRoom   = 32
-	// restPercent and busyPercent bound the room in proportion to the live heap: Go's default, and three times the live heap in
-	// all under load.
+	// restPercent and busyPercent bound the room in proportion to the live heap: Go's default, and
+	// three times the live heap in all under load.
 	restPercent = 100
 	busyPercent = 200
-	// freeShare is the divisor of the free memory that yields the bound of the room beyond the room at rest.
+	// freeShare is the divisor of the free memory that yields the bound of the room beyond the room
+	// at rest.
 	freeShare = 4
 
 	// idleFor is the period without a collection and with few allocations after which free memory,
@@ -49,14 +52,14 @@ const (
 	idleFree   = 48 << 20
 	idleAllocs = 4 << 20 // a second
 	freeAgain  = 15 * time.Second
-	// settleFor is how long after the last load one more collection takes place: caches have evicted the blocks of the load by
-	// then.
+	// settleFor is how long after the last load one more collection takes place: caches have
+	// evicted the blocks of the load by then.
 	settleFor = 58 * time.Second
 )
 
-// percent returns the value for debug.SetGCPercent for a live heap of live bytes, of which scanned bytes may contain pointers,
-// for room times the room at rest, and for free bytes of free memory, none at rest. It rounds up, to 1 at least: with 0 a collection would
-// begin after each one.
+// percent returns the value for debug.SetGCPercent for a live heap of live bytes, of which scanned
+// bytes may contain pointers, for room times the room at rest, and for free bytes of free memory,
+// none at rest. It rounds up, to 1 at least: with 0 a collection would begin after each one.
 func percent(live, scanned uint64, room int, free int64) int {
 	rest := baseHeadroom + scannedShare*float64(min(scanned, live))
 	wanted, most := float64(live), restPercent
@@ -67,12 +70,14 @@ func percent(live, scanned uint64, room int, free int64) int {
 	return max(1, int(math.Ceil(min(float64(most), 100*headroom/float64(max(live, 1))))))
 }
 
-// differs reports whether a target deviates from the last one by more than a tenth of it: SetGCPercent stops the world, so small changes
-// are ignored. Of a large heap a single percent may be much memory.
+// differs reports whether a target deviates from the last one by more than a tenth of it:
+// SetGCPercent stops the world, so small changes are ignored. Of a large heap a single percent may
+// be much memory.
 func differs(target, last int) bool { return max(target-last, last-target)*10 > last }
 
-// Start adjusts the target every second until ctx ends, and leaves it unchanged after that. free returns the bytes of memory
-// that the process may still take. If GOGC is set in the environment, Start does nothing: the operator's setting applies.
+// Start adjusts the target every second until ctx ends, and leaves it unchanged after that. free
+// returns the bytes of memory that the process may still take. If GOGC is set in the environment,
+// Start does nothing: the operator's setting applies.
 func Start(ctx context.Context, free func() int64) {
 	if os.Getenv("GOGC") != "" {
 		return
@@ -82,7 +87,8 @@ func Start(ctx context.Context, free func() int64) {
 			{Name: "/gc/heap/live:bytes"}, {Name: "/gc/scan/heap:bytes"},
 			{Name: automaticCycles}, {Name: "/memory/classes/heap/free:bytes"},
 			{Name: "/gc/heap/allocs:bytes"},
-			{Name: "/cpu/classes/gc/total:cpu-seconds"}, {Name: "/cpu/classes/user:cpu-seconds"}, // as of the last collection
+			// as of the last collection
+			{Name: "/cpu/classes/gc/total:cpu-seconds"}, {Name: "/cpu/classes/user:cpu-seconds"},
 		}
 		var idle idleness
 		var load load
@@ -114,7 +120,8 @@ func Start(ctx context.Context, free func() int64) {
 	}()
 }
 
-// automaticCycles is the metric of the collections that the target caused. Those of FreeOSMemory are none of the load.
+// automaticCycles is the metric of the collections that the target caused. Those of FreeOSMemory
+// are none of the load.
 const automaticCycles = "/gc/cycles/automatic:gc-cycles"
 
 // cpuTime is the CPU time of the process so far, in seconds, as of the last collection.
@@ -134,7 +141,8 @@ type collection struct {
 	before cpuTime
 }
 
-// room takes the number of collections so far, and the CPU time, and returns the factor for the room at rest.
+// room takes the number of collections so far, and the CPU time, and returns the factor for the
+// room at rest.
 func (l *load) room(now time.Time, cycles uint64, cpu cpuTime) int {
 	since, before := cycles-l.cycles, l.cpu
 	l.cycles, l.cpu = cycles, cpu
@@ -171,7 +179,8 @@ type idleness struct {
 	allocs uint64    // bytes allocated so far
 	since  time.Time // start of the idle period
 	freed  time.Time // time of the last return
-	loaded time.Time // the last time with many allocations, zero after the collection that follows it
+	// the last time with many allocations, zero after the collection that follows it
+	loaded time.Time
 }
 
 // free takes the numbers of collections and of allocated bytes so far and the free bytes, one

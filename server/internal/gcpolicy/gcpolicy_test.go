@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// TestAutomaticCycles_ReturnOfMemory_IsNotCounted: collections that return memory to the system must not look like a load.
+// TestAutomaticCycles_ReturnOfMemory_IsNotCounted: collections that return memory to the system
+// must not look like a load.
 func TestAutomaticCycles_ReturnOfMemory_IsNotCounted(t *testing.T) {
 	sample := []metrics.Sample{{Name: automaticCycles}, {Name: "/gc/cycles/total:gc-cycles"}}
 	others := func() uint64 { // collections that are not counted
@@ -31,8 +32,9 @@ func TestPercent_DependsOnLiveAndScannedHeap(t *testing.T) {
 		{512 << 20, 512 << 20, 50}, // rounded up
 		{512 << 20, 128 << 20, 20}, // the rest has no pointers
 		{4 << 30, 4 << 30, 42},
-		{1 << 30, 2 << 30, 45},   // samples taken at different times
-		{12 << 30, 150 << 20, 1}, // 108 MiB are 0.9 %; a target of 0 would be a collection without end
+		{1 << 30, 2 << 30, 45}, // samples taken at different times
+		// 108 MiB are 0.9 %; a target of 0 would be a collection without end
+		{12 << 30, 150 << 20, 1},
 		{1 << 40, 0, 1},
 	} {
 		if got := percent(c.live, c.scanned, 1, 0); got != c.want {
@@ -41,7 +43,8 @@ func TestPercent_DependsOnLiveAndScannedHeap(t *testing.T) {
 	}
 }
 
-// TestDiffers_Target_IsRelative: the room of a large heap deviates from the wanted by no larger share than that of a small one.
+// TestDiffers_Target_IsRelative: the room of a large heap deviates from the wanted by no larger
+// share than that of a small one.
 func TestDiffers_Target_IsRelative(t *testing.T) {
 	for _, c := range []struct {
 		wanted, last int
@@ -78,10 +81,12 @@ func TestIdleness_IdleServer_ReturnsFreeMemory(t *testing.T) {
 		{2 * idleFor, 2, idleFree - 1, 0, false},       // too few free bytes
 		{2 * idleFor, 2, idleFree, 0, true},
 		{3 * idleFor, 3, idleFree, 0, false},
-		{4 * idleFor, 3, idleFree, 0, false},                        // too soon after the last return
+		// too soon after the last return
+		{4 * idleFor, 3, idleFree, 0, false},
 		{2*idleFor + freeAgain, 3, idleFree, idleAllocs + 1, false}, // too many allocations
 		{3*idleFor + freeAgain, 3, idleFree, 2 * idleAllocs, true},  // few allocations since
-		// One more, however few bytes are free, when caches have dropped what the load used; then none.
+		// One more, however few bytes are free, when caches have dropped what the load used; then
+		// none.
 		{2*idleFor + freeAgain + settleFor - time.Second, 4, 0, 2 * idleAllocs, false},
 		{2*idleFor + freeAgain + settleFor, 4, 0, 2 * idleAllocs, true},
 		{2*idleFor + freeAgain + 3*settleFor, 4, 0, 2 * idleAllocs, false},
@@ -137,7 +142,8 @@ func TestPercent_Busy_FollowsFreeMemory(t *testing.T) {
 	}
 }
 
-// TestLoad_ExpensiveCollections_IncreaseHeapRoom: the room grows while collections are frequent and expensive, and shrinks without.
+// TestLoad_ExpensiveCollections_IncreaseHeapRoom: the room grows while collections are frequent and
+// expensive, and shrinks without.
 func TestLoad_ExpensiveCollections_IncreaseHeapRoom(t *testing.T) {
 	var l load
 	start := time.Now()

@@ -1,5 +1,6 @@
-// Package guest implements the hidden command `strata guest`, the server process of package stratatest: several API servers in one
-// process, on one embedded etcd, each with its own prefix, certificates and port.
+// Package guest implements the hidden command `strata guest`, the server process of package
+// stratatest: several API servers in one process, on one embedded etcd, each with its own prefix,
+// certificates and port.
 //
 //	test process ─▶ strata guest --dir DIR -- flags of the process
 //	                  stdout: one line when the socket accepts requests
@@ -26,18 +27,20 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Protocol is the version of the protocol, which the client compares with its own. A client and a guest of different versions do
-// not work together.
+// Protocol is the version of the protocol, which the client compares with its own. A client and a
+// guest of different versions do not work together.
 const Protocol = 1
 
 // SocketName is the name of the control socket in the directory of the guest.
 const SocketName = "control.sock"
 
-// gcPercent is the target of the garbage collector unless GOGC is set: starts allocate much, and the heap is small. The collector then
-// takes a seventh of the processor time of starts, with the policy of strata apiserver (gcpolicy) a fifth.
+// gcPercent is the target of the garbage collector unless GOGC is set: starts allocate much, and
+// the heap is small. The collector then takes a seventh of the processor time of starts, with the
+// policy of strata apiserver (gcpolicy) a fifth.
 const gcPercent = 200
 
-// processFlags are flags of the API server that apply to the whole process. They are arguments of the guest.
+// processFlags are flags of the API server that apply to the whole process. They are arguments of
+// the guest.
 var processFlags = []string{
 	"allow-privileged", "contention-profiling", "emulated-version", "feature-gates", "log-flush-frequency", "log-json-info-buffer-size",
 	"log-json-split-stream", "log-text-info-buffer-size", "log-text-split-stream", "logging-format", "max-connection-bytes-per-sec",
@@ -79,7 +82,8 @@ type Response struct {
 	Key   []byte `json:"key,omitempty"`  // PEM
 }
 
-// NewCommand returns `strata guest`. It serves until its standard input ends or the context of the command is cancelled.
+// NewCommand returns `strata guest`. It serves until its standard input ends or the context of the
+// command is cancelled.
 func NewCommand() *cobra.Command {
 	var dir string
 	cmd := &cobra.Command{
@@ -99,16 +103,18 @@ func NewCommand() *cobra.Command {
 	return cmd
 }
 
-// run serves requests until in ends or ctx is cancelled, and removes dir. The process ends next: control planes are not stopped, because
-// upstream's server exits the process if it is stopped while its start hooks run.
+// run serves requests until in ends or ctx is cancelled, and removes dir. The process ends next:
+// control planes are not stopped, because upstream's server exits the process if it is stopped
+// while its start hooks run.
 func run(ctx context.Context, dir string, args []string, in io.Reader, out io.Writer) (err error) {
 	if err := checkDir(dir); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// The test process ends the guest: an interrupt of the terminal reaches both, and the tests' own cleanup may still need the
-	// servers. After the end of the test process, writes to the log fail; they must not end the guest before it has removed dir.
+	// The test process ends the guest: an interrupt of the terminal reaches both, and the tests'
+	// own cleanup may still need the servers. After the end of the test process, writes to the log
+	// fail; they must not end the guest before it has removed dir.
 	signal.Ignore(syscall.SIGINT, syscall.SIGPIPE)
 	go func() {
 		_, _ = io.Copy(io.Discard, in) // an error is an end, too

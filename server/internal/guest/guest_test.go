@@ -51,7 +51,8 @@ func closeHost(t *testing.T, h *host) {
 	}
 	for _, spare := range spares {
 		if spare.up != nil {
-			<-spare.up // upstream's server exits the process if it is stopped while its start hooks run
+			// upstream's server exits the process if it is stopped while its start hooks run
+			<-spare.up
 		}
 		if err := spare.stop(); err != nil {
 			t.Error(err)

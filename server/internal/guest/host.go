@@ -38,8 +38,9 @@ type host struct {
 	reused bool                // a start took a spare
 }
 
-// runningSpares is the number of spare control planes that run, in a process that has started a second one: one that the next start takes, and
-// one whose handlers are built meanwhile on another processor. Each has 70 MiB.
+// runningSpares is the number of spare control planes that run, in a process that has started a
+// second one: one that the next start takes, and one whose handlers are built meanwhile on another
+// processor. Each has 70 MiB.
 const runningSpares = 2
 
 // newHost returns a host and starts its etcd in the background.
@@ -62,7 +63,8 @@ func (h *host) startEtcd() error {
 	return h.etcdErr
 }
 
-// start starts a control plane and returns when it is ready. flags are added to those that the host sets.
+// start starts a control plane and returns when it is ready. flags are added to those that the host
+// sets.
 func (h *host) start(ctx context.Context, flags []string) (Response, error) {
 	if err := checkFlags(flags); err != nil {
 		return Response{}, err
@@ -111,8 +113,8 @@ func (h *host) bringUp(ctx context.Context, p *plane) error {
 	return h.keepTemplate(ctx, p)
 }
 
-// takeSpare returns the oldest spare control plane, which runs, or whose handlers are built or being built, and begins to prepare others. It
-// returns nil if there is none with the flags.
+// takeSpare returns the oldest spare control plane, which runs, or whose handlers are built or
+// being built, and begins to prepare others. It returns nil if there is none with the flags.
 func (h *host) takeSpare(flags []string) *plane {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -125,9 +127,10 @@ func (h *host) takeSpare(flags []string) *plane {
 	return p
 }
 
-// makeSpares begins to prepare spare control planes with the flags of one that was started, unless there are some. After the first start the
-// handlers of one are built, which is half of a start, and nothing of it runs: a process that starts one control plane usually starts another.
-// A process that has started a second one gets runningSpares, which are ready.
+// makeSpares begins to prepare spare control planes with the flags of one that was started, unless
+// there are some. After the first start the handlers of one are built, which is half of a start,
+// and nothing of it runs: a process that starts one control plane usually starts another. A process
+// that has started a second one gets runningSpares, which are ready.
 func (h *host) makeSpares(flags []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -30,8 +30,9 @@ type plane struct {
 	serve    chan struct{} // closed by start
 	built    chan struct{} // closed when the handlers are built
 	ready    chan struct{} // closed when the server is ready
-	up       chan struct{} // closed when a spare one is ready for clients, or cannot be; nil: the start brings it up
-	upErr    error         // valid when up is closed
+	// closed when a spare one is ready for clients, or cannot be; nil: the start brings it up
+	up    chan struct{}
+	upErr error // valid when up is closed
 
 	serving context.Context // of the server
 	cancel  context.CancelFunc
@@ -59,7 +60,8 @@ func (p *plane) prefix() string { return "/" + p.name }
 // api identifies the flags.
 func (p *plane) api() string { return strings.Join(p.flags, "\n") }
 
-// build begins to build the handlers of the server, which awaitBuilt waits for. The caller stops the plane.
+// build begins to build the handlers of the server, which awaitBuilt waits for. The caller stops
+// the plane.
 func (p *plane) build() {
 	go func() {
 		defer close(p.done)
@@ -157,7 +159,8 @@ func (p *plane) stop() error {
 	return err
 }
 
-// administrator returns the address of the server and the credentials of a member of system:masters.
+// administrator returns the address of the server and the credentials of a member of
+// system:masters.
 func (p *plane) administrator() (Response, error) {
 	ca, err := os.ReadFile(p.files.CA)
 	if err != nil {
@@ -178,8 +181,9 @@ func (p *plane) user(name string, groups []string) (Response, error) {
 	return Response{Plane: p.name, Cert: cert, Key: key}, nil
 }
 
-// defaultFlags are the flags of the server. Those that concern the behaviour of the API are envtest's: RBAC, and no admission plugin
-// for service accounts, because no controller creates them.
+// defaultFlags are the flags of the server. Those that concern the behaviour of the API are
+// envtest's: RBAC, and no admission plugin for service accounts, because no controller creates
+// them.
 func (p *plane) defaultFlags() []string {
 	return []string{
 		"--etcd-servers=" + p.host.etcd.Endpoint(),

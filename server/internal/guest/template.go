@@ -12,8 +12,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// template has the keys and values of a new control plane: namespaces, roles, priority classes, API services. They are the same for
-// all control planes with the same flags. Writing them is half of a start, so later control planes begin with a copy.
+// template has the keys and values of a new control plane: namespaces, roles, priority classes, API
+// services. They are the same for all control planes with the same flags. Writing them is half of a
+// start, so later control planes begin with a copy.
 type template map[string]string // values by key without the prefix
 
 // templateOps is the number of writes of a transaction; etcd permits 128.
@@ -22,19 +23,21 @@ const templateOps = 128
 // ownedByServer are the prefixes of keys that belong to one server: its identity.
 var ownedByServer = []string{"/leases/", "/masterleases/", "/peerserverleases/"}
 
-// firstObjects are the keys of objects that the server creates in the background after it is ready, and that clients rely on. The service
-// is the last one.
+// firstObjects are the keys of objects that the server creates in the background after it is ready,
+// and that clients rely on. The service is the last one.
 var firstObjects = []string{
 	"/namespaces/kube-system", "/namespaces/kube-public", "/namespaces/kube-node-lease", "/namespaces/default", "/services/specs/default/kubernetes",
 }
 
 const (
-	// firstObjectsTimeout bounds the wait for firstObjects; they take some 10 ms. Flags may turn them off.
+	// firstObjectsTimeout bounds the wait for firstObjects; they take some 10 ms. Flags may turn
+	// them off.
 	firstObjectsTimeout = 5 * time.Second
 	pollInterval        = 5 * time.Millisecond
 )
 
-// awaitFirstObjects returns when the firstObjects exist or the timeout has expired. The error is that of etcd or of ctx.
+// awaitFirstObjects returns when the firstObjects exist or the timeout has expired. The error is
+// that of etcd or of ctx.
 func (h *host) awaitFirstObjects(ctx context.Context, p *plane) error {
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, firstObjectsTimeout, true, func(ctx context.Context) (bool, error) {
 		for _, key := range firstObjects {
@@ -51,7 +54,8 @@ func (h *host) awaitFirstObjects(ctx context.Context, p *plane) error {
 	return err
 }
 
-// keepTemplate copies the objects of p, which has no client yet, unless there is a template with its flags.
+// keepTemplate copies the objects of p, which has no client yet, unless there is a template with
+// its flags.
 func (h *host) keepTemplate(ctx context.Context, p *plane) error {
 	h.mu.Lock()
 	has := h.copied[p.api()] != nil

@@ -31,9 +31,10 @@ const (
 	pageSize = 500
 	// stalledWatches bounds the watches in sequence that end without progress.
 	stalledWatches = 5
-	// watchSeconds is the time of a watch. A server sends a bookmark two seconds before it ends a watch; a watch of two seconds that begins
-	// in the past gets it as soon as it has caught up. retrySeconds is the time of a watch after one that has confirmed nothing: the server
-	// was behind, and sends the bookmark after a second.
+	// watchSeconds is the time of a watch. A server sends a bookmark two seconds before it ends a
+	// watch; a watch of two seconds that begins in the past gets it as soon as it has caught up.
+	// retrySeconds is the time of a watch after one that has confirmed nothing: the server was
+	// behind, and sends the bookmark after a second.
 	watchSeconds = "2"
 	retrySeconds = "3"
 )
@@ -106,7 +107,8 @@ func (t target) path() string {
 	return strings.Join(append(parts, t.mapping.Resource.Resource), "/")
 }
 
-// request returns a request of the list. A list of one name needs no more rights than the name gives.
+// request returns a request of the list. A list of one name needs no more rights than the name
+// gives.
 func (c *client) request(t target, accept string) *rest.Request {
 	r := c.rest.Get().AbsPath(t.path()).SetHeader("Accept", accept)
 	if t.name != "" {
@@ -126,7 +128,8 @@ func raw(result rest.Result) ([]byte, error) {
 	return result.Raw()
 }
 
-// errNoHistory: the server has no history of the resource, for it is not Strata, or does not cache the resource.
+// errNoHistory: the server has no history of the resource, for it is not Strata, or does not cache
+// the resource.
 var errNoHistory = errors.New("no history")
 
 // times returns the revisions of the target's resource that the server can read.
@@ -179,7 +182,8 @@ func (c *client) list(ctx context.Context, t target, revision int64, accept stri
 	}
 }
 
-// failed describes a failed read of a revision; one that has left the history meanwhile with the oldest revision.
+// failed describes a failed read of a revision; one that has left the history meanwhile with the
+// oldest revision.
 func (c *client) failed(ctx context.Context, verb string, t target, revision int64, err error) error {
 	if apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
 		if times, timesErr := c.times(ctx, t); timesErr == nil && times.Check(revision) != nil {
@@ -206,7 +210,8 @@ func (c *client) objects(ctx context.Context, t target, revision int64, shown *p
 	return all, err
 }
 
-// countPage sets the count of a step to the items of a list so far, and its total if the server has sent the number of the remaining ones.
+// countPage sets the count of a step to the items of a list so far, and its total if the server has
+// sent the number of the remaining ones.
 func countPage(shown *progress.Steps, items int, remaining *int64) {
 	shown.Set(items)
 	if remaining != nil {
@@ -221,8 +226,9 @@ type event struct {
 	object   *unstructured.Unstructured
 }
 
-// events calls each for every event of the target with from < revision <= to, in order. The revision to must not be in the future.
-// Unless the last of them is at to, the server confirms their end with a bookmark.
+// events calls each for every event of the target with from < revision <= to, in order. The
+// revision to must not be in the future. Unless the last of them is at to, the server confirms
+// their end with a bookmark.
 func (c *client) events(ctx context.Context, t target, from, to int64, each func(event) error) error {
 	err := readFrames(ctx, func() *rest.Request { return c.request(t, jsonMedia) }, from, to, func(f frame) error {
 		e := event{kind: f.Type, revision: f.revision, object: &unstructured.Unstructured{}}
@@ -244,7 +250,8 @@ type frame struct {
 	revision int64
 }
 
-// readFrames calls each for the frames of watches with from < revision <= to, without bookmarks. request returns the request of the list.
+// readFrames calls each for the frames of watches with from < revision <= to, without bookmarks.
+// request returns the request of the list.
 func readFrames(ctx context.Context, request func() *rest.Request, from, to int64, each func(frame) error) error {
 	for position, stalled := from, 0; position < to; {
 		seconds := watchSeconds
@@ -266,7 +273,8 @@ func readFrames(ctx context.Context, request func() *rest.Request, from, to int6
 	return nil
 }
 
-// watchOnce watches until the server ends the watch, or until the watch has reached the revision to. It returns the position that it has reached.
+// watchOnce watches until the server ends the watch, or until the watch has reached the revision
+// to. It returns the position that it has reached.
 func watchOnce(ctx context.Context, request *rest.Request, from, to int64, each func(frame) error) (int64, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

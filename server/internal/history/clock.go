@@ -37,7 +37,8 @@ func (s *speed) Set(text string) error {
 	return nil
 }
 
-// clock is the time of a replay. It begins with the revision from, and ends with the revision to. It may be used concurrently.
+// clock is the time of a replay. It begins with the revision from, and ends with the revision to.
+// It may be used concurrently.
 type clock struct {
 	times    *revisiontimes.RevisionTimes
 	from, to int64
@@ -68,7 +69,8 @@ func (c *clock) elapsed() time.Duration {
 	if c.speed == 0 {
 		return 0
 	}
-	if d := float64(time.Since(c.began)) * float64(c.speed); d < math.MaxInt64 { // 0 times infinity is not
+	if d := float64(time.Since(c.began)) * float64(c.speed); d < math.MaxInt64 {
+		// 0 times infinity is not
 		return time.Duration(d)
 	}
 	return math.MaxInt64
@@ -107,7 +109,8 @@ func (c *clock) revision() int64 {
 	return low
 }
 
-// wait returns when the replay has reached a revision. Revisions after the end, or of a time that stands still, are never reached.
+// wait returns when the replay has reached a revision. Revisions after the end, or of a time that
+// stands still, are never reached.
 func (c *clock) wait(ctx context.Context, revision int64) error {
 	if c.reached(revision) {
 		return ctx.Err()

@@ -1,5 +1,6 @@
-// Package history implements `strata history` and the kubectl plugin kubectl-strata: reads of past revisions of a Strata server, by
-// its public API and with the rights of the user. It links no part of an API server.
+// Package history implements `strata history` and the kubectl plugin kubectl-strata: reads of past
+// revisions of a Strata server, by its public API and with the rights of the user. It links no part
+// of an API server.
 package history
 
 import (
@@ -78,7 +79,8 @@ get needs the right to list the resource, the other commands that to watch it to
 	return cmd
 }
 
-// setHelp sets the help of the commands, with the flags of kubectl's libraries in sections after those of Strata.
+// setHelp sets the help of the commands, with the flags of kubectl's libraries in sections after
+// those of Strata.
 func (b *base) setHelp(cmd *cobra.Command) {
 	var connection cliflag.NamedFlagSets
 	b.flags.AddFlags(connection.FlagSet(connectionSection))
@@ -106,7 +108,8 @@ func (b *base) commands() []*cobra.Command {
 	for _, cmd := range all {
 		run := cmd.RunE
 		cmd.RunE = func(cmd *cobra.Command, args []string) error {
-			klog.SetLogger(logr.Discard()) // libraries of Kubernetes log errors that they also return
+			// libraries of Kubernetes log errors that they also return
+			klog.SetLogger(logr.Discard())
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
 			context.AfterFunc(ctx, stop) // a second signal ends the process immediately
@@ -171,7 +174,8 @@ func (b *base) start() string {
 	return next
 }
 
-// message returns the text of an error for the user, on one line. start is the next step for a server that does not accept connections.
+// message returns the text of an error for the user, on one line. start is the next step for a
+// server that does not accept connections.
 func message(err error, start string) string {
 	text := err.Error()
 	if failed, is := errors.AsType[*url.Error](err); is {

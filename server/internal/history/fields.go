@@ -9,22 +9,26 @@ import (
 	"strings"
 )
 
-// fieldChange is one field in which two states of an object differ. A value is nil if the state does not have the field.
+// fieldChange is one field in which two states of an object differ. A value is nil if the state
+// does not have the field.
 type fieldChange struct {
 	Field  string `json:"field"`
 	Before any    `json:"before,omitempty"`
 	After  any    `json:"after,omitempty"`
 }
 
-// ignoredFields change with every write and say nothing about its contents. The manager of a version is printed separately.
+// ignoredFields change with every write and say nothing about its contents. The manager of a
+// version is printed separately.
 var ignoredFields = map[string]bool{"metadata.managedFields": true, "metadata.resourceVersion": true}
 
-// listKeys are the fields that identify the elements of lists of objects, in the order of preference.
+// listKeys are the fields that identify the elements of lists of objects, in the order of
+// preference.
 var listKeys = []string{"name", "type", "key", "uid", "ip", "port", "containerPort"}
 
-// compare returns the fields in which two objects in JSON form differ, ordered by field. A field that one of them lacks is one change,
-// with all that is below it. Elements of a list are matched by the first of listKeys that all have, otherwise by their index if the
-// lists are equally long; lists that cannot be matched are one change.
+// compare returns the fields in which two objects in JSON form differ, ordered by field. A field
+// that one of them lacks is one change, with all that is below it. Elements of a list are matched
+// by the first of listKeys that all have, otherwise by their index if the lists are equally long;
+// lists that cannot be matched are one change.
 func compare(before, after map[string]any) []fieldChange {
 	return compareMaps("", before, after)
 }
@@ -89,7 +93,8 @@ func compareLists(path string, before, after []any) (changes []fieldChange) {
 	return changes
 }
 
-// keyed returns the elements of a list by the values of a key, and these in order; nil unless all elements have different ones.
+// keyed returns the elements of a list by the values of a key, and these in order; nil unless all
+// elements have different ones.
 func keyed(list []any, key string) (map[string]any, []string) {
 	elements, order := make(map[string]any, len(list)), make([]string, 0, len(list))
 	for _, element := range list {

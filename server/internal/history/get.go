@@ -247,7 +247,8 @@ func decodeRows(t *metav1.Table) error {
 	return nil
 }
 
-// setAges replaces the ages of objects, which the server computes with the present time, by those at the time t.
+// setAges replaces the ages of objects, which the server computes with the present time, by those
+// at the time t.
 func setAges(t *metav1.Table, columns []metav1.TableColumnDefinition, at time.Time) {
 	age := slices.IndexFunc(columns, func(c metav1.TableColumnDefinition) bool { return strings.EqualFold(c.Name, "Age") })
 	if age < 0 {

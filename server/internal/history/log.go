@@ -117,7 +117,8 @@ func (o *logOptions) run(ctx context.Context, args []string) error {
 	return o.printLog(result, len(ts) > 1)
 }
 
-// log returns the versions of a window of one object, in order. The first one is that at the beginning, if there was one.
+// log returns the versions of a window of one object, in order. The first one is that at the
+// beginning, if there was one.
 func (c *client) log(ctx context.Context, w window, shown *progress.Steps) ([]version, error) {
 	shown.Next("reading the versions of %s after revision %d", w.target, w.from)
 	objects, err := c.objects(ctx, w.target, w.from, shown)
@@ -148,7 +149,8 @@ func (c *client) log(ctx context.Context, w window, shown *progress.Steps) ([]ve
 	return versions, err
 }
 
-// versionOf returns the version that an event made of the one before, which is nil if there was none.
+// versionOf returns the version that an event made of the one before, which is nil if there was
+// none.
 func versionOf(before *unstructured.Unstructured, e event, at stamp) version {
 	v := version{Change: changed, stamp: at}
 	switch {
@@ -186,9 +188,10 @@ func latestManagers(o *unstructured.Unstructured) (managers []manager) {
 	return managers
 }
 
-// changedManagers returns the managers that wrote a version. The API server gives the entry of a writer a new time, which has whole
-// seconds. So the writer has an entry that is new or has another time. Within the same second, it is the owner of a changed field, of
-// entries with other fields first; or, if it has removed a field, the manager whose entry has other fields.
+// changedManagers returns the managers that wrote a version. The API server gives the entry of a
+// writer a new time, which has whole seconds. So the writer has an entry that is new or has another
+// time. Within the same second, it is the owner of a changed field, of entries with other fields
+// first; or, if it has removed a field, the manager whose entry has other fields.
 func changedManagers(before, after []metav1.ManagedFieldsEntry, changes []fieldChange) []manager {
 	var timed, gained, owning, other []manager
 	for _, entry := range after {

@@ -18,7 +18,8 @@ type usage struct {
 	Bytes    int64  `json:"bytes"` // as stored
 	Lag      int64  `json:"lagEvents"`
 	Watchers int64  `json:"watchers"`
-	// GETs and LISTs, by the source of the answer: the newest state in memory, a past one in memory, or etcd.
+	// GETs and LISTs, by the source of the answer: the newest state in memory, a past one in
+	// memory, or etcd.
 	Memory int64 `json:"readsFromMemory"`
 	Past   int64 `json:"readsOfPast"`
 	Etcd   int64 `json:"readsFromEtcd"`

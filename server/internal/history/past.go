@@ -257,7 +257,8 @@ func (s *pastServer) read(ctx context.Context, p resourcePath, query url.Values,
 	return media, data, nil
 }
 
-// revisionFor returns the revision at which a GET or a LIST is answered: that of the replayed time, or the requested one.
+// revisionFor returns the revision at which a GET or a LIST is answered: that of the replayed time,
+// or the requested one.
 func (s *pastServer) revisionFor(query url.Values) (int64, error) {
 	now := s.clock.revision()
 	text := query.Get("resourceVersion")

@@ -45,7 +45,8 @@ func (s *pastServer) watch(w http.ResponseWriter, ctx context.Context, p resourc
 			out.flush()
 		}
 	}
-	// The events are read at once: they are in memory of the server, and leave it while they are replayed.
+	// The events are read at once: they are in memory of the server, and leave it while they are
+	// replayed.
 	if err == nil {
 		events, err = s.frames(ctx, p, query, accept, start)
 	}
@@ -73,7 +74,8 @@ func (s *pastServer) watch(w http.ResponseWriter, ctx context.Context, p resourc
 	<-ctx.Done()
 }
 
-// startOf returns the revision after which a watch begins, and whether it begins with the objects of that revision.
+// startOf returns the revision after which a watch begins, and whether it begins with the objects
+// of that revision.
 func (s *pastServer) startOf(query url.Values) (start int64, initial bool, err error) {
 	now := s.clock.revision()
 	from, send := query.Get("resourceVersion"), query.Get("sendInitialEvents")

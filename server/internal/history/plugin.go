@@ -15,8 +15,9 @@ const (
 	PluginCompleteName = "kubectl_complete-strata"
 )
 
-// NewPlugin returns the plugin `kubectl strata`, which has the subcommands of NewCommand and kubectl's kubeconfig. args are those of the
-// process, with the name of the program: with PluginCompleteName, the command completes.
+// NewPlugin returns the plugin `kubectl strata`, which has the subcommands of NewCommand and
+// kubectl's kubeconfig. args are those of the process, with the name of the program: with
+// PluginCompleteName, the command completes.
 func NewPlugin(args []string) *cobra.Command {
 	cmd := NewCommand(Config{IOStreams: genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}})
 	cmd.Use = PluginName

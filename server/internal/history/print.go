@@ -101,7 +101,8 @@ func cell(text string, wide bool) string {
 	return text
 }
 
-// colours reports whether output to w has colours: on a terminal only, and not if the user has turned them off.
+// colours reports whether output to w has colours: on a terminal only, and not if the user has
+// turned them off.
 func colours(w io.Writer) bool {
 	return progress.IsTerminal(w) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
 }

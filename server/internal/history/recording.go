@@ -25,8 +25,8 @@ type recorded struct {
 	at time.Time // zero if the server does not know it
 }
 
-// commonWindows returns the windows of the targets, with the same revisions. With skip, targets without history, or that the user may
-// not list, are left out, with a note.
+// commonWindows returns the windows of the targets, with the same revisions. With skip, targets
+// without history, or that the user may not list, are left out, with a note.
 func (c *client) commonWindows(ctx context.Context, ts []target, since, until *moment, skip bool) ([]window, error) {
 	found := make([]*window, len(ts))
 	var forbidden names

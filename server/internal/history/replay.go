@@ -94,7 +94,8 @@ func (o *replayOptions) run(ctx context.Context, args []string) error {
 	return o.printReplay(ctx, windows[0], events, clock)
 }
 
-// replayEvent is an event as -o json and -o yaml print it: an event of a watch with its revision and its time.
+// replayEvent is an event as -o json and -o yaml print it: an event of a watch with its revision
+// and its time.
 type replayEvent struct {
 	Type string `json:"type"`
 	stamp

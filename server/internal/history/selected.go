@@ -18,10 +18,12 @@ func (c *client) selected(args []string, s selection) (ts []target, all bool, er
 	return ts, true, err
 }
 
-// noisy are resources that the commands leave out unless they are named: they change all the time and say little.
+// noisy are resources that the commands leave out unless they are named: they change all the time
+// and say little.
 var noisy = map[string]bool{"events": true, "events.events.k8s.io": true, "leases.coordination.k8s.io": true}
 
-// everything returns a target for every resource that can be listed and watched, except for noisy ones.
+// everything returns a target for every resource that can be listed and watched, except for noisy
+// ones.
 func (c *client) everything(s selection) ([]target, error) {
 	discovery, err := c.flags.ToDiscoveryClient()
 	if err != nil {

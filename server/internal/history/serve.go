@@ -22,8 +22,9 @@ import (
 	"github.com/stratakube/strata/server/internal/cli"
 )
 
-// pastServer serves the state of a clock's time: it reads revisions of the server of a client, with the rights of its user. Requests need
-// its token, because they may come from other users of the machine.
+// pastServer serves the state of a clock's time: it reads revisions of the server of a client, with
+// the rights of its user. Requests need its token, because they may come from other users of the
+// machine.
 type pastServer struct {
 	rest     *rest.RESTClient
 	host     string // of the server

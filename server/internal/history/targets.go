@@ -79,7 +79,8 @@ func (c *client) targets(args []string, s selection) ([]target, error) {
 	return targets, nil
 }
 
-// mappingFor resolves the name of a resource, such as pods, po, Pod, deployments.apps or deployments.v1.apps.
+// mappingFor resolves the name of a resource, such as pods, po, Pod, deployments.apps or
+// deployments.v1.apps.
 func mappingFor(mapper meta.RESTMapper, name string) (*meta.RESTMapping, error) {
 	full, resource := schema.ParseResourceArg(name)
 	var gvk schema.GroupVersionKind
@@ -127,7 +128,8 @@ func (c *client) completeTypes() ([]string, cobra.ShellCompDirective) {
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	groups, _ := discovery.ServerPreferredResources() // without the groups that cannot be discovered
+	// without the groups that cannot be discovered
+	groups, _ := discovery.ServerPreferredResources()
 	var names []string
 	for _, group := range groups {
 		gv, _ := schema.ParseGroupVersion(group.GroupVersion)

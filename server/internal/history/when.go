@@ -10,7 +10,8 @@ import (
 	"github.com/stratakube/strata/kube/revisiontimes"
 )
 
-// moment is a point of the past: a duration before the server's time, a time, or a revision. It is the value of a flag.
+// moment is a point of the past: a duration before the server's time, a time, or a revision. It is
+// the value of a flag.
 type moment struct {
 	ago      time.Duration
 	time     time.Time
@@ -103,8 +104,9 @@ func (m *moment) in(resource string, times *revisiontimes.RevisionTimes, unset i
 	return revision, nil
 }
 
-// begin returns the revision at which a window begins: oldest, the oldest readable one, if the moment is not set. A duration that reaches
-// further back begins there too, and capped reports it: "the last hour" of a server that was started a minute ago is a minute.
+// begin returns the revision at which a window begins: oldest, the oldest readable one, if the
+// moment is not set. A duration that reaches further back begins there too, and capped reports it:
+// "the last hour" of a server that was started a minute ago is a minute.
 func (m *moment) begin(resource string, times *revisiontimes.RevisionTimes, oldest int64) (revision int64, capped bool, err error) {
 	if t, ok := m.at(times.Now); ok && m.ago > 0 && !t.After(times.Now) {
 		if revision, err := times.At(t); err == nil && revision >= oldest {
@@ -116,12 +118,14 @@ func (m *moment) begin(resource string, times *revisiontimes.RevisionTimes, olde
 	return revision, false, err
 }
 
-// noteCapped prints that a window begins at its oldest readable revision, later than the user's duration.
+// noteCapped prints that a window begins at its oldest readable revision, later than the user's
+// duration.
 func (m *moment) noteCapped(out io.Writer, resource string, oldest stamp) {
 	fmt.Fprintf(out, "--%s %s reaches further back than the readable revisions of %s, which begin with %s: the window begins there\n", m.flag, m.text, resource, oldest)
 }
 
-// stamp is a revision with the time at which it was written, which is nil if the server does not know it.
+// stamp is a revision with the time at which it was written, which is nil if the server does not
+// know it.
 type stamp struct {
 	Revision int64      `json:"revision,string"`
 	Time     *time.Time `json:"time,omitempty"`
@@ -133,7 +137,8 @@ func stampOf(times *revisiontimes.RevisionTimes, revision int64) stamp {
 		if len(times.Times) == 0 || revision < times.Times[0].Revision {
 			return stamp{Revision: revision}
 		}
-		t = times.Now // newer than the last time that the server has recorded, which is a second ago
+		// newer than the last time that the server has recorded, which is a second ago
+		t = times.Now
 	}
 	t = t.UTC().Truncate(time.Second)
 	return stamp{revision, &t}

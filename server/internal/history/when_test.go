@@ -86,7 +86,8 @@ func TestMoment_LongDuration_BeginsAtTheOldestRevision(t *testing.T) {
 			t.Errorf("%q: %d, %v, %v; want %d, %v, %q", args, got, capped, err, want.revision, want.capped, want.err)
 		}
 	}
-	m := moment{ago: 80 * time.Second, text: "80s"} // revision 50, which another resource of the window cannot read
+	// revision 50, which another resource of the window cannot read
+	m := moment{ago: 80 * time.Second, text: "80s"}
 	if got, capped, err := m.begin("pods", observed(), 55); got != 55 || !capped || err != nil {
 		t.Errorf("before the oldest common revision: %d, %v, %v; want 55", got, capped, err)
 	}

@@ -11,10 +11,12 @@ import (
 )
 
 const (
-	// window is the number of bytes of a response that wait for a client before writes block. HTTP/2 lets 4 MB wait. A guess: far more
-	// than an event, and little memory when all informers of a server read their first lists at once. Larger writes need no buffer.
+	// window is the number of bytes of a response that wait for a client before writes block.
+	// HTTP/2 lets 4 MB wait. A guess: far more than an event, and little memory when all informers
+	// of a server read their first lists at once. Larger writes need no buffer.
 	window = 64 << 10
-	// eventBytes is the number of bytes up to which a response uses a small buffer. A guess: most events fit.
+	// eventBytes is the number of bytes up to which a response uses a small buffer. A guess: most
+	// events fit.
 	eventBytes = 4 << 10
 )
 
@@ -28,10 +30,12 @@ func newBuffers(size int) *sync.Pool {
 	}}
 }
 
-// exchange is the response to one request, from its handler to its client. It is the body that the client reads.
+// exchange is the response to one request, from its handler to its client. It is the body that the
+// client reads.
 //
-// Small writes are copied to a buffer, which an idle response does not have. A write that exceeds the window waits until the client has taken
-// all of it from the writer's slice, so that a client that does not read delays its handler only.
+// Small writes are copied to a buffer, which an idle response does not have. A write that exceeds
+// the window waits until the client has taken all of it from the writer's slice, so that a client
+// that does not read delays its handler only.
 type exchange struct {
 	req    *http.Request // of the client
 	body   *requestBody  // as the handler reads it
@@ -150,8 +154,9 @@ func (x *exchange) finish(err error) {
 	}
 }
 
-// abort ends a response that is not complete: the client gets err after the bytes that were delivered, the handler's context is cancelled, and
-// its reads of the request's body fail. The error is set first, so a handler that returns for one of these reasons does not complete the
+// abort ends a response that is not complete: the client gets err after the bytes that were
+// delivered, the handler's context is cancelled, and its reads of the request's body fail. The
+// error is set first, so a handler that returns for one of these reasons does not complete the
 // response. abort closes the client's body, so the caller must hold no lock.
 func (x *exchange) abort(err error) {
 	if x.ends(err) {
@@ -203,7 +208,8 @@ func (x *exchange) Read(p []byte) (int, error) {
 	}
 }
 
-// Close implements io.Closer, for the client: it ends a response that is not complete, and drops its bytes.
+// Close implements io.Closer, for the client: it ends a response that is not complete, and drops
+// its bytes.
 func (x *exchange) Close() error {
 	x.abort(http.ErrBodyReadAfterClose)
 	x.mu.Lock()
@@ -222,7 +228,8 @@ func (x *exchange) failure() error {
 	return x.err
 }
 
-// setTrailers copies trailers from the handler's header: the declared names, and those with http.TrailerPrefix.
+// setTrailers copies trailers from the handler's header: the declared names, and those with
+// http.TrailerPrefix.
 func (x *exchange) setTrailers(declared []string, header http.Header) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestExchange_Idle_HasNoBuffer: a response whose client has read all bytes holds no buffer, whatever the sizes of its writes were, and the
-// buffer is no larger than the window.
+// TestExchange_Idle_HasNoBuffer: a response whose client has read all bytes holds no buffer,
+// whatever the sizes of its writes were, and the buffer is no larger than the window.
 func TestExchange_Idle_HasNoBuffer(t *testing.T) {
 	for name, writes := range map[string][]int{
 		"an event":         {1000},
@@ -43,7 +43,8 @@ func TestExchange_Idle_HasNoBuffer(t *testing.T) {
 	}
 }
 
-// TestExchange_ReadsBetweenWrites_KeepOrder: bytes that the client has not read stay in order when the buffer is compacted and replaced.
+// TestExchange_ReadsBetweenWrites_KeepOrder: bytes that the client has not read stay in order when
+// the buffer is compacted and replaced.
 func TestExchange_ReadsBetweenWrites_KeepOrder(t *testing.T) {
 	x := newExchange(nil, newRequestBody(&http.Request{}), nil, func() {})
 	var want, got []byte

@@ -12,7 +12,8 @@ import (
 // upgrading is a transport that is none of net/http, as those of SPDY and websockets.
 type upgrading struct{ http.RoundTripper }
 
-// TestWrap_OtherTransports_AreReturned: a transport that upgrades, or sends a client certificate, is not replaced.
+// TestWrap_OtherTransports_AreReturned: a transport that upgrades, or sends a client certificate,
+// is not replaced.
 func TestWrap_OtherTransports_AreReturned(t *testing.T) {
 	transport, err := New(&rest.Config{Host: testURL})
 	if err != nil {
@@ -32,8 +33,8 @@ func TestWrap_OtherTransports_AreReturned(t *testing.T) {
 	}
 }
 
-// TestInstall_Config_CallsHandlerBehindWrappers: a client of an installed configuration calls the handler with its token, after wrappers that the
-// configuration had; a client of SPDY does not.
+// TestInstall_Config_CallsHandlerBehindWrappers: a client of an installed configuration calls the
+// handler with its token, after wrappers that the configuration had; a client of SPDY does not.
 func TestInstall_Config_CallsHandlerBehindWrappers(t *testing.T) {
 	config := &rest.Config{Host: testURL, BearerToken: "secret", TLSClientConfig: rest.TLSClientConfig{ServerName: "apiserver-loopback-client"}}
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return tracing{next} })

@@ -23,8 +23,9 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// newServer starts a server of HTTP/2 with handler, and returns a client that uses its connection and one that calls the handler. Server and
-// connection have the implementation of HTTP/2 that API servers and client-go use, which is not that of net/http.
+// newServer starts a server of HTTP/2 with handler, and returns a client that uses its connection
+// and one that calls the handler. Server and connection have the implementation of HTTP/2 that API
+// servers and client-go use, which is not that of net/http.
 func newServer(t *testing.T, handler http.Handler) (connection, inProcess *http.Client, transport *Transport, serverURL string) {
 	t.Helper()
 	server := httptest.NewUnstartedServer(handler)
@@ -82,7 +83,8 @@ func observe(client *http.Client, req *http.Request) observed {
 	return o
 }
 
-// kind reduces an error to the part that clients distinguish; client-go tests for the type of a stream's error.
+// kind reduces an error to the part that clients distinguish; client-go tests for the type of a
+// stream's error.
 func kind(err error) string {
 	if request, ok := err.(*url.Error); ok {
 		err = request.Err
@@ -377,7 +379,8 @@ func (b *brokenBody) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// TestTransport_InvalidBody_FailsRead: a handler gets an error for a body that breaks off, or has another length than declared.
+// TestTransport_InvalidBody_FailsRead: a handler gets an error for a body that breaks off, or has
+// another length than declared.
 func TestTransport_InvalidBody_FailsRead(t *testing.T) {
 	for name, set := range map[string]func(*http.Request){
 		"broken":    func(req *http.Request) { req.Body = io.NopCloser(&brokenBody{"half"}) },
@@ -427,8 +430,8 @@ func TestTransport_ReadDeadline_EndsBody(t *testing.T) {
 	}
 }
 
-// TestTransport_BehindProxy_AbortsResponse: a reverse proxy breaks a response off as behind a connection, which it knows by the
-// context's server.
+// TestTransport_BehindProxy_AbortsResponse: a reverse proxy breaks a response off as behind a
+// connection, which it knows by the context's server.
 func TestTransport_BehindProxy_AbortsResponse(t *testing.T) {
 	broken := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprint(w, "a")

@@ -19,8 +19,8 @@ var hopHeaders = []string{"Connection", "Proxy-Connection", "Keep-Alive", "Trans
 // defaultUserAgent is that of Go's HTTP/2 client, for requests without one.
 const defaultUserAgent = "Go-http-client/2.0"
 
-// received returns the request that a server would receive for req. It shares nothing mutable with req, except for the body.
-// Error: the URL cannot be sent.
+// received returns the request that a server would receive for req. It shares nothing mutable with
+// req, except for the body. Error: the URL cannot be sent.
 func (t *Transport) received(ctx context.Context, req *http.Request, body *requestBody) (*http.Request, error) {
 	uri := req.URL.RequestURI()
 	u, err := url.ParseRequestURI(uri)
@@ -68,8 +68,9 @@ var (
 	errBodyLong   = errors.New("the body of the request is longer than its Content-Length")
 )
 
-// requestBody is the body of a request as the handler reads it. It closes the client's body once, at the end of the handler at the latest.
-// One goroutine may read while others close, so a pending read ends if Close of the client's body ends it, as that of a pipe does.
+// requestBody is the body of a request as the handler reads it. It closes the client's body once,
+// at the end of the handler at the latest. One goroutine may read while others close, so a pending
+// read ends if Close of the client's body ends it, as that of a pipe does.
 type requestBody struct {
 	body   io.ReadCloser // nil: none
 	length int64         // -1: unknown
@@ -92,7 +93,8 @@ func newRequestBody(req *http.Request) *requestBody {
 	return b
 }
 
-// Read implements io.Reader. A body that is longer or shorter than its declared length returns an error.
+// Read implements io.Reader. A body that is longer or shorter than its declared length returns an
+// error.
 func (b *requestBody) Read(p []byte) (int, error) {
 	if err := b.failure(); err != nil {
 		return 0, err

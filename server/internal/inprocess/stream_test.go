@@ -53,7 +53,8 @@ func get(t *testing.T, ctx context.Context, client *http.Client) *http.Response 
 	return resp
 }
 
-// TestTransport_FlushedEvents_ArriveBeforeEnd: a client reads each flushed part while the handler runs.
+// TestTransport_FlushedEvents_ArriveBeforeEnd: a client reads each flushed part while the handler
+// runs.
 func TestTransport_FlushedEvents_ArriveBeforeEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		next := make(chan string)
@@ -80,7 +81,8 @@ func TestTransport_FlushedEvents_ArriveBeforeEnd(t *testing.T) {
 	})
 }
 
-// TestTransport_ClientStopsReading_BlocksHandler: a handler gets no further than the window ahead of its client, and continues with it.
+// TestTransport_ClientStopsReading_BlocksHandler: a handler gets no further than the window ahead
+// of its client, and continues with it.
 func TestTransport_ClientStopsReading_BlocksHandler(t *testing.T) {
 	const part, parts = 10000, 200
 	synctest.Test(t, func(t *testing.T) {
@@ -111,7 +113,8 @@ func TestTransport_ClientStopsReading_BlocksHandler(t *testing.T) {
 	})
 }
 
-// blocked is a handler that writes without end; its error and the state of its context go to the channel.
+// blocked is a handler that writes without end; its error and the state of its context go to the
+// channel.
 func blocked(ends chan<- error) http.HandlerFunc {
 	return func(w http.ResponseWriter, req *http.Request) {
 		for {
@@ -124,8 +127,8 @@ func blocked(ends chan<- error) http.HandlerFunc {
 	}
 }
 
-// TestTransport_ClientLeaves_UnblocksHandler: a blocked write ends, and the handler's context is cancelled, when the client cancels its request,
-// closes the body, or the server stops.
+// TestTransport_ClientLeaves_UnblocksHandler: a blocked write ends, and the handler's context is
+// cancelled, when the client cancels its request, closes the body, or the server stops.
 func TestTransport_ClientLeaves_UnblocksHandler(t *testing.T) {
 	for name, leave := range map[string]func(t *testing.T, resp *http.Response, cancel func(), transport *Transport) (want error){
 		"cancel": func(_ *testing.T, _ *http.Response, cancel func(), _ *Transport) error {
@@ -164,7 +167,8 @@ func TestTransport_ClientLeaves_UnblocksHandler(t *testing.T) {
 	}
 }
 
-// TestTransport_ClientLeaves_UnblocksRead: a handler that waits for the body of its request ends like one that waits for its client.
+// TestTransport_ClientLeaves_UnblocksRead: a handler that waits for the body of its request ends
+// like one that waits for its client.
 func TestTransport_ClientLeaves_UnblocksRead(t *testing.T) {
 	for name, leave := range map[string]func(t *testing.T, resp *http.Response, cancel func(), transport *Transport){
 		"cancel": func(_ *testing.T, _ *http.Response, cancel func(), _ *Transport) { cancel() },
@@ -217,7 +221,8 @@ func TestTransport_ClientLeaves_UnblocksRead(t *testing.T) {
 	}
 }
 
-// TestTransport_Stop_BreaksResponsesOff: a handler that returns because the server stops leaves no response that looks complete.
+// TestTransport_Stop_BreaksResponsesOff: a handler that returns because the server stops leaves no
+// response that looks complete.
 func TestTransport_Stop_BreaksResponsesOff(t *testing.T) {
 	const requests = 200
 	client, transport := newTransport(t, func(w http.ResponseWriter, req *http.Request) {
@@ -236,7 +241,8 @@ func TestTransport_Stop_BreaksResponsesOff(t *testing.T) {
 	}
 }
 
-// TestTransport_CancelBeforeHeader_ReturnsAtOnce: a request that is cancelled, or exceeds the client's timeout, before the handler has answered fails.
+// TestTransport_CancelBeforeHeader_ReturnsAtOnce: a request that is cancelled, or exceeds the
+// client's timeout, before the handler has answered fails.
 func TestTransport_CancelBeforeHeader_ReturnsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, transport := newTransport(t, func(_ http.ResponseWriter, req *http.Request) { <-req.Context().Done() })
@@ -262,8 +268,8 @@ func TestTransport_CancelBeforeHeader_ReturnsAtOnce(t *testing.T) {
 	})
 }
 
-// TestTransport_WriteDeadline_UnblocksHandler: the deadline of a response ends a blocked write, and the client gets an error after the
-// bytes before.
+// TestTransport_WriteDeadline_UnblocksHandler: the deadline of a response ends a blocked write, and
+// the client gets an error after the bytes before.
 func TestTransport_WriteDeadline_UnblocksHandler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ends := make(chan error, 1)
@@ -285,7 +291,8 @@ func TestTransport_WriteDeadline_UnblocksHandler(t *testing.T) {
 	})
 }
 
-// TestTransport_Panic_AbortsResponse: a panic of a handler ends its response with an error, and no other request.
+// TestTransport_Panic_AbortsResponse: a panic of a handler ends its response with an error, and no
+// other request.
 func TestTransport_Panic_AbortsResponse(t *testing.T) {
 	client, transport := newTransport(t, func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprint(w, "a")
@@ -301,7 +308,8 @@ func TestTransport_Panic_AbortsResponse(t *testing.T) {
 	}
 }
 
-// TestWriter_AfterHandler_ReturnsError: a ResponseWriter that is used after the handler has returned fails, and does not change the response.
+// TestWriter_AfterHandler_ReturnsError: a ResponseWriter that is used after the handler has
+// returned fails, and does not change the response.
 func TestWriter_AfterHandler_ReturnsError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var late http.ResponseWriter
@@ -353,7 +361,8 @@ func (r *recorder) RoundTrip(req *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusTeapot, Body: http.NoBody, Request: req}, nil
 }
 
-// TestTransport_Fallback_UsesConnection: requests that a handler cannot answer as over a connection use the connection.
+// TestTransport_Fallback_UsesConnection: requests that a handler cannot answer as over a connection
+// use the connection.
 func TestTransport_Fallback_UsesConnection(t *testing.T) {
 	handler := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
 	for _, tt := range []struct {

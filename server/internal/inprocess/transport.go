@@ -17,18 +17,20 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// errAborted is the error of a response whose handler has panicked, or whose write deadline has passed. A client of a connection gets the
-// same type, which client-go tests for, and code.
+// errAborted is the error of a response whose handler has panicked, or whose write deadline has
+// passed. A client of a connection gets the same type, which client-go tests for, and code.
 var errAborted = http2.StreamError{Code: http2.ErrCodeInternal, Cause: errors.New("the server aborted the response")}
 
 // errStopped is the error of responses that Stop has ended.
 var errStopped = errors.New("the server has stopped")
 
-// Transport sends requests to a handler in this process. It does so from Serve to Stop; before and after, requests use the
-// connection. So do requests to other hosts, those that change the protocol, and those with trailers. It is safe for concurrent use.
+// Transport sends requests to a handler in this process. It does so from Serve to Stop; before and
+// after, requests use the connection. So do requests to other hosts, those that change the
+// protocol, and those with trailers. It is safe for concurrent use.
 //
-// A request is delivered as over HTTP/2 with TLS: same URL, headers, context values, TLS state without client certificate. All
-// requests have the same remote address, whose port is 0, which no connection has. A Transport does not request compression.
+// A request is delivered as over HTTP/2 with TLS: same URL, headers, context values, TLS state
+// without client certificate. All requests have the same remote address, whose port is 0, which no
+// connection has. A Transport does not request compression.
 type Transport struct {
 	host   string // of the URLs of the server
 	local  net.Addr
@@ -43,7 +45,8 @@ type Transport struct {
 	stop     context.CancelCauseFunc
 }
 
-// New returns a Transport for the server of a loopback configuration, whose host must be a URL of https with an address.
+// New returns a Transport for the server of a loopback configuration, whose host must be a URL of
+// https with an address.
 func New(loopback *rest.Config) (*Transport, error) {
 	u, _, err := rest.DefaultServerUrlFor(loopback)
 	if err != nil {
@@ -67,14 +70,14 @@ type address string
 func (address) Network() string  { return "tcp" }
 func (a address) String() string { return string(a) }
 
-// Install makes clients that are created from config later use t. Wrappers that config has already, such as that of tracing,
-// see the requests first.
+// Install makes clients that are created from config later use t. Wrappers that config has already,
+// such as that of tracing, see the requests first.
 func (t *Transport) Install(config *rest.Config) {
 	config.WrapTransport = transport.Wrappers(t.wrap, config.WrapTransport)
 }
 
-// wrap returns a RoundTripper that uses t, or next where it cannot. A transport that upgrades connections or sends a client certificate is
-// returned as it is.
+// wrap returns a RoundTripper that uses t, or next where it cannot. A transport that upgrades
+// connections or sends a client certificate is returned as it is.
 func (t *Transport) wrap(next http.RoundTripper) http.RoundTripper {
 	base := next
 	for {
@@ -103,7 +106,8 @@ func (t *Transport) Serve(handler http.Handler) {
 	}
 }
 
-// Stop ends all requests, and waits until their handlers have returned or ctx ends. Later requests use the connection.
+// Stop ends all requests, and waits until their handlers have returned or ctx ends. Later requests
+// use the connection.
 func (t *Transport) Stop(ctx context.Context) error {
 	t.mu.Lock()
 	t.handler = nil
@@ -162,8 +166,8 @@ func (t *Transport) send(handler http.Handler, req *http.Request) (*http.Respons
 		body.finish()
 		return nil, err
 	}
-	// abort cancels the context, and nothing else does before the handler has returned: Stop would cancel a context below t.stopping
-	// before the response has its error.
+	// abort cancels the context, and nothing else does before the handler has returned: Stop would
+	// cancel a context below t.stopping before the response has its error.
 	ctx := context.WithValue(context.Background(), http.ServerContextKey, t.server)
 	ctx = context.WithValue(ctx, http.LocalAddrContextKey, t.local)
 	ctx, cancel := context.WithCancel(ctx)

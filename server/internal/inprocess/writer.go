@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// heldBytes is the number of bytes that net/http holds back until a flush or the end of the handler, so that a short response has a
-// Content-Length.
+// heldBytes is the number of bytes that net/http holds back until a flush or the end of the
+// handler, so that a short response has a Content-Length.
 const heldBytes = 4 << 10
 
 var heldBuffers = newBuffers(heldBytes)
@@ -23,9 +23,9 @@ var (
 	errReturned  = errors.New("the handler of the request has returned")
 )
 
-// writer is the http.ResponseWriter of a handler. It behaves as that of net/http's HTTP/2 server, with the same optional
-// interfaces, and has the same methods for http.ResponseController. Deadlines may be set by any goroutine, the other methods are
-// called by one at a time.
+// writer is the http.ResponseWriter of a handler. It behaves as that of net/http's HTTP/2 server,
+// with the same optional interfaces, and has the same methods for http.ResponseController.
+// Deadlines may be set by any goroutine, the other methods are called by one at a time.
 type writer struct {
 	exchange *exchange
 	req      *http.Request // of the handler
@@ -74,8 +74,9 @@ func bodyAllowed(status int) bool {
 	return status >= http.StatusOK && status != http.StatusNoContent && status != http.StatusNotModified
 }
 
-// Write implements http.ResponseWriter. It blocks while the client does not read. A response that is longer than its declared length breaks
-// off as over HTTP/2: Write refuses bytes beyond it once the header is delivered, and the client reads an error after that length.
+// Write implements http.ResponseWriter. It blocks while the client does not read. A response that
+// is longer than its declared length breaks off as over HTTP/2: Write refuses bytes beyond it once
+// the header is delivered, and the client reads an error after that length.
 func (w *writer) Write(p []byte) (int, error) {
 	if w.status == 0 {
 		w.WriteHeader(http.StatusOK)
@@ -145,7 +146,8 @@ func (w *writer) flush(last bool) error {
 	return err
 }
 
-// deliver delivers the header, if it was not, and p. After the last call the header has the length of a response that fits into one call.
+// deliver delivers the header, if it was not, and p. After the last call the header has the length
+// of a response that fits into one call.
 func (w *writer) deliver(p []byte, last bool) (int, error) {
 	head := w.req.Method == http.MethodHead
 	if !w.sent {
@@ -265,7 +267,8 @@ func (w *writer) SetReadDeadline(at time.Time) error {
 	return nil
 }
 
-// SetWriteDeadline is for http.ResponseController: the response is aborted at that time. The zero time removes the deadline.
+// SetWriteDeadline is for http.ResponseController: the response is aborted at that time. The zero
+// time removes the deadline.
 func (w *writer) SetWriteDeadline(at time.Time) error {
 	left := time.Until(at)
 	if err := w.expire(at, left); err != nil {

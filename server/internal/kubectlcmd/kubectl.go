@@ -1,4 +1,5 @@
-// Package kubectlcmd implements `strata kubectl`: kubectl with the kubeconfig written by `strata up` as its default.
+// Package kubectlcmd implements `strata kubectl`: kubectl with the kubeconfig written by `strata
+// up` as its default.
 package kubectlcmd
 
 import (
@@ -16,14 +17,16 @@ import (
 	"k8s.io/kubectl/pkg/cmd/plugin"
 	"k8s.io/kubectl/pkg/cmd/util"
 
-	_ "k8s.io/client-go/plugin/pkg/client/auth" // the authentication plugins that a kubeconfig may name
+	// the authentication plugins that a kubeconfig may name
+	_ "k8s.io/client-go/plugin/pkg/client/auth"
 
 	"github.com/stratakube/strata/server/internal/datadir"
-	_ "github.com/stratakube/strata/server/internal/version" // sets the version reported by `kubectl version`
+	// sets the version reported by `kubectl version`
+	_ "github.com/stratakube/strata/server/internal/version"
 )
 
-// NewCommand returns `strata kubectl`. All arguments are passed to kubectl unchanged. On failure kubectl exits the process
-// itself, with its own messages and exit codes.
+// NewCommand returns `strata kubectl`. All arguments are passed to kubectl unchanged. On failure
+// kubectl exits the process itself, with its own messages and exit codes.
 func NewCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "kubectl ...",
@@ -110,8 +113,8 @@ func missing(args []string, getenv func(string) string) string {
 	return path
 }
 
-// explain ends the message of an error with a line feed, and adds the next step if kubectl had no kubeconfig: it connects to this address
-// then.
+// explain ends the message of an error with a line feed, and adds the next step if kubectl had no
+// kubeconfig: it connects to this address then.
 func explain(message, missing string) string {
 	if message != "" && !strings.HasSuffix(message, "\n") {
 		message += "\n"
@@ -122,7 +125,8 @@ func explain(message, missing string) string {
 	return message
 }
 
-// namesKubeconfig reports whether args set --kubeconfig. Arguments after "--" belong to another program (kubectl exec).
+// namesKubeconfig reports whether args set --kubeconfig. Arguments after "--" belong to another
+// program (kubectl exec).
 func namesKubeconfig(args []string) bool {
 	for _, arg := range args {
 		switch {

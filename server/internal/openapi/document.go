@@ -37,8 +37,9 @@ type encodedForm struct {
 	compressed []byte     // nil until requested
 }
 
-// content returns the document in a form. The first call for a form makes it, and concurrent calls wait for it: JSON takes
-// about 3 ms for each definition, protobuf 4 ms more. Later calls decompress it.
+// content returns the document in a form. The first call for a form makes it, and concurrent calls
+// wait for it: JSON takes about 3 ms for each definition, protobuf 4 ms more. Later calls
+// decompress it.
 func (d *document) content(f form, gv schema.GroupVersion, definitions []*apiextensionsv1.CustomResourceDefinition, options builder.Options) (content, error) {
 	data, err := d.encoded(f, gv, definitions, options)
 	return content{data: data, etag: d.etag, modified: d.modified}, err
@@ -69,8 +70,8 @@ func (d *document) encoded(f form, gv schema.GroupVersion, definitions []*apiext
 	return data, nil
 }
 
-// build returns the document of the definitions of a group version in JSON. It leaves out a definition that cannot be in it,
-// as upstream's controller does, and logs that.
+// build returns the document of the definitions of a group version in JSON. It leaves out a
+// definition that cannot be in it, as upstream's controller does, and logs that.
 func build(gv schema.GroupVersion, definitions []*apiextensionsv1.CustomResourceDefinition, options builder.Options) ([]byte, error) {
 	var names []string
 	var specs []*spec3.OpenAPI
@@ -89,8 +90,8 @@ func build(gv schema.GroupVersion, definitions []*apiextensionsv1.CustomResource
 	return json.Marshal(merged)
 }
 
-// mergeEach merges the documents of single definitions without those that conflict with an earlier one: names of kinds can
-// be changed after a definition is established, and are then not unique.
+// mergeEach merges the documents of single definitions without those that conflict with an earlier
+// one: names of kinds can be changed after a definition is established, and are then not unique.
 func mergeEach(gv schema.GroupVersion, names []string, specs []*spec3.OpenAPI) *spec3.OpenAPI {
 	merged := &spec3.OpenAPI{}
 	for n, accepted := 0, []*spec3.OpenAPI(nil); n < len(specs); n++ {

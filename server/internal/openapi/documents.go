@@ -1,6 +1,7 @@
-// Package openapi serves the OpenAPI v3 documents of custom resources. A document is built when a client requests it, and is
-// then stored compressed. The controller of k8s.io/apiextensions-apiserver builds the documents of all definitions at the start,
-// decoded and encoded, which takes about 0.4 MB and 5 ms of processor time for each definition.
+// Package openapi serves the OpenAPI v3 documents of custom resources. A document is built when a
+// client requests it, and is then stored compressed. The controller of
+// k8s.io/apiextensions-apiserver builds the documents of all definitions at the start, decoded and
+// encoded, which takes about 0.4 MB and 5 ms of processor time for each definition.
 package openapi
 
 import (
@@ -27,8 +28,9 @@ import (
 // root is the path of the list of documents. The path of a document begins with it.
 const root = "/openapi/v3"
 
-// Documents are the OpenAPI v3 documents of the custom resources of a server, one for each group and version. They follow an
-// informer of definitions (Follow). The memory of a document that no client has requested is that of its entity tag.
+// Documents are the OpenAPI v3 documents of the custom resources of a server, one for each group
+// and version. They follow an informer of definitions (Follow). The memory of a document that no
+// client has requested is that of its entity tag.
 //
 // Documents is safe for concurrent use.
 type Documents struct {
@@ -47,14 +49,16 @@ type group struct {
 	changed     bool // document is that of earlier definitions
 }
 
-// source is a definition and the digest of everything in it that its document of one version depends on.
+// source is a definition and the digest of everything in it that its document of one version
+// depends on.
 type source struct {
 	definition *apiextensionsv1.CustomResourceDefinition // of the informer, which also holds it
 	digest     [sha512.Size256]byte
 }
 
-// NewDocuments returns the documents of a server without definitions. selectableFields tells whether documents name the
-// selectable fields of resources, as the feature gate CustomResourceFieldSelectors says.
+// NewDocuments returns the documents of a server without definitions. selectableFields tells
+// whether documents name the selectable fields of resources, as the feature gate
+// CustomResourceFieldSelectors says.
 func NewDocuments(selectableFields bool) *Documents {
 	return &Documents{
 		options:  builder.Options{IncludeSelectableFields: selectableFields},
@@ -62,13 +66,15 @@ func NewDocuments(selectableFields bool) *Documents {
 	}
 }
 
-// Follow makes d follow the definitions of an informer. An event costs one encoding of each served version of a definition.
+// Follow makes d follow the definitions of an informer. An event costs one encoding of each served
+// version of a definition.
 func (d *Documents) Follow(informer cache.SharedIndexInformer) error {
 	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) { d.set(obj.(*apiextensionsv1.CustomResourceDefinition)) },
 		UpdateFunc: func(old, obj any) {
 			was, is := old.(*apiextensionsv1.CustomResourceDefinition), obj.(*apiextensionsv1.CustomResourceDefinition)
-			if was.ResourceVersion != is.ResourceVersion || is.ResourceVersion == "" { // else a resync of the informer
+			if was.ResourceVersion != is.ResourceVersion || is.ResourceVersion == "" {
+				// else a resync of the informer
 				d.set(is)
 			}
 		},
@@ -84,7 +90,8 @@ func (d *Documents) Follow(informer cache.SharedIndexInformer) error {
 	return nil
 }
 
-// set publishes the documents of the served versions of a definition, or none before the definition is established.
+// set publishes the documents of the served versions of a definition, or none before the definition
+// is established.
 func (d *Documents) set(definition *apiextensionsv1.CustomResourceDefinition) {
 	served := map[schema.GroupVersion]source{}
 	if apiextensionshelpers.IsCRDConditionTrue(definition, apiextensionsv1.Established) {
@@ -157,8 +164,8 @@ func (g *group) current(gv schema.GroupVersion, selectableFields bool) *document
 	return g.document
 }
 
-// digestOf returns the digest of everything in a definition that the document of its version i depends on: the specification
-// without other versions, columns of tables and the conversion.
+// digestOf returns the digest of everything in a definition that the document of its version i
+// depends on: the specification without other versions, columns of tables and the conversion.
 func digestOf(definition *apiextensionsv1.CustomResourceDefinition, i int) ([sha512.Size256]byte, error) {
 	spec := definition.Spec // a shallow copy
 	spec.Conversion = nil
@@ -168,8 +175,9 @@ func digestOf(definition *apiextensionsv1.CustomResourceDefinition, i int) ([sha
 	return sha512.Sum512_256(b), err
 }
 
-// tagOf returns the entity tag of a document: a hash of everything that the document depends on, so that servers of the same
-// release agree on it and a client finds out without the document that it has the current one.
+// tagOf returns the entity tag of a document: a hash of everything that the document depends on, so
+// that servers of the same release agree on it and a client finds out without the document that it
+// has the current one.
 func tagOf(gv schema.GroupVersion, definitions map[string]source, selectableFields bool) string {
 	hash := sha512.New()
 	fmt.Fprintf(hash, "%s %s %t\n", version.Get().GitVersion, gv, selectableFields)
@@ -180,7 +188,8 @@ func tagOf(gv schema.GroupVersion, definitions map[string]source, selectableFiel
 	return fmt.Sprintf("%X", hash.Sum(nil))
 }
 
-// find returns the document of a group version with its definitions, in the order of their names, or nil.
+// find returns the document of a group version with its definitions, in the order of their names,
+// or nil.
 func (d *Documents) find(gv schema.GroupVersion) (*document, []*apiextensionsv1.CustomResourceDefinition) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -241,8 +250,9 @@ type pathHandlers interface {
 	HandlePrefix(path string, handler http.Handler)
 }
 
-// Install makes d answer requests for documents in place of builtIn, which has the documents of the other resources of the
-// server, and to which all requests for those are passed. builtIn must not change afterwards.
+// Install makes d answer requests for documents in place of builtIn, which has the documents of the
+// other resources of the server, and to which all requests for those are passed. builtIn must not
+// change afterwards.
 func (d *Documents) Install(mux pathHandlers, builtIn *handler3.OpenAPIService) error {
 	h, err := newHandler(d, builtIn)
 	if err != nil {

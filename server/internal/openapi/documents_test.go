@@ -28,7 +28,8 @@ import (
 // builtInPath is the path of a document of another resource of the server.
 const builtInPath = "apis/apiextensions.k8s.io/v1"
 
-// servers are upstream's controller and handler, and a Documents with its handler, of the same definitions.
+// servers are upstream's controller and handler, and a Documents with its handler, of the same
+// definitions.
 type servers struct {
 	client         *fake.Clientset
 	upstream, ours http.Handler
@@ -128,7 +129,8 @@ func etag(t *testing.T, server http.Handler, path string) string {
 	return tag
 }
 
-// definition returns an established definition of a kind in served versions, with a schema that has a field.
+// definition returns an established definition of a kind in served versions, with a schema that has
+// a field.
 func definition(group, kind, field string, versions ...string) *apiextensionsv1.CustomResourceDefinition {
 	plural := strings.ToLower(kind) + "s"
 	d := &apiextensionsv1.CustomResourceDefinition{
@@ -176,7 +178,8 @@ func definitions() []*apiextensionsv1.CustomResourceDefinition {
 	return []*apiextensionsv1.CustomResourceDefinition{plain, two, cluster, selectable, without, unserved, pending}
 }
 
-// TestDocuments_AnyDefinition_EqualUpstream compares the list, each document in each form and the headers with upstream's.
+// TestDocuments_AnyDefinition_EqualUpstream compares the list, each document in each form and the
+// headers with upstream's.
 func TestDocuments_AnyDefinition_EqualUpstream(t *testing.T) {
 	s := newServers(t, definitions()...)
 	const count = 7 // six group versions, and the other resources
@@ -248,7 +251,8 @@ func equalResponses(t *testing.T, what string, got, want *httptest.ResponseRecor
 	}
 }
 
-// TestDocuments_Changes_AreFollowed: the list and the documents follow creations, changes and deletions of definitions.
+// TestDocuments_Changes_AreFollowed: the list and the documents follow creations, changes and
+// deletions of definitions.
 func TestDocuments_Changes_AreFollowed(t *testing.T) {
 	const path = "apis/a.example.com/v1"
 	s := newServers(t, definition("a.example.com", "Widget", "color", "v1", "v2"))
@@ -299,7 +303,8 @@ func TestDocuments_Changes_AreFollowed(t *testing.T) {
 	}
 }
 
-// TestDocuments_TagOfTwoServers_IsEqual: the entity tag depends on the definitions only, not on the order of events.
+// TestDocuments_TagOfTwoServers_IsEqual: the entity tag depends on the definitions only, not on the
+// order of events.
 func TestDocuments_TagOfTwoServers_IsEqual(t *testing.T) {
 	a, b := NewDocuments(true), NewDocuments(true)
 	one, two := definition("a.example.com", "Widget", "color", "v1"), definition("a.example.com", "Gadget", "size", "v1")
@@ -318,7 +323,8 @@ func TestDocuments_TagOfTwoServers_IsEqual(t *testing.T) {
 	}
 }
 
-// tag returns the entity tag of the document of a definition in version v1, after the definition was set.
+// tag returns the entity tag of the document of a definition in version v1, after the definition
+// was set.
 func (d *Documents) tag(definition *apiextensionsv1.CustomResourceDefinition) string {
 	d.set(definition)
 	gv, _ := parsePath(root + "/apis/" + definition.Spec.Group + "/v1")
@@ -326,7 +332,8 @@ func (d *Documents) tag(definition *apiextensionsv1.CustomResourceDefinition) st
 	return document.etag
 }
 
-// TestDocument_NotRequested_IsNotBuilt: lists and conditional requests build no document, and a document is built once.
+// TestDocument_NotRequested_IsNotBuilt: lists and conditional requests build no document, and a
+// document is built once.
 func TestDocument_NotRequested_IsNotBuilt(t *testing.T) {
 	const path = "apis/a.example.com/v1"
 	s := newServers(t, definition("a.example.com", "Widget", "color", "v1"))
@@ -352,7 +359,8 @@ func TestDocument_NotRequested_IsNotBuilt(t *testing.T) {
 	}
 }
 
-// TestDocuments_UnknownDeletion_IsFollowed: a deletion of which the informer did not see the last state.
+// TestDocuments_UnknownDeletion_IsFollowed: a deletion of which the informer did not see the last
+// state.
 func TestDocuments_UnknownDeletion_IsFollowed(t *testing.T) {
 	d := NewDocuments(true)
 	d.set(definition("a.example.com", "Widget", "color", "v1"))
@@ -367,7 +375,8 @@ func TestDocuments_UnknownDeletion_IsFollowed(t *testing.T) {
 	}
 }
 
-// TestDocument_ConflictingDefinition_IsLeftOut: the kind of a list was changed to a kind of another definition after both were established.
+// TestDocument_ConflictingDefinition_IsLeftOut: the kind of a list was changed to a kind of another
+// definition after both were established.
 func TestDocument_ConflictingDefinition_IsLeftOut(t *testing.T) {
 	first, second, third := definition("a.example.com", "Apple", "color", "v1"), definition("a.example.com", "Berry", "size", "v1"), definition("a.example.com", "Cherry", "taste", "v1")
 	second.Spec.Names.ListKind = "Apple"
@@ -385,7 +394,8 @@ func TestDocument_ConflictingDefinition_IsLeftOut(t *testing.T) {
 
 // TestDocuments_Concurrent_ReadersAndChanges is for the race detector.
 func TestDocuments_Concurrent_ReadersAndChanges(t *testing.T) {
-	groups := []string{"a.example.com", "b.example.com", "c.example.com"} // upstream's builder makes documents of several at once
+	// upstream's builder makes documents of several at once
+	groups := []string{"a.example.com", "b.example.com", "c.example.com"}
 	var all []*apiextensionsv1.CustomResourceDefinition
 	for _, group := range groups {
 		all = append(all, definition(group, "Widget", "color", "v1"))

@@ -15,7 +15,8 @@ import (
 	"k8s.io/kube-openapi/pkg/handler3"
 )
 
-// mediaTypes are the media types of documents in the order of preference, each with the media type of the response.
+// mediaTypes are the media types of documents in the order of preference, each with the media type
+// of the response.
 var mediaTypes = []struct {
 	subType, response string
 	form              form
@@ -92,7 +93,8 @@ func (h *handler) serveDocument(w http.ResponseWriter, req *http.Request) {
 		w.Header().Set("Cache-Control", "public, immutable")
 		w.Header().Set("Expires", time.Now().Add(immutableFor).UTC().Format(http.TimeFormat))
 	}
-	if req.Header.Get("If-None-Match") == strconv.Quote(document.etag) { // without building the document
+	if req.Header.Get("If-None-Match") == strconv.Quote(document.etag) {
+		// without building the document
 		serve(w, req, content{etag: document.etag, modified: document.modified})
 		return
 	}

@@ -1,4 +1,5 @@
-// Package pki creates and renews the keys and certificates of a control plane that is its own certificate authority.
+// Package pki creates and renews the keys and certificates of a control plane that is its own
+// certificate authority.
 //
 //	ca.pem           certificate authority: signs the serving certificate and all clients        ca.crt   its certificate alone
 //	front-proxy-ca.pem   a second authority, for requests that the aggregator passes on          front-proxy-ca.crt
@@ -13,8 +14,9 @@
 //	replica.pem      client certificate of read replicas, signed by front-proxy-ca.pem
 //	balancer.pem     client certificate of health checks
 //
-// A .pem contains a certificate and its key in one file, so that the pair is replaced atomically; all readers of such pairs
-// accept one file for both. All keys are ECDSA P-256, all files have mode 0600.
+// A .pem contains a certificate and its key in one file, so that the pair is replaced atomically;
+// all readers of such pairs accept one file for both. All keys are ECDSA P-256, all files have mode
+// 0600.
 package pki
 
 import (
@@ -44,8 +46,9 @@ const (
 	authorityLifetime = 10 * 365 * 24 * time.Hour
 	leafLifetime      = 365 * 24 * time.Hour
 
-	// renewBefore is the remaining lifetime below which a start renews a certificate. It is a quarter of the lifetime of a
-	// leaf: a control plane that is started at least every three months never uses an expired certificate.
+	// renewBefore is the remaining lifetime below which a start renews a certificate. It is a
+	// quarter of the lifetime of a leaf: a control plane that is started at least every three
+	// months never uses an expired certificate.
 	renewBefore = 90 * 24 * time.Hour
 
 	// backdate allows for clients whose clock is behind the server's.
@@ -57,21 +60,23 @@ const (
 	// adminGroup is the group whose members bypass RBAC.
 	adminGroup = "system:masters"
 
-	// ControllerManagerUser is the user name of the controllers; RBAC's bootstrap policy binds their roles to
-	// this name.
+	// ControllerManagerUser is the user name of the controllers; RBAC's bootstrap policy binds
+	// their roles to this name.
 	ControllerManagerUser = "system:kube-controller-manager"
 
-	// SchedulerUser is the user name of the scheduler; RBAC's bootstrap policy binds its roles to this name.
+	// SchedulerUser is the user name of the scheduler; RBAC's bootstrap policy binds its roles to
+	// this name.
 	SchedulerUser = "system:kube-scheduler"
 
-	// KubeletsUser is the user name of the simulated kubelets, a member of system:masters: one client acts for all nodes, which
-	// no role of the bootstrap policy permits.
+	// KubeletsUser is the user name of the simulated kubelets, a member of system:masters: one
+	// client acts for all nodes, which no role of the bootstrap policy permits.
 	KubeletsUser = "strata-kubelets"
 
 	// ReplicaUser is the user name with which read replicas forward requests.
 	ReplicaUser = "strata-replica"
 
-	// BalancerUser is the user name of health checks; it has no rights except those of every authenticated user.
+	// BalancerUser is the user name of health checks; it has no rights except those of every
+	// authenticated user.
 	BalancerUser = "strata-balancer"
 
 	// FrontProxyUser is the user name with which the aggregator calls other API servers.
@@ -90,22 +95,24 @@ type Files struct {
 	FrontProxyClient  string // certificate and key of FrontProxyUser
 	ServiceAccountKey string // private key; the public one is derived from it
 
-	// Made lists the descriptions of files that this call created or renewed, for display. It is empty when all
-	// files were valid.
+	// Made lists the descriptions of files that this call created or renewed, for display. It is
+	// empty when all files were valid.
 	Made []string
 }
 
-// Ensure creates missing files in dir, renews certificates that expire within 90 days of now, and replaces the serving
-// certificate if it does not cover hosts (DNS names and IP addresses). A renewed authority keeps its key, so that certificates
-// signed by it remain valid.
+// Ensure creates missing files in dir, renews certificates that expire within 90 days of now, and
+// replaces the serving certificate if it does not cover hosts (DNS names and IP addresses). A
+// renewed authority keeps its key, so that certificates signed by it remain valid.
 //
-// A file that cannot be read or parsed is an error and is not replaced: a new authority would invalidate existing kubeconfigs,
-// and a new key would invalidate service account tokens. Only one process at a time may call Ensure on a directory.
+// A file that cannot be read or parsed is an error and is not replaced: a new authority would
+// invalidate existing kubeconfigs, and a new key would invalidate service account tokens. Only one
+// process at a time may call Ensure on a directory.
 func Ensure(dir string, hosts []string, now time.Time) (*Files, error) {
 	return ensureFiles(dir, hosts, ensurer{now: now, write: datadir.WriteFile})
 }
 
-// EnsureTemporary is Ensure for files that do not outlive the process: it does not synchronize them to disk.
+// EnsureTemporary is Ensure for files that do not outlive the process: it does not synchronize them
+// to disk.
 func EnsureTemporary(dir string, hosts []string, now time.Time) (*Files, error) {
 	return ensureFiles(dir, hosts, ensurer{now: now, write: func(path string, data []byte) error { return os.WriteFile(path, data, 0o600) }})
 }
@@ -121,8 +128,8 @@ type ClusterFiles struct {
 	Made []string // as in Files
 }
 
-// EnsureCluster does for ClusterFiles what Ensure, which has to be called before, does for Files. The members of etcd are reachable on
-// hosts.
+// EnsureCluster does for ClusterFiles what Ensure, which has to be called before, does for Files.
+// The members of etcd are reachable on hosts.
 func EnsureCluster(dir string, hosts []string, now time.Time) (*ClusterFiles, error) {
 	f := &ClusterFiles{
 		EtcdCA:     filepath.Join(dir, "etcd-ca.crt"),
@@ -183,7 +190,8 @@ func ensureFiles(dir string, hosts []string, e ensurer) (*Files, error) {
 	return f, nil
 }
 
-// Split returns the certificates and the key in the file at path, each in PEM, for programs that need them separately.
+// Split returns the certificates and the key in the file at path, each in PEM, for programs that
+// need them separately.
 func Split(path string) (certs, key []byte, err error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -195,7 +203,8 @@ func Split(path string) (certs, key []byte, err error) {
 	return certs, key, nil
 }
 
-// IssueClient returns a new client certificate of a user and its key, each in PEM, signed by the authority that Ensure created in dir.
+// IssueClient returns a new client certificate of a user and its key, each in PEM, signed by the
+// authority that Ensure created in dir.
 func IssueClient(dir, user string, groups []string, now time.Time) (certs, key []byte, err error) {
 	ca, err := readPair(filepath.Join(dir, authorityFile))
 	if err != nil {
@@ -280,8 +289,8 @@ func (e *ensurer) authority(path, certPath, commonName, what string) *pair {
 	return found
 }
 
-// leaf creates the certificate at path unless a usable one exists: signed by authority, not about to expire, and with the same
-// name, use and hosts as template.
+// leaf creates the certificate at path unless a usable one exists: signed by authority, not about
+// to expire, and with the same name, use and hosts as template.
 func (e *ensurer) leaf(path, what string, authority *pair, template *x509.Certificate) {
 	if e.err != nil {
 		return

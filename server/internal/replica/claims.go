@@ -9,11 +9,13 @@ import (
 	"k8s.io/apiserver/pkg/server/options"
 )
 
-// standardClaims is the prefix of the headers in which front proxies name a user by convention, and in which a replica does.
+// standardClaims is the prefix of the headers in which front proxies name a user by convention, and
+// in which a replica does.
 const standardClaims = "x-remote-"
 
-// claims are the headers in which a front proxy names a user: those of --requestheader-*, and always those with the prefix X-Remote-. A primary
-// trusts them from the replica, so the replica removes those of clients. Immutable.
+// claims are the headers in which a front proxy names a user: those of --requestheader-*, and
+// always those with the prefix X-Remote-. A primary trusts them from the replica, so the replica
+// removes those of clients. Immutable.
 type claims struct {
 	names    []string // lower case
 	prefixes []string // lower case
@@ -33,7 +35,8 @@ func newClaims(o *options.RequestHeaderAuthenticationOptions) *claims {
 	return c
 }
 
-// unsetClaimFlags returns the flags of claims that are not set. The API servers may have other values than the standard ones there.
+// unsetClaimFlags returns the flags of claims that are not set. The API servers may have other
+// values than the standard ones there.
 func unsetClaimFlags(o *options.RequestHeaderAuthenticationOptions) (flags []string) {
 	for _, f := range []struct {
 		name  string
@@ -55,7 +58,8 @@ func (c *claims) remove(header http.Header) {
 	for key := range header {
 		name := strings.ToLower(key)
 		if slices.Contains(c.names, name) || slices.ContainsFunc(c.prefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) }) {
-			delete(header, key) // as it is written: names of HTTP/1.1 may differ from their canonical form
+			// as it is written: names of HTTP/1.1 may differ from their canonical form
+			delete(header, key)
 		}
 	}
 }
@@ -63,8 +67,8 @@ func (c *claims) remove(header http.Header) {
 // socketToken is the prefix of the subprotocol of a WebSocket that has a bearer token.
 const socketToken = "base64url.bearer.authorization.k8s.io."
 
-// removeSocketToken removes bearer tokens from the subprotocols of a WebSocket. The authenticator does so only if the token authenticated the
-// request, and not for a client with a certificate too.
+// removeSocketToken removes bearer tokens from the subprotocols of a WebSocket. The authenticator
+// does so only if the token authenticated the request, and not for a client with a certificate too.
 func removeSocketToken(header http.Header) {
 	const name = "Sec-Websocket-Protocol"
 	values := header[textproto.CanonicalMIMEHeaderKey(name)]

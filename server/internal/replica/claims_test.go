@@ -41,7 +41,8 @@ func as(req *http.Request, name string, groups ...string) *http.Request {
 	return req.WithContext(request.WithRequestInfo(ctx, &request.RequestInfo{IsResourceRequest: true, Verb: "create", APIVersion: "v1", Resource: "pods", Path: req.URL.Path}))
 }
 
-// TestProxy_ClaimsAndCredentials_AreRemoved: headers in which a front proxy names a user, and credentials, do not reach the primary.
+// TestProxy_ClaimsAndCredentials_AreRemoved: headers in which a front proxy names a user, and
+// credentials, do not reach the primary.
 func TestProxy_ClaimsAndCredentials_AreRemoved(t *testing.T) {
 	primary := &recorder{}
 	proxy := newProxy(primary, newClaims(&options.RequestHeaderAuthenticationOptions{UsernameHeaders: []string{"X-Remote-User", "X-Own-User"}, UIDHeaders: []string{"X-Own-Uid"},
@@ -163,7 +164,8 @@ func TestDocuments_OtherQueries_ArePassedOnWithoutCache(t *testing.T) {
 	}
 }
 
-// TestReviews_AnonymousUser_ReadsHealthOnly: the single checks below /readyz are decided by the primaries, as at stock.
+// TestReviews_AnonymousUser_ReadsHealthOnly: the single checks below /readyz are decided by the
+// primaries, as at stock.
 func TestReviews_AnonymousUser_ReadsHealthOnly(t *testing.T) {
 	primary := &recorder{err: errors.New("asked")}
 	r, err := newReviews(primary)

@@ -1,9 +1,11 @@
-// Package replica assembles `strata replica`: the engine and the read path of `strata apiserver`, in front of API servers that write.
+// Package replica assembles `strata replica`: the engine and the read path of `strata apiserver`,
+// in front of API servers that write.
 //
-// A replica is a variant of package apiserver: the same chain of servers, without admission, without OpenAPI documents, without hooks that
-// write (hooks.go), and with an engine that only reads. In front of the chain, a dispatcher (dispatch.go) sends every request that memory does
-// not answer to the primaries, with the user of the request (proxy.go, primary.go). Discovery, OpenAPI documents and the version are the
-// primaries', cached (documents.go).
+// A replica is a variant of package apiserver: the same chain of servers, without admission,
+// without OpenAPI documents, without hooks that write (hooks.go), and with an engine that only
+// reads. In front of the chain, a dispatcher (dispatch.go) sends every request that memory does not
+// answer to the primaries, with the user of the request (proxy.go, primary.go). Discovery, OpenAPI
+// documents and the version are the primaries', cached (documents.go).
 //
 //	request ─▶ dispatcher ─┬▶ read of a stored resource ─▶ chain of kube-apiserver ─▶ memory
 //	                       ├▶ discovery, OpenAPI, version ─▶ the same chain ─▶ documents ─▶ primary
@@ -225,7 +227,8 @@ func (s *server) Attached(config *app.Config, engine *kubestorage.Engine, resour
 	s.engine = engine
 	lags.engine.Store(engine)
 	outermost := &config.Aggregator.GenericConfig.Config
-	withoutOrigin := len(outermost.CorsAllowedOriginList) > 0 // this server answers preflight requests
+	// this server answers preflight requests
+	withoutOrigin := len(outermost.CorsAllowedOriginList) > 0
 	claims := newClaims(s.options.Authentication.RequestHeader)
 	s.documents = newDocuments(s.primaries, claims, outermost.Serializer, withoutOrigin)
 	resources.OnDefinitions(s.documents.changed)
@@ -251,8 +254,8 @@ func (s *server) Chain(chain *aggregatorapiserver.APIAggregator) error {
 		healthz.NamedCheck("replica-identity", func(*http.Request) error { return s.primaries.refusal() }))
 }
 
-// maxLag is the time for which memory may be behind etcd before the replica is not ready. It exceeds the restart of a silent feed on
-// another member (1.5 s), and a relist of a large cluster.
+// maxLag is the time for which memory may be behind etcd before the replica is not ready. It
+// exceeds the restart of a silent feed on another member (1.5 s), and a relist of a large cluster.
 const maxLag = 5 * time.Second
 
 // lagCheck logs changes of the result of a check, whose reason upstream's /readyz does not show.
@@ -269,7 +272,8 @@ func (c *lagCheck) report(err error) error {
 	return err
 }
 
-// tooFarBehind returns an error that names the etcd clusters behind which memory has been for longer than maxLag.
+// tooFarBehind returns an error that names the etcd clusters behind which memory has been for
+// longer than maxLag.
 func tooFarBehind(lags []kubestorage.Lag) error {
 	var all []error
 	for _, lag := range lags {

@@ -30,16 +30,18 @@ import (
 )
 
 const (
-	// reviewAge is the time for which the answer of a review is used again: the default of aggregated API servers.
+	// reviewAge is the time for which the answer of a review is used again: the default of
+	// aggregated API servers.
 	reviewAge = 10 * time.Second
 	// reviewTimeout bounds one review.
 	reviewTimeout = 10 * time.Second
-	// verifyPause is the time between two attempts to find out whether the primaries permit reviews; a guess.
+	// verifyPause is the time between two attempts to find out whether the primaries permit
+	// reviews; a guess.
 	verifyPause = 5 * time.Second
 )
 
-// reviewBackoff are the repetitions of a review that failed without an answer. They end within half a second, so that a request is not held
-// up while no primary is reachable.
+// reviewBackoff are the repetitions of a review that failed without an answer. They end within half
+// a second, so that a request is not held up while no primary is reachable.
 var reviewBackoff = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 2, Steps: 3}
 
 // reviews are the clients of --delegate-auth.
@@ -64,7 +66,8 @@ func newReviews(to http.RoundTripper) (*reviews, error) {
 	return &reviews{authentication: tokens, authorization: access}, nil
 }
 
-// withoutKeys makes options complete and valid without the keys and the issuer of service accounts: tokens are reviewed by the primaries.
+// withoutKeys makes options complete and valid without the keys and the issuer of service accounts:
+// tokens are reviewed by the primaries.
 func withoutKeys(o *options.ServerRunOptions) {
 	accounts := o.Authentication.ServiceAccounts
 	accounts.KeyFiles = nil
@@ -82,17 +85,18 @@ func (noKeys) AddListener(serviceaccount.Listener)                              
 func (noKeys) GetCacheAgeMaxSeconds() int                                       { return 0 }
 func (noKeys) GetPublicKeys(context.Context, string) []serviceaccount.PublicKey { return nil }
 
-// noAccounts takes the place of the objects to which tokens are bound, which the primaries look up. It is not called, because the authenticator
-// that would do so is replaced.
+// noAccounts takes the place of the objects to which tokens are bound, which the primaries look up.
+// It is not called, because the authenticator that would do so is replaced.
 type noAccounts struct {
 	serviceaccount.ServiceAccountTokenGetter
 }
 
-// noTokens takes the place of the generator of tokens, which kube-apiserver requires. Requests for tokens are proxied.
+// noTokens takes the place of the generator of tokens, which kube-apiserver requires. Requests for
+// tokens are proxied.
 type noTokens struct{ serviceaccount.TokenGenerator }
 
-// install replaces the authenticator and the authorizer of the chain by reviews at the primaries. Client certificates and front proxies are
-// verified here, with the authorities of the flags.
+// install replaces the authenticator and the authorizer of the chain by reviews at the primaries.
+// Client certificates and front proxies are verified here, with the authorities of the flags.
 func (r *reviews) install(config *app.Config, o options.CompletedOptions) error {
 	requestHeader, err := o.Authentication.RequestHeader.ToAuthenticationRequestHeaderConfig()
 	if err != nil {
@@ -133,8 +137,8 @@ func (r *reviews) install(config *app.Config, o options.CompletedOptions) error 
 	return nil
 }
 
-// healthPaths are permitted to every user without a primary, as to all users of stock by the ClusterRole system:public-info-viewer. Single checks,
-// such as /readyz/etcd, are not.
+// healthPaths are permitted to every user without a primary, as to all users of stock by the
+// ClusterRole system:public-info-viewer. Single checks, such as /readyz/etcd, are not.
 var healthPaths = []string{"/healthz", "/livez", "/readyz"}
 
 // authorizer permits administrators everything, and every user healthPaths, without a primary.
@@ -156,7 +160,8 @@ func (r *reviews) authorizer() (authorizer.Authorizer, error) {
 	)
 }
 
-// Run follows changes of the authorities, and logs an error if the primaries do not permit reviews, until ctx ends.
+// Run follows changes of the authorities, and logs an error if the primaries do not permit reviews,
+// until ctx ends.
 func (r *reviews) Run(ctx context.Context) {
 	for _, ca := range r.cas {
 		if runner, ok := ca.(dynamiccertificates.ControllerRunner); ok {

@@ -63,15 +63,17 @@ type ownKey struct{}
 
 func isOwnRequest(ctx context.Context) bool { return ctx.Value(ownKey{}) != nil }
 
-// isOwn reports whether the request is from the server's own client. Its token is random and known to this process only.
+// isOwn reports whether the request is from the server's own client. Its token is random and known
+// to this process only.
 func (d *dispatcher) isOwn(req *http.Request) bool {
 	return d.ownToken != "" && req.Header.Get("Authorization") == "Bearer "+d.ownToken
 }
 
 func isRead(verb string) bool { return verb == "get" || verb == "list" || verb == "watch" }
 
-// refuseOwnWrite answers a write of a part of this server, such as the status of a FlowSchema, with 404: a server that writes does the
-// same work, and upstream's controllers ignore that code, because the object may just have been deleted.
+// refuseOwnWrite answers a write of a part of this server, such as the status of a FlowSchema, with
+// 404: a server that writes does the same work, and upstream's controllers ignore that code,
+// because the object may just have been deleted.
 func (d *dispatcher) refuseOwnWrite(w http.ResponseWriter, req *http.Request, info *request.RequestInfo) {
 	refusedWrites.WithLabelValues(info.Resource).Inc()
 	klog.V(4).InfoS("Refused a write of this replica", "verb", info.Verb, "path", info.Path, "userAgent", req.UserAgent())
@@ -110,9 +112,10 @@ func isOwnPath(path string) bool {
 	return false
 }
 
-// proxyChain is the chain of filters of requests that a primary answers. It authenticates and decides nothing else: authorization, admission,
-// audit, fairness and timeouts are those of the primary, for the caller. A request that fails to authenticate is audited here, since no
-// primary receives it. The number of requests in flight is bounded by that of both flags for it.
+// proxyChain is the chain of filters of requests that a primary answers. It authenticates and
+// decides nothing else: authorization, admission, audit, fairness and timeouts are those of the
+// primary, for the caller. A request that fails to authenticate is audited here, since no primary
+// receives it. The number of requests in flight is bounded by that of both flags for it.
 func proxyChain(to http.Handler, c *genericapiserver.Config) http.Handler {
 	failed := genericapifilters.WithFailedAuthenticationAudit(genericapifilters.Unauthorized(c.Serializer), c.AuditBackend, c.AuditPolicyRuleEvaluator)
 	bounded := withInFlightBound(to, c.MaxRequestsInFlight+c.MaxMutatingRequestsInFlight, c.LongRunningFunc, c.Serializer)
@@ -127,8 +130,9 @@ func proxyChain(to http.Handler, c *genericapiserver.Config) http.Handler {
 	return withRecovery(genericapifilters.WithAuditInit(handler))
 }
 
-// withInFlightBound answers 429 to requests above maxRequests in flight (0: no bound), except for long-running ones and for administrators, as
-// kube-apiserver does. It must run behind authentication.
+// withInFlightBound answers 429 to requests above maxRequests in flight (0: no bound), except for
+// long-running ones and for administrators, as kube-apiserver does. It must run behind
+// authentication.
 func withInFlightBound(next http.Handler, maxRequests int, longRunning request.LongRunningRequestCheck, codecs runtime.NegotiatedSerializer) http.Handler {
 	if maxRequests <= 0 {
 		return next
@@ -158,7 +162,8 @@ func withInFlightBound(next http.Handler, maxRequests int, longRunning request.L
 	})
 }
 
-// withRecovery answers 500 after a panic, except for the panic that ends a response whose primary has broken off.
+// withRecovery answers 500 after a panic, except for the panic that ends a response whose primary
+// has broken off.
 func withRecovery(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		defer func() {

@@ -53,8 +53,9 @@ func ask(d *documents, path string, header http.Header) (int, string) {
 	return w.Code, w.Body.String()
 }
 
-// TestDocuments_AgeAndChanges_DecideRequests: an answer is repeated for a second, then confirmed by its entity tag; a change of a definition makes it
-// stale at once; it is the last resort while the primary is down.
+// TestDocuments_AgeAndChanges_DecideRequests: an answer is repeated for a second, then confirmed by
+// its entity tag; a change of a definition makes it stale at once; it is the last resort while the
+// primary is down.
 func TestDocuments_AgeAndChanges_DecideRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		primary := &fakePrimary{text: "one"}
@@ -88,7 +89,8 @@ func TestDocuments_AgeAndChanges_DecideRequests(t *testing.T) {
 	})
 }
 
-// prettyPrimary indents a document as negotiation in k8s.io/apiserver decides, under one entity tag.
+// prettyPrimary indents a document as negotiation in k8s.io/apiserver decides, under one entity
+// tag.
 type prettyPrimary struct{ requests int }
 
 func (p *prettyPrimary) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -110,8 +112,9 @@ func (p *prettyPrimary) RoundTrip(req *http.Request) (*http.Response, error) {
 	return w.Result(), nil
 }
 
-// TestDocuments_UserAgents_ShareOneForm requests a document with agents for which primaries indent, and with others, before and
-// after its confirmation: every client gets the form that a primary sends to it, and clients of one form share a request.
+// TestDocuments_UserAgents_ShareOneForm requests a document with agents for which primaries indent,
+// and with others, before and after its confirmation: every client gets the form that a primary
+// sends to it, and clients of one form share a request.
 func TestDocuments_UserAgents_ShareOneForm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		primary := &prettyPrimary{}

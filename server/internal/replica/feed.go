@@ -29,7 +29,8 @@ type feed struct {
 	grpc     *grpc.Server
 }
 
-// options checks the flags. The feed serves stored values, which include Secrets, so it is never without client certificates.
+// options checks the flags. The feed serves stored values, which include Secrets, so it is never
+// without client certificates.
 func (f *feed) options(o *options.ServerRunOptions) (err error) {
 	switch {
 	case f.address == "" && f.clientCAFile == "":

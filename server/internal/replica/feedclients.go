@@ -14,12 +14,13 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// recheckInterval is the time between the checks of the certificates of connected clients: one that expires, or whose authority is removed during its
-// handshake, is found then.
+// recheckInterval is the time between the checks of the certificates of connected clients: one that
+// expires, or whose authority is removed during its handshake, is found then.
 const recheckInterval = 30 * time.Second
 
-// feedClients are credentials that also apply to connections that exist: when the authorities change, or a certificate expires, the connections that
-// would be refused now are closed. Others are not interrupted. All methods may be called concurrently.
+// feedClients are credentials that also apply to connections that exist: when the authorities
+// change, or a certificate expires, the connections that would be refused now are closed. Others
+// are not interrupted. All methods may be called concurrently.
 type feedClients struct {
 	credentials.TransportCredentials
 	authorities dynamiccertificates.CAContentProvider
@@ -36,7 +37,8 @@ type clientConn struct {
 	certs   []*x509.Certificate
 }
 
-// newFeedClients returns credentials on TLS credentials that require certificates of the authorities.
+// newFeedClients returns credentials on TLS credentials that require certificates of the
+// authorities.
 func newFeedClients(tls credentials.TransportCredentials, authorities dynamiccertificates.CAContentProvider) *feedClients {
 	c := &feedClients{TransportCredentials: tls, authorities: authorities, changed: make(chan struct{}, 1), open: map[*clientConn]bool{}}
 	authorities.AddListener(c)

@@ -28,7 +28,8 @@ import (
 	"github.com/stratakube/strata/server/internal/pki"
 )
 
-// clientOf returns a connection to the address with a certificate of the authority in dir, which is ready.
+// clientOf returns a connection to the address with a certificate of the authority in dir, which is
+// ready.
 func clientOf(t *testing.T, ctx context.Context, dir, address string, server *x509.CertPool) *grpc.ClientConn {
 	t.Helper()
 	certs, key, err := pki.IssueClient(dir, "replica", nil, time.Now())
@@ -62,8 +63,8 @@ func reach(t *testing.T, ctx context.Context, conn *grpc.ClientConn, want connec
 	}
 }
 
-// TestFeed_AuthorityRemoved_ClosesItsConnections: when an authority is removed from the file, connections of its clients are closed and not made
-// again; those of others are not interrupted.
+// TestFeed_AuthorityRemoved_ClosesItsConnections: when an authority is removed from the file,
+// connections of its clients are closed and not made again; those of others are not interrupted.
 func TestFeed_AuthorityRemoved_ClosesItsConnections(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

@@ -27,10 +27,11 @@ const healthUnanswered = 10 * time.Second
 
 // timing are the durations of health checks.
 type timing struct {
-	interval   time.Duration // between two checks of a primary
-	timeout    time.Duration // of one request of a check
-	proof      time.Duration // between two proofs that a primary accepts the identity headers
-	proofAge   time.Duration // for which a proof holds while the next ones fail for other reasons, such as 429
+	interval time.Duration // between two checks of a primary
+	timeout  time.Duration // of one request of a check
+	proof    time.Duration // between two proofs that a primary accepts the identity headers
+	// for which a proof holds while the next ones fail for other reasons, such as 429
+	proofAge   time.Duration
 	unanswered time.Duration // healthUnanswered
 }
 
@@ -42,8 +43,9 @@ type failure struct {
 	refused bool // the primary does not accept the identity headers of this replica
 }
 
-// refusedError is the error of a primary that answered and does not accept the identity headers, so that a request would be one of the user of
-// the certificate, or of none. It ends with a change of a certificate or of flags.
+// refusedError is the error of a primary that answered and does not accept the identity headers, so
+// that a request would be one of the user of the certificate, or of none. It ends with a change of
+// a certificate or of flags.
 type refusedError struct{ reason string }
 
 func (e *refusedError) Error() string { return e.reason }
@@ -128,8 +130,9 @@ func (p *primary) up() {
 	}
 }
 
-// refusal returns an error while a primary refuses the identity headers and no other one accepts them: a fault of flags or certificates, which
-// does not end by itself. A primary that does not answer is none.
+// refusal returns an error while a primary refuses the identity headers and no other one accepts
+// them: a fault of flags or certificates, which does not end by itself. A primary that does not
+// answer is none.
 func (p *pool) refusal() error {
 	var all []error
 	for _, one := range p.primaries {
@@ -143,9 +146,10 @@ func (p *pool) refusal() error {
 	return errors.Join(all...)
 }
 
-// check asks the primary whether it is ready and, when that is due, for a proof that it accepts the identity headers. A proof is due on
-// connections with a new certificate, on new connections, after a failure, and after timing.proof. It calls answered if the primary, or the
-// machine in its place, has answered.
+// check asks the primary whether it is ready and, when that is due, for a proof that it accepts the
+// identity headers. A proof is due on connections with a new certificate, on new connections, after
+// a failure, and after timing.proof. It calls answered if the primary, or the machine in its place,
+// has answered.
 func (p *primary) check(ctx context.Context, id *identity, t timing, answered func()) error {
 	certificate, err := id.current()
 	if err != nil {
@@ -184,8 +188,8 @@ func (p *primary) check(ctx context.Context, id *identity, t timing, answered fu
 	}
 }
 
-// isSilence reports whether an error of a request means that no machine has answered. A refused connection is an answer: connections to a
-// process that has ended break by themselves.
+// isSilence reports whether an error of a request means that no machine has answered. A refused
+// connection is an answer: connections to a process that has ended break by themselves.
 func isSilence(err error) bool {
 	var status *statusError
 	var refused *refusedError
@@ -197,7 +201,8 @@ type statusError struct{ path, status string }
 
 func (e *statusError) Error() string { return e.path + ": " + e.status }
 
-// checkReady asks the primary whether it is ready. A primary that refuses the answer to this user is as good as ready.
+// checkReady asks the primary whether it is ready. A primary that refuses the answer to this user
+// is as good as ready.
 func (p *primary) checkReady(ctx context.Context, l *links, t timing) error {
 	ctx, cancel := context.WithTimeout(ctx, t.timeout)
 	defer cancel()
@@ -226,14 +231,16 @@ func errCertificate(symptom string) error {
 		"--requestheader-client-ca-file, --requestheader-allowed-names, --requestheader-username-headers=X-Remote-User and --requestheader-group-headers=X-Remote-Group of the API server"}
 }
 
-// reviewPath is the path of SelfSubjectReviews, and proofExtra the extra field of the user of a proof.
+// reviewPath is the path of SelfSubjectReviews, and proofExtra the extra field of the user of a
+// proof.
 const (
 	reviewPath = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 	proofExtra = "strata-proof"
 )
 
-// prove asks the primary for the user of a request whose headers have a random UID, a random group and a random extra field. It returns the flags
-// for fields that the primary does not accept and that older API servers do not know. Errors: refusedError if the primary takes another user.
+// prove asks the primary for the user of a request whose headers have a random UID, a random group
+// and a random extra field. It returns the flags for fields that the primary does not accept and
+// that older API servers do not know. Errors: refusedError if the primary takes another user.
 func (p *primary) prove(ctx context.Context, l *links, t timing) (lost string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, t.timeout)
 	defer cancel()
@@ -272,8 +279,9 @@ func (p *primary) prove(ctx context.Context, l *links, t timing) (lost string, e
 	return compareUser(sent, review.Status.UserInfo)
 }
 
-// compareUser compares the user of a proof with the one that the primary took. The name and the groups must be equal. A UID or an extra field
-// that is missing is returned as the flag that the API server lacks; another UID is an error.
+// compareUser compares the user of a proof with the one that the primary took. The name and the
+// groups must be equal. A UID or an extra field that is missing is returned as the flag that the
+// API server lacks; another UID is an error.
 func compareUser(sent, got authenticationv1.UserInfo) (lost string, err error) {
 	groups := slices.Compact(slices.Sorted(slices.Values(got.Groups)))
 	switch {

@@ -27,11 +27,12 @@ import (
 // stubTimeout bounds a failing test.
 const stubTimeout = time.Minute
 
-// testTiming are durations of health checks that let a test end soon. The timeout has to suffice on a busy machine.
+// testTiming are durations of health checks that let a test end soon. The timeout has to suffice on
+// a busy machine.
 var testTiming = timing{interval: 10 * time.Millisecond, timeout: 5 * time.Second, proof: 50 * time.Millisecond, proofAge: time.Minute, unanswered: healthUnanswered}
 
-// stubPrimary is an API server that takes the user of a request from its headers, if its certificate is that of a front proxy, or else from the
-// certificate, as kube-apiserver does.
+// stubPrimary is an API server that takes the user of a request from its headers, if its
+// certificate is that of a front proxy, or else from the certificate, as kube-apiserver does.
 type stubPrimary struct {
 	trusted      string // common name of the certificate of front proxies
 	refuse       bool   // answers other certificates with 401
@@ -146,7 +147,8 @@ func (s *stubPrimary) user(req *http.Request) (authenticationv1.UserInfo, bool) 
 	return info, true
 }
 
-// pool returns a pool of the stub, with the certificate in the file, and runs it until the test ends.
+// pool returns a pool of the stub, with the certificate in the file, and runs it until the test
+// ends.
 func (s *stubPrimary) pool(t *testing.T, certFile string, durations timing) *pool {
 	t.Helper()
 	p := s.idlePool(t, certFile)
@@ -212,8 +214,8 @@ func await(t *testing.T, what string, condition func() bool) {
 	}
 }
 
-// TestPool_PrimaryTakesAnotherUser_GetsNoRequests: with a certificate that the primary does not accept from a front proxy, every user would have the
-// rights of that certificate.
+// TestPool_PrimaryTakesAnotherUser_GetsNoRequests: with a certificate that the primary does not
+// accept from a front proxy, every user would have the rights of that certificate.
 func TestPool_PrimaryTakesAnotherUser_GetsNoRequests(t *testing.T) {
 	for name, c := range map[string]struct {
 		stub *stubPrimary
@@ -244,7 +246,8 @@ func TestPool_PrimaryTakesAnotherUser_GetsNoRequests(t *testing.T) {
 	}
 }
 
-// TestPool_PrimaryWithoutUIDOrExtra_IsUsedAndLogged: API servers without the flag for UIDs are usable; the log names it.
+// TestPool_PrimaryWithoutUIDOrExtra_IsUsedAndLogged: API servers without the flag for UIDs are
+// usable; the log names it.
 func TestPool_PrimaryWithoutUIDOrExtra_IsUsedAndLogged(t *testing.T) {
 	for name, c := range map[string]struct {
 		stub *stubPrimary
@@ -276,8 +279,8 @@ func TestPool_PrimaryWithoutUIDOrExtra_IsUsedAndLogged(t *testing.T) {
 	}
 }
 
-// TestPool_CertificateChanges_IsProvenBeforeUse: a new certificate that the primary does not accept ends requests to it, and the next good one
-// resumes them.
+// TestPool_CertificateChanges_IsProvenBeforeUse: a new certificate that the primary does not accept
+// ends requests to it, and the next good one resumes them.
 func TestPool_CertificateChanges_IsProvenBeforeUse(t *testing.T) {
 	t.Parallel()
 	s := newStub(t, &stubPrimary{})
@@ -316,7 +319,8 @@ func TestPool_CertificateChanges_IsProvenBeforeUse(t *testing.T) {
 	resp.Body.Close()
 }
 
-// TestPool_PrimaryChangesItsFlags_IsDownByNextProof: a change at the primary is found without a change here.
+// TestPool_PrimaryChangesItsFlags_IsDownByNextProof: a change at the primary is found without a
+// change here.
 func TestPool_PrimaryChangesItsFlags_IsDownByNextProof(t *testing.T) {
 	t.Parallel()
 	s := newStub(t, &stubPrimary{})
@@ -387,8 +391,9 @@ func TestPrimary_ProofFails_LastOneHoldsForItsAge(t *testing.T) {
 	}
 }
 
-// TestPool_PrimaryFallsSilent_RequestsInFlightEnd: a stopped process closes no connection. Requests over HTTP/2, and connections that have changed
-// their protocol, end with errSilent after the bound.
+// TestPool_PrimaryFallsSilent_RequestsInFlightEnd: a stopped process closes no connection. Requests
+// over HTTP/2, and connections that have changed their protocol, end with errSilent after the
+// bound.
 func TestPool_PrimaryFallsSilent_RequestsInFlightEnd(t *testing.T) {
 	t.Parallel()
 	s := newStub(t, &stubPrimary{})

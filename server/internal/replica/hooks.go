@@ -10,41 +10,52 @@ import (
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 )
 
-// hooks are all post-start hooks of kube-apiserver and of this program, with the decision for a replica: true for hooks that reads need,
-// and that write nothing. A hook that is not in the table ends the start (checkHooks), so that a new release of Kubernetes cannot add a
-// writer unnoticed.
+// hooks are all post-start hooks of kube-apiserver and of this program, with the decision for a
+// replica: true for hooks that reads need, and that write nothing. A hook that is not in the table
+// ends the start (checkHooks), so that a new release of Kubernetes cannot add a writer unnoticed.
 var hooks = map[string]bool{
 	// Informers, which list and watch.
-	"generic-apiserver-start-informers":  true, // of RBAC, priority and fairness, tokens
-	"start-kube-aggregator-informers":    true, // of APIServices
-	"start-apiextensions-informers":      true, // of definitions
-	"crd-informer-synced":                true, // ends the 503 for unknown paths
-	"apiservice-registration-controller": true, // routes API groups of APIServices to the chain; keeps its state in memory
+	"generic-apiserver-start-informers": true, // of RBAC, priority and fairness, tokens
+	"start-kube-aggregator-informers":   true, // of APIServices
+	"start-apiextensions-informers":     true, // of definitions
+	"crd-informer-synced":               true, // ends the 503 for unknown paths
+	// routes API groups of APIServices to the chain; keeps its state in memory
+	"apiservice-registration-controller": true,
 
 	// Work in memory.
-	"priority-and-fairness-config-consumer":             true, // reads FlowSchemas; its writes of their status are answered with 404, see refuseOwnWrite
-	"priority-and-fairness-filter":                      true, // high-water marks
-	"max-in-flight-filter":                              true, // the same without priority and fairness
-	"storage-object-count-tracker-hook":                 true,
-	"storage-readiness":                                 true, // waits until the storages are loaded
+	// reads FlowSchemas; its writes of their status are answered with 404, see refuseOwnWrite
+	"priority-and-fairness-config-consumer": true,
+	"priority-and-fairness-filter":          true, // high-water marks
+	// the same without priority and fairness
+	"max-in-flight-filter":              true,
+	"storage-object-count-tracker-hook": true,
+	// waits until the storages are loaded
+	"storage-readiness":                                 true,
 	"strata-drain-on-shutdown":                          true,
 	"aggregator-reload-proxy-client-cert":               true, // reads files
 	"start-encryption-provider-config-automatic-reload": true, // reads files
 
 	// Writers of objects that exist once for a cluster: the primaries make them.
-	"bootstrap-controller":                                        false, // Service and endpoints of the API servers
-	"start-kubernetes-service-cidr-controller":                    false, // the default ServiceCIDR
-	"start-service-ip-repair-controllers":                         false, // allocations of Services
-	"start-system-namespaces-controller":                          false, // system namespaces
-	"start-legacy-token-tracking-controller":                      false, // a ConfigMap
-	"start-cluster-authentication-info-controller":                false, // a ConfigMap; client CAs are reloaded by the serving certificates' controller too
-	"rbac/bootstrap-roles":                                        false, // the bootstrap policy
-	"scheduling/bootstrap-system-priority-classes":                false, // the system's priority classes
-	"priority-and-fairness-config-producer":                       false, // the suggested FlowSchemas
-	"kube-apiserver-autoregistration":                             false, // APIServices of built-in groups and definitions
-	"apiservice-status-local-available-controller":                false, // conditions of APIServices
-	"apiservice-status-remote-available-controller":               false,
-	"start-apiextensions-controllers":                             false, // conditions and finalizers of definitions; discovery, which is the primaries'
+	// Service and endpoints of the API servers
+	"bootstrap-controller":                     false,
+	"start-kubernetes-service-cidr-controller": false, // the default ServiceCIDR
+	"start-service-ip-repair-controllers":      false, // allocations of Services
+	"start-system-namespaces-controller":       false, // system namespaces
+	"start-legacy-token-tracking-controller":   false, // a ConfigMap
+	// a ConfigMap; client CAs are reloaded by the serving certificates' controller too
+	"start-cluster-authentication-info-controller": false,
+	"rbac/bootstrap-roles":                         false, // the bootstrap policy
+	// the system's priority classes
+	"scheduling/bootstrap-system-priority-classes": false,
+	// the suggested FlowSchemas
+	"priority-and-fairness-config-producer": false,
+	// APIServices of built-in groups and definitions
+	"kube-apiserver-autoregistration": false,
+	// conditions of APIServices
+	"apiservice-status-local-available-controller":  false,
+	"apiservice-status-remote-available-controller": false,
+	// conditions and finalizers of definitions; discovery, which is the primaries'
+	"start-apiextensions-controllers":                             false,
 	"start-kube-apiserver-coordinated-leader-election-controller": false, // leases
 
 	// Writers of the identity of a server that writes.
@@ -52,9 +63,10 @@ var hooks = map[string]bool{
 	"start-kube-apiserver-identity-lease-garbage-collector": false,
 	"built-in-resources-storage-version-updater":            false,
 	"peer-endpoint-reconciler-controller":                   false,
-	"mixed-version-proxy-handler":                           false, // requests to peers: a replica has primaries in place of peers
-	"local-discovery-cache-sync":                            false,
-	"peer-discovery-workers":                                false,
+	// requests to peers: a replica has primaries in place of peers
+	"mixed-version-proxy-handler": false,
+	"local-discovery-cache-sync":  false,
+	"peer-discovery-workers":      false,
 
 	// Documents that the primaries answer, and admission, which a replica has not.
 	"apiservice-discovery-controller":       false,
@@ -63,7 +75,8 @@ var hooks = map[string]bool{
 	"start-apiserver-admission-initializer": false,
 }
 
-// disableHooks disables the hooks of the chain that are not for replicas. It is called before the servers of the chain are made.
+// disableHooks disables the hooks of the chain that are not for replicas. It is called before the
+// servers of the chain are made.
 func disableHooks(config *app.Config) {
 	for _, c := range genericConfigs(config) {
 		disabled := maps.Clone(c.DisabledPostStartHooks)

@@ -8,10 +8,12 @@ import (
 	"sync"
 )
 
-// errSilent is the cause with which requests in flight end at a primary that has not answered its health check for healthUnanswered.
+// errSilent is the cause with which requests in flight end at a primary that has not answered its
+// health check for healthUnanswered.
 var errSilent = errors.New("the API server has not answered its health check for " + healthUnanswered.String())
 
-// life is the time during which a primary answers. Its end cancels all requests that were bound to it. The zero value needs renew.
+// life is the time during which a primary answers. Its end cancels all requests that were bound to
+// it. The zero value needs renew.
 type life struct {
 	mu  sync.Mutex // leaf
 	ctx context.Context
@@ -54,8 +56,9 @@ func (l *life) bind(ctx context.Context) binding {
 	}}
 }
 
-// follow releases the binding when the body of the response is closed. The connection of a response that changes the protocol is no longer
-// subject to the context of its request, so it is closed at the end of the life.
+// follow releases the binding when the body of the response is closed. The connection of a response
+// that changes the protocol is no longer subject to the context of its request, so it is closed at
+// the end of the life.
 func (b binding) follow(resp *http.Response) {
 	conn, upgraded := resp.Body.(io.ReadWriteCloser)
 	if !upgraded || resp.StatusCode != http.StatusSwitchingProtocols {
@@ -75,8 +78,10 @@ type boundBody struct {
 	end func()
 }
 
-// Close implements io.Closer. The cancellation comes first: over HTTP/2, closing the body of a response that came before the body of its request was
-// sent waits for the end of that body, or of the request. A client that has stopped to send because of the response's code would wait for this one.
+// Close implements io.Closer. The cancellation comes first: over HTTP/2, closing the body of a
+// response that came before the body of its request was sent waits for the end of that body, or of
+// the request. A client that has stopped to send because of the response's code would wait for this
+// one.
 func (b *boundBody) Close() error {
 	b.end()
 	return b.ReadCloser.Close()

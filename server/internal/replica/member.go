@@ -17,8 +17,10 @@ import (
 // statusTimeout bounds the request for the status of a member; members answer within milliseconds.
 const statusTimeout = 5 * time.Second
 
-// checkMember returns an error if the only server of the list is a learner, which refuses watches and linearizable reads. With several
-// servers etcd's client avoids learners, and nothing is checked. A member that does not tell its status is accepted, and so is one behind an egress selector.
+// checkMember returns an error if the only server of the list is a learner, which refuses watches
+// and linearizable reads. With several servers etcd's client avoids learners, and nothing is
+// checked. A member that does not tell its status is accepted, and so is one behind an egress
+// selector.
 func checkMember(t storagebackend.TransportConfig) error {
 	if len(t.ServerList) != 1 || t.EgressLookup != nil {
 		return nil

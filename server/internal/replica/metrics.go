@@ -45,7 +45,8 @@ var (
 		"Time since memory fell behind the newest known revision of etcd, 0 when it is level.", []string{"endpoints", "prefix"}, nil, metrics.ALPHA, "")
 )
 
-// lags computes strata_replica_lag_seconds. Other commands of the program have no series of these metrics.
+// lags computes strata_replica_lag_seconds. Other commands of the program have no series of these
+// metrics.
 var lags = &lagCollector{}
 
 func init() {

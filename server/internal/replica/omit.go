@@ -9,9 +9,10 @@ import (
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 )
 
-// omitDocuments makes the chain build no OpenAPI documents, which the primaries answer, and no schemas of built-in resources, which
-// server-side apply needs. Upstream requires a configuration for the latter: this one covers no path. The aggregator builds a document of
-// its own group regardless; it gets the definitions of that group only.
+// omitDocuments makes the chain build no OpenAPI documents, which the primaries answer, and no
+// schemas of built-in resources, which server-side apply needs. Upstream requires a configuration
+// for the latter: this one covers no path. The aggregator builds a document of its own group
+// regardless; it gets the definitions of that group only.
 func omitDocuments(config *app.Config) {
 	for _, c := range genericConfigs(config) {
 		c.SkipOpenAPIInstallation = true

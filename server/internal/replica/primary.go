@@ -19,26 +19,32 @@ import (
 )
 
 const (
-	// dialTimeout bounds a connection to a primary, its TLS handshake included. A primary whose machine is gone refuses no connection.
+	// dialTimeout bounds a connection to a primary, its TLS handshake included. A primary whose
+	// machine is gone refuses no connection.
 	dialTimeout = 3 * time.Second
-	// pingAfter is the silence on an HTTP/2 connection after which it is tested, pingTimeout the time in which it must answer. Their sum is
-	// healthUnanswered, after which requests in flight are cancelled in any case.
+	// pingAfter is the silence on an HTTP/2 connection after which it is tested, pingTimeout the
+	// time in which it must answer. Their sum is healthUnanswered, after which requests in flight
+	// are cancelled in any case.
 	pingAfter   = 5 * time.Second
 	pingTimeout = 5 * time.Second
 
-	// username is the user of the replica's own requests: health checks and, with --delegate-auth, reviews.
+	// username is the user of the replica's own requests: health checks and, with --delegate-auth,
+	// reviews.
 	username = "system:strata-replica"
 )
 
-// primary is one API server of --primary. Its methods may be called concurrently, except for those of health.go that say otherwise.
+// primary is one API server of --primary. Its methods may be called concurrently, except for those
+// of health.go that say otherwise.
 type primary struct {
 	name    string // host and port, the value of metric labels
 	connect func(*tls.Certificate) *links
-	healthy atomic.Bool             // false until the first proof, see health.go
-	failure atomic.Pointer[failure] // of the last check or dial; nil while healthy, and before the first check
-	links   atomic.Pointer[links]   // with the certificate that was proven last; not nil while healthy
-	life    life
-	health  health // of the goroutine that checks the primary
+	healthy atomic.Bool // false until the first proof, see health.go
+	// of the last check or dial; nil while healthy, and before the first check
+	failure atomic.Pointer[failure]
+	// with the certificate that was proven last; not nil while healthy
+	links  atomic.Pointer[links]
+	life   life
+	health health // of the goroutine that checks the primary
 }
 
 // links are the connections to a primary with one client certificate.
@@ -61,12 +67,14 @@ type pool struct {
 	identity  *identity
 	timing    timing
 
-	settled   chan struct{} // closed when a primary is healthy or all have been checked, whichever is first
+	// closed when a primary is healthy or all have been checked, whichever is first
+	settled   chan struct{}
 	settle    sync.Once
 	unchecked atomic.Int64 // primaries without a first check
 }
 
-// dialError is the error of a connection that could not be made, so that nothing of a request was sent.
+// dialError is the error of a connection that could not be made, so that nothing of a request was
+// sent.
 type dialError struct{ err error }
 
 func (e *dialError) Error() string { return e.err.Error() }
@@ -109,8 +117,9 @@ func (i *identity) current() (*tls.Certificate, error) {
 	return &i.parsed.pair, nil
 }
 
-// newPool returns the primaries at the URLs, which have been validated. roots verifies their certificates, the system's authorities do
-// if it is nil; it is asked for each connection. Requests wait until Run has checked the primaries.
+// newPool returns the primaries at the URLs, which have been validated. roots verifies their
+// certificates, the system's authorities do if it is nil; it is asked for each connection. Requests
+// wait until Run has checked the primaries.
 func newPool(urls []*url.URL, roots func() *x509.CertPool, id *identity) *pool {
 	p := &pool{identity: id, timing: defaultTiming, settled: make(chan struct{})}
 	for _, u := range urls {
@@ -149,8 +158,8 @@ func rootsOf(ca dynamiccertificates.CAContentProvider) func() *x509.CertPool {
 	}
 }
 
-// newTransport returns a transport that connects to host, whatever the host of a request, and counts its connections in dials if that is not
-// nil. Its errors of connections are dialErrors.
+// newTransport returns a transport that connects to host, whatever the host of a request, and
+// counts its connections in dials if that is not nil. Its errors of connections are dialErrors.
 func newTransport(host string, base func() *tls.Config, http2 bool, dials *atomic.Int64) *http.Transport {
 	protocols := []string{"http/1.1"}
 	if http2 {
@@ -190,9 +199,10 @@ type errNoPrimary struct{ reason string }
 
 func (e *errNoPrimary) Error() string { return e.reason }
 
-// RoundTrip sends the request to a healthy primary, in turn. If no connection to it can be made, the request is sent to the next one:
-// nothing of it has been sent. Before the first checks have ended, it waits for them. Errors: errNoPrimary; every other error means that a
-// primary may have received the request.
+// RoundTrip sends the request to a healthy primary, in turn. If no connection to it can be made,
+// the request is sent to the next one: nothing of it has been sent. Before the first checks have
+// ended, it waits for them. Errors: errNoPrimary; every other error means that a primary may have
+// received the request.
 func (p *pool) RoundTrip(req *http.Request) (*http.Response, error) {
 	select {
 	case <-p.settled:
@@ -233,7 +243,8 @@ func (p *pool) unhealthy() string {
 	return text
 }
 
-// send sends a request to the primary and counts it. The request and its response end when the primary has been silent for too long.
+// send sends a request to the primary and counts it. The request and its response end when the
+// primary has been silent for too long.
 func (p *primary) send(req *http.Request, body *attemptBody) (*http.Response, error) {
 	bound := p.life.bind(req.Context())
 	attempt := req.Clone(bound.ctx)
@@ -275,8 +286,9 @@ func (o ownRequests) RoundTrip(req *http.Request) (*http.Response, error) {
 	return o.to.RoundTrip(req)
 }
 
-// attemptBody is the body of one attempt to send a request. While no byte of it was read, closing it does not close the body of the request,
-// because a transport closes the body of a request whose connection it could not make, and the next attempt needs it.
+// attemptBody is the body of one attempt to send a request. While no byte of it was read, closing
+// it does not close the body of the request, because a transport closes the body of a request whose
+// connection it could not make, and the next attempt needs it.
 type attemptBody struct {
 	io.ReadCloser
 

@@ -19,16 +19,19 @@ import (
 	"k8s.io/client-go/transport"
 )
 
-// retryAfter is the Retry-After of requests that no primary could receive, in seconds: the interval of health checks.
+// retryAfter is the Retry-After of requests that no primary could receive, in seconds: the interval
+// of health checks.
 const retryAfter = 1
 
-// newProxy returns a handler that sends requests to the primaries with the user of their context, in the headers of an authenticating
-// front proxy. Credentials and claims of the caller are not forwarded. Responses are flushed as they arrive; upgraded connections are joined.
+// newProxy returns a handler that sends requests to the primaries with the user of their context,
+// in the headers of an authenticating front proxy. Credentials and claims of the caller are not
+// forwarded. Responses are flushed as they arrive; upgraded connections are joined.
 func newProxy(to http.RoundTripper, claims *claims, codecs runtime.NegotiatedSerializer, withoutOrigin bool) http.Handler {
 	return &httputil.ReverseProxy{
 		Transport:     to,
 		FlushInterval: -1,
-		ErrorLog:      log.New(io.Discard, "", 0), // errors are answered, or are those of clients that have left
+		// errors are answered, or are those of clients that have left
+		ErrorLog: log.New(io.Discard, "", 0),
 		Rewrite: func(r *httputil.ProxyRequest) {
 			// The scheme and the host are those of a primary, which the transport sets.
 			r.Out.URL.Scheme, r.Out.URL.Host = "https", "primary"
@@ -47,8 +50,8 @@ func newProxy(to http.RoundTripper, claims *claims, codecs runtime.NegotiatedSer
 	}
 }
 
-// setIdentity gives a request to a primary the user of the received request, and removes credentials and claims. Headers Impersonate-* remain:
-// the primary decides on them.
+// setIdentity gives a request to a primary the user of the received request, and removes
+// credentials and claims. Headers Impersonate-* remain: the primary decides on them.
 func setIdentity(out, in *http.Request, claims *claims) {
 	out.Header.Del("Authorization")
 	out.Header.Del("Cookie")
@@ -56,7 +59,8 @@ func setIdentity(out, in *http.Request, claims *claims) {
 	claims.remove(out.Header)
 	user, ok := request.UserFrom(in.Context())
 	if !ok {
-		panic("a request without a user is about to be proxied") // authentication is in front of every proxied request
+		// authentication is in front of every proxied request
+		panic("a request without a user is about to be proxied")
 	}
 	if id, ok := audit.AuditIDFrom(in.Context()); ok {
 		out.Header.Set("Audit-Id", string(id)) // one ID in the logs of both servers
@@ -64,8 +68,8 @@ func setIdentity(out, in *http.Request, claims *claims) {
 	transport.SetAuthProxyHeaders(out, user.GetName(), user.GetUID(), user.GetGroups(), user.GetExtra())
 }
 
-// proxyError answers a request that no primary has answered. 503 with Retry-After means that it was not sent, so that clients repeat it;
-// 502 that a primary may have received it.
+// proxyError answers a request that no primary has answered. 503 with Retry-After means that it was
+// not sent, so that clients repeat it; 502 that a primary may have received it.
 func proxyError(w http.ResponseWriter, req *http.Request, err error, codecs runtime.NegotiatedSerializer) {
 	if req.Context().Err() != nil {
 		panic(http.ErrAbortHandler) // the client has left

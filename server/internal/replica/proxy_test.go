@@ -24,8 +24,9 @@ func (b *body) Close() error {
 	return nil
 }
 
-// TestAttemptBody_ClosedUnread_IsClosedByLastAttempt: a failed attempt leaves the body to the next one. A body that its transport closed without
-// reading it, because the response came first, is closed once no attempt follows: a client that has stopped to send would block its reader.
+// TestAttemptBody_ClosedUnread_IsClosedByLastAttempt: a failed attempt leaves the body to the next
+// one. A body that its transport closed without reading it, because the response came first, is
+// closed once no attempt follows: a client that has stopped to send would block its reader.
 func TestAttemptBody_ClosedUnread_IsClosedByLastAttempt(t *testing.T) {
 	b := &body{Reader: strings.NewReader("text")}
 	first := &attemptBody{ReadCloser: b}
@@ -69,8 +70,9 @@ func (b unsentBody) Close() error {
 	return nil
 }
 
-// TestProxy_RefusedBeforeTheBody_EndsTheResponse: a client of HTTP/2 sends no more of the body when it receives an error, and waits for the end of
-// the response. The proxy must not wait for the end of the body.
+// TestProxy_RefusedBeforeTheBody_EndsTheResponse: a client of HTTP/2 sends no more of the body when
+// it receives an error, and waits for the end of the response. The proxy must not wait for the end
+// of the body.
 func TestProxy_RefusedBeforeTheBody_EndsTheResponse(t *testing.T) {
 	s := newStub(t, &stubPrimary{})
 	proxy := newProxy(s.pool(t, s.files.FrontProxyClient, testTiming), newClaims(nil), legacyscheme.Codecs, false)
@@ -124,7 +126,8 @@ func TestIsOwnPath_Paths_EndAtSlash(t *testing.T) {
 	}
 }
 
-// TestDispatcher_Request_IsLocalOrProxied covers the decisions that do not depend on the resources of the chain.
+// TestDispatcher_Request_IsLocalOrProxied covers the decisions that do not depend on the resources
+// of the chain.
 func TestDispatcher_Request_IsLocalOrProxied(t *testing.T) {
 	d := &dispatcher{} // asking it for a resource would panic
 	resource := func(verb, resource, subresource string) *request.RequestInfo {

@@ -30,11 +30,13 @@ import (
 )
 
 const (
-	// leaseSeconds is the kubelet's default. kwok renews a lease after a quarter of it, as kubelets do.
+	// leaseSeconds is the kubelet's default. kwok renews a lease after a quarter of it, as kubelets
+	// do.
 	leaseSeconds = 40
 
-	// holder is the holder of the nodes' leases. It is the same after a restart, so that kwok's controller does not wait until the leases
-	// of the previous process expire. The lock of the data directory excludes a second process.
+	// holder is the holder of the nodes' leases. It is the same after a restart, so that kwok's
+	// controller does not wait until the leases of the previous process expire. The lock of the
+	// data directory excludes a second process.
 	holder = "strata-up"
 
 	// defaultPodCIDR has the addresses of pods on nodes without a podCIDR, which users have
@@ -42,13 +44,14 @@ const (
 	// nodes, which follow.
 	defaultPodCIDR = "198.19.248.0/22"
 
-	// parallelism is the number of writes that kwok's controller has in flight, of pods, of nodes and of leases each. kwok's default of 4
-	// does not use two processors.
+	// parallelism is the number of writes that kwok's controller has in flight, of pods, of nodes
+	// and of leases each. kwok's default of 4 does not use two processors.
 	parallelism = 16
 )
 
-// keepAddress is a stage that changes nothing. kwok marks the address of a pod as used only when it applies a stage to it; without this
-// one, a pod that was running before a restart could share its address with a new one.
+// keepAddress is a stage that changes nothing. kwok marks the address of a pod as used only when it
+// applies a stage to it; without this one, a pod that was running before a restart could share its
+// address with a new one.
 //
 //go:embed stage-keep-address.yaml
 var keepAddress string
@@ -115,7 +118,8 @@ func parseStages(manifests ...string) (map[internalversion.StageResourceRef][]*i
 	return stages, nil
 }
 
-// errorLog writes kwok's records, which are JSON, to the log of the process, until ctx is cancelled: the requests that a stop cancels are no errors.
+// errorLog writes kwok's records, which are JSON, to the log of the process, until ctx is
+// cancelled: the requests that a stop cancels are no errors.
 type errorLog struct{ ctx context.Context }
 
 func (l errorLog) Write(record []byte) (int, error) {
@@ -126,7 +130,8 @@ func (l errorLog) Write(record []byte) (int, error) {
 			return len(record), nil
 		}
 		if text, _ := fields["err"].(string); strings.HasSuffix(text, "not found") {
-			return len(record), nil // every pod may be deleted twice: its deletion is an event as well
+			// every pod may be deleted twice: its deletion is an event as well
+			return len(record), nil
 		}
 		var details []any
 		for _, key := range slices.Sorted(maps.Keys(fields)) {

@@ -20,8 +20,8 @@ const (
 	// simulatedLabel marks the nodes that this package creates and removes.
 	simulatedLabel = "strata/simulated-node"
 
-	// kwokAnnotation, with the value kwokFake, marks nodes that kwok manages, as in kwok's documentation. Nodes that users create with it
-	// are simulated too.
+	// kwokAnnotation, with the value kwokFake, marks nodes that kwok manages, as in kwok's
+	// documentation. Nodes that users create with it are simulated too.
 	kwokAnnotation = "kwok.x-k8s.io/node"
 	kwokFake       = "fake"
 
@@ -48,7 +48,8 @@ var (
 	podNetwork  = netip.MustParseAddr("198.18.0.0")
 )
 
-// nodeName returns the name of node i. Its width does not depend on the number of nodes, so that a restart with more nodes adds some.
+// nodeName returns the name of node i. Its width does not depend on the number of nodes, so that a
+// restart with more nodes adds some.
 func nodeName(i int) string { return fmt.Sprintf("node-%04d", i) }
 
 // errForeignNode means that a node has the name of a simulated one, and not its label.

@@ -12,8 +12,8 @@ import (
 
 var errStopped = errors.New("the simulation has stopped")
 
-// requests is the gate that all requests of the simulation pass. After stop has returned, none is in flight and none can follow,
-// whichever goroutines are left.
+// requests is the gate that all requests of the simulation pass. After stop has returned, none is
+// in flight and none can follow, whichever goroutines are left.
 type requests struct {
 	ctx    context.Context // of all requests
 	cancel context.CancelFunc
@@ -32,8 +32,8 @@ func newRequests(ctx context.Context) *requests {
 	return r
 }
 
-// through returns a copy of config whose requests pass the gate, without client-go's rate limit: the API server, in the same process,
-// limits requests itself.
+// through returns a copy of config whose requests pass the gate, without client-go's rate limit:
+// the API server, in the same process, limits requests itself.
 func (r *requests) through(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.QPS = -1

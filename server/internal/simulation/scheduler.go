@@ -12,8 +12,8 @@ import (
 	"github.com/stratakube/strata/server/internal/component"
 )
 
-// runScheduler runs kube-scheduler with its default profile until ctx is cancelled. There is no other scheduler on this data, so it
-// elects no leader.
+// runScheduler runs kube-scheduler with its default profile until ctx is cancelled. There is no
+// other scheduler on this data, so it elects no leader.
 func runScheduler(ctx context.Context, config *rest.Config) error {
 	config = rest.AddUserAgent(rest.CopyConfig(config), "scheduler")
 	config.UserAgent = component.UserAgent("kube-scheduler", config.UserAgent)

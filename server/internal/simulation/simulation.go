@@ -1,11 +1,12 @@
-// Package simulation lets pods run without machines: it creates Node objects, runs kwok's controller in place of their kubelets, and
-// runs kube-scheduler, which binds pods to them.
+// Package simulation lets pods run without machines: it creates Node objects, runs kwok's
+// controller in place of their kubelets, and runs kube-scheduler, which binds pods to them.
 //
 //	Node objects ─▶ kwok: Ready, leases ──────────────┐
 //	pods ─▶ kube-scheduler: spec.nodeName ─▶ kwok: Running, Succeeded, deleted
 //
-// No container is started. All of it acts through the API, as ordinary clients. Neither kwok nor the scheduler offers a wait for the end
-// of its goroutines; therefore Run owns their requests (requests.go), the only effect that they have outside.
+// No container is started. All of it acts through the API, as ordinary clients. Neither kwok nor
+// the scheduler offers a wait for the end of its goroutines; therefore Run owns their requests
+// (requests.go), the only effect that they have outside.
 package simulation
 
 import (
@@ -35,18 +36,22 @@ const (
 
 // Options configures Run.
 type Options struct {
-	// Nodes is the number of simulated nodes, at most MaxNodes. 0 removes the nodes of earlier runs.
+	// Nodes is the number of simulated nodes, at most MaxNodes. 0 removes the nodes of earlier
+	// runs.
 	Nodes int
-	// Kubelets is the connection of kwok's controller and of the creation of nodes: a member of system:masters.
+	// Kubelets is the connection of kwok's controller and of the creation of nodes: a member of
+	// system:masters.
 	Kubelets *rest.Config
 	// Scheduler is the connection of kube-scheduler: the user system:kube-scheduler.
 	Scheduler *rest.Config
-	// OnReady is called once, by Run, when all nodes are ready and the scheduler runs. It may be nil.
+	// OnReady is called once, by Run, when all nodes are ready and the scheduler runs. It may be
+	// nil.
 	OnReady func()
 }
 
-// Run makes the cluster have exactly o.Nodes simulated nodes, and runs them until ctx is cancelled. It then returns nil when no request
-// is in flight and none can follow. The API server must be ready. Run may be called once per process: the scheduler's metrics are global.
+// Run makes the cluster have exactly o.Nodes simulated nodes, and runs them until ctx is cancelled.
+// It then returns nil when no request is in flight and none can follow. The API server must be
+// ready. Run may be called once per process: the scheduler's metrics are global.
 func Run(ctx context.Context, o Options) error {
 	requests := newRequests(ctx)
 	defer requests.stop()
@@ -101,7 +106,8 @@ func Run(ctx context.Context, o Options) error {
 	return group.Wait()
 }
 
-// awaitReady returns nil when n simulated nodes are ready and accept pods, or an error if ctx is cancelled before.
+// awaitReady returns nil when n simulated nodes are ready and accept pods, or an error if ctx is
+// cancelled before.
 func awaitReady(ctx context.Context, client kubernetes.Interface, n int) error {
 	return wait.PollUntilContextCancel(ctx, readyInterval, false, func(ctx context.Context) (bool, error) {
 		list, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: simulatedLabel, ResourceVersion: "0"})

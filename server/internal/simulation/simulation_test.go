@@ -129,7 +129,8 @@ func TestParseStages_UnknownField_IsError(t *testing.T) {
 	}
 }
 
-// After stop, a watch that was open has ended, a request that was in flight has returned, and a new one fails.
+// After stop, a watch that was open has ended, a request that was in flight has returned, and a new
+// one fails.
 func TestRequests_Stop_EndsAllRequests(t *testing.T) {
 	arrived := make(chan string)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

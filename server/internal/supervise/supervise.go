@@ -1,9 +1,11 @@
-// Package supervise runs programs as child processes and starts each again when it ends, after a pause that grows while it fails.
+// Package supervise runs programs as child processes and starts each again when it ends, after a
+// pause that grows while it fails.
 //
 //	start ─▶ started ─▶ ready ─▶ (the process ends) ─▶ ended ─▶ pause ─▶ start
 //
-// The output of all processes of one program goes to one file, which is rotated. Another file has the process id while the process
-// runs. On Linux the kernel kills the processes when this one dies.
+// The output of all processes of one program goes to one file, which is rotated. Another file has
+// the process id while the process runs. On Linux the kernel kills the processes when this one
+// dies.
 package supervise
 
 import (
@@ -25,8 +27,9 @@ import (
 )
 
 const (
-	// A program starts again after firstPause, which is long enough to see its absence and shorter than clients' patience. The pause
-	// doubles up to lastPause while processes end before they have been ready for steadyAfter. Guesses.
+	// A program starts again after firstPause, which is long enough to see its absence and shorter
+	// than clients' patience. The pause doubles up to lastPause while processes end before they
+	// have been ready for steadyAfter. Guesses.
 	firstPause  = time.Second
 	lastPause   = 30 * time.Second
 	steadyAfter = 10 * time.Second
@@ -46,8 +49,8 @@ type Spec struct {
 	Args []string // without the executable's name
 	Dir  string   // directory of the files Name.log and Name.pid
 
-	// A process is ready when it has printed a line to standard output that contains ReadyLine, and Ready has then returned nil. Ready is
-	// called repeatedly. Both are optional.
+	// A process is ready when it has printed a line to standard output that contains ReadyLine, and
+	// Ready has then returned nil. Ready is called repeatedly. Both are optional.
 	ReadyLine string
 	Ready     func(context.Context) error
 
@@ -91,8 +94,9 @@ type Program struct {
 	}
 }
 
-// Start starts a program and supervises it until Stop. notify is called for each event of the program, sequentially, by another
-// goroutine. If the first process ends before it is ready, the program is not started again, and AwaitReady returns the reason.
+// Start starts a program and supervises it until Stop. notify is called for each event of the
+// program, sequentially, by another goroutine. If the first process ends before it is ready, the
+// program is not started again, and AwaitReady returns the reason.
 func Start(spec Spec, notify func(Event)) *Program {
 	ctx, cancel := context.WithCancel(context.Background())
 	p := &Program{
@@ -110,7 +114,8 @@ func Start(spec Spec, notify func(Event)) *Program {
 // LogPath returns the path of the log of the program called name.
 func LogPath(dir, name string) string { return filepath.Join(dir, name+".log") }
 
-// PIDPath returns the path of the file that has the process id of the program called name while it runs.
+// PIDPath returns the path of the file that has the process id of the program called name while it
+// runs.
 func PIDPath(dir, name string) string { return filepath.Join(dir, name+".pid") }
 
 // PID returns the id of the newest process, 0 if none was started.
@@ -126,7 +131,8 @@ func (p *Program) PID() int {
 // Name returns the name in the Spec.
 func (p *Program) Name() string { return p.spec.Name }
 
-// AwaitReady waits until the first process is ready. Errors: the process has ended, with the last line of its log; the cause of ctx.
+// AwaitReady waits until the first process is ready. Errors: the process has ended, with the last
+// line of its log; the cause of ctx.
 func (p *Program) AwaitReady(ctx context.Context) error {
 	select {
 	case <-p.first:
@@ -141,8 +147,8 @@ func (p *Program) AwaitReady(ctx context.Context) error {
 	}
 }
 
-// Stop ends supervision, sends SIGTERM and returns when the process has ended, with an error if it had to be killed after the grace
-// period, or if the program has failed at its first start.
+// Stop ends supervision, sends SIGTERM and returns when the process has ended, with an error if it
+// had to be killed after the grace period, or if the program has failed at its first start.
 func (p *Program) Stop() error {
 	p.cancel()
 	<-p.done
@@ -180,8 +186,8 @@ func (p *Program) wasReady() bool {
 	}
 }
 
-// nextPause returns the pause before the next start, given the one before the last start and whether that process was ready for
-// steadyAfter.
+// nextPause returns the pause before the next start, given the one before the last start and
+// whether that process was ready for steadyAfter.
 func nextPause(last time.Duration, steady bool) time.Duration {
 	if steady || last == 0 {
 		return firstPause
@@ -189,10 +195,12 @@ func nextPause(last time.Duration, steady bool) time.Duration {
 	return min(2*last, lastPause)
 }
 
-// live runs one process until it ends, or stops it when ctx ends. The error is the exit status; after a stop, that it had to be killed.
-// steady reports whether the process was ready for steadyAfter.
+// live runs one process until it ends, or stops it when ctx ends. The error is the exit status;
+// after a stop, that it had to be killed. steady reports whether the process was ready for
+// steadyAfter.
 func (p *Program) live(ctx context.Context, life int) (steady bool, err error) {
-	fmt.Fprintf(p.log, "--- %s, start %d, %s\n", p.spec.Name, life, time.Now().Format(time.RFC3339)) // an unwritable log fails the process's writes, too
+	// an unwritable log fails the process's writes, too
+	fmt.Fprintf(p.log, "--- %s, start %d, %s\n", p.spec.Name, life, time.Now().Format(time.RFC3339))
 	child, err := process.Start(process.Spec{Name: p.spec.Name, Path: p.spec.Path, Args: p.spec.Args, Log: p.log.Filename, Out: p.log,
 		Lines: p.spec.ReadyLine != ""})
 	if err != nil {

@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	// serviceRange is kube-apiserver's default range of service addresses, and serviceIP its first address, that of the API
-	// server's own service.
+	// serviceRange is kube-apiserver's default range of service addresses, and serviceIP its first
+	// address, that of the API server's own service.
 	serviceRange = "10.0.0.0/24"
 	serviceIP    = "10.0.0.1"
 
@@ -37,8 +37,9 @@ type address struct {
 
 func (a address) String() string { return net.JoinHostPort(a.ip.String(), strconv.Itoa(a.port)) }
 
-// reserve checks that a can be listened on, and returns it with a free port in place of port 0. The API server binds the port
-// seconds later, so reserve only detects the common mistake early, before any component has been started.
+// reserve checks that a can be listened on, and returns it with a free port in place of port 0. The
+// API server binds the port seconds later, so reserve only detects the common mistake early, before
+// any component has been started.
 func (a address) reserve() (address, error) {
 	l, err := net.Listen("tcp", a.String())
 	if err != nil {
@@ -60,8 +61,8 @@ func bindCause(err error) error {
 	return err
 }
 
-// hosts returns the names and addresses under which clients may reach the API server: those of this host, of the service that pods use, and
-// extra.
+// hosts returns the names and addresses under which clients may reach the API server: those of this
+// host, of the service that pods use, and extra.
 func (a address) hosts(extra []string) []string {
 	hosts := []string{
 		"localhost", "127.0.0.1", "::1",
@@ -87,13 +88,14 @@ func (a address) hosts(extra []string) []string {
 	return append(hosts, extra...)
 }
 
-// compactionInterval is how often the API server compacts etcd, which determines how far back the past is readable: one to two intervals. The
-// past of a session at a terminal is that of the last quarter of an hour or more; kube-apiserver's default is 5m. A server with a write every
-// 10 ms and objects of 5 KB needs 1 GB of disk for it, of the 8 GiB that etcd accepts.
+// compactionInterval is how often the API server compacts etcd, which determines how far back the
+// past is readable: one to two intervals. The past of a session at a terminal is that of the last
+// quarter of an hour or more; kube-apiserver's default is 5m. A server with a write every 10 ms and
+// objects of 5 KB needs 1 GB of disk for it, of the 8 GiB that etcd accepts.
 const compactionInterval = "15m"
 
-// serverFlags returns the command line of `strata apiserver` for this control plane: the flags that up sets, except for those
-// set by extra, followed by extra.
+// serverFlags returns the command line of `strata apiserver` for this control plane: the flags that
+// up sets, except for those set by extra, followed by extra.
 func serverFlags(etcdEndpoint string, overrides []string, a address, files *pki.Files, engine string, extra []string) []string {
 	decided := []flag{
 		{"etcd-servers", etcdEndpoint},
@@ -119,15 +121,15 @@ func serverFlags(etcdEndpoint string, overrides []string, a address, files *pki.
 		{"allow-privileged", "true"},
 		// Names of simulated nodes may be names of hosts. The default looks them up.
 		{"kubelet-preferred-address-types", "InternalIP"},
-		// Without these two flags, a stop waits a minute for watching clients. There is no other server to which they could
-		// reconnect.
+		// Without these two flags, a stop waits a minute for watching clients. There is no other
+		// server to which they could reconnect.
 		{"shutdown-send-retry-after", "true"},
 		{"shutdown-watch-termination-grace-period", "2s"},
 		{"etcd-compaction-interval", compactionInterval},
 	}
 	if a.ip.IsLoopback() {
-		// The server is reachable from this host only, so it has no address to advertise to pods. Without these two flags it
-		// does not start on a host without a default route.
+		// The server is reachable from this host only, so it has no address to advertise to pods.
+		// Without these two flags it does not start on a host without a default route.
 		decided = append(decided, flag{"advertise-address", "127.0.0.1"}, flag{"endpoint-reconciler-type", "none"})
 	}
 	if len(overrides) > 0 {
@@ -153,7 +155,8 @@ func serverFlags(etcdEndpoint string, overrides []string, a address, files *pki.
 
 type flag struct{ name, value string }
 
-// ownFlags are flags of the API server for which up has its own flag, or which do not apply to an embedded etcd.
+// ownFlags are flags of the API server for which up has its own flag, or which do not apply to an
+// embedded etcd.
 var ownFlags = map[string]string{
 	"bind-address": "set --bind-address before the --",
 	"secure-port":  "set --secure-port before the --",
@@ -162,8 +165,8 @@ var ownFlags = map[string]string{
 	"etcd-servers-overrides": "set --etcd-shards before the --, or use strata apiserver",
 }
 
-// checkServerFlags detects mistakes in the deprecated --engine and in the flags after the -- before any change is made. Invalid combinations
-// of flags are detected by the API server at startup.
+// checkServerFlags detects mistakes in the deprecated --engine and in the flags after the -- before
+// any change is made. Invalid combinations of flags are detected by the API server at startup.
 func checkServerFlags(engine string, extra []string) error {
 	for name, advice := range ownFlags {
 		if setsFlag(extra, name) {
@@ -197,8 +200,8 @@ func noHosts(extra []string) []string {
 	return prefixes
 }
 
-// noProxy returns the value of the variable NO_PROXY with which requests to noHosts, and to webhooks
-// that are services, are not sent to a proxy of the network, but refused.
+// noProxy returns the value of the variable NO_PROXY with which requests to noHosts, and to
+// webhooks that are services, are not sent to a proxy of the network, but refused.
 func noProxy(getenv func(string) string, extra []string) string {
 	names := noHosts(extra)
 	if len(names) > 1 { // the addresses of services
@@ -210,7 +213,8 @@ func noProxy(getenv func(string) string, extra []string) string {
 	return strings.Join(names, ",")
 }
 
-// setsFlag reports whether a command line sets the flag called name. Underscores count as dashes, as in kube-apiserver.
+// setsFlag reports whether a command line sets the flag called name. Underscores count as dashes,
+// as in kube-apiserver.
 func setsFlag(args []string, name string) bool {
 	return slices.ContainsFunc(args, func(arg string) bool {
 		given, isFlag := strings.CutPrefix(arg, "--")

@@ -114,7 +114,8 @@ func TestQuote_EscapesForShell(t *testing.T) {
 	}
 }
 
-// TestServerFlags_FrontProxy_NamesAllFieldsOfUsers: without the header of UIDs, requests through a replica would lose the UID of their user.
+// TestServerFlags_FrontProxy_NamesAllFieldsOfUsers: without the header of UIDs, requests through a
+// replica would lose the UID of their user.
 func TestServerFlags_FrontProxy_NamesAllFieldsOfUsers(t *testing.T) {
 	args := serverFlags("unix:///etcd.sock", nil, address{net.IPv4(127, 0, 0, 1), 6443}, &pki.Files{}, "", nil)
 	for _, want := range []string{"--requestheader-username-headers=X-Remote-User", "--requestheader-uid-headers=X-Remote-Uid", "--requestheader-group-headers=X-Remote-Group",

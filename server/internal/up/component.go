@@ -26,7 +26,8 @@ func launch(name string, run func(context.Context) error) *component {
 	return c
 }
 
-// stop ends the component, waits until it has ended, and returns its error. A second call returns the same error.
+// stop ends the component, waits until it has ended, and returns its error. A second call returns
+// the same error.
 func (c *component) stop() error {
 	c.cancel()
 	<-c.done

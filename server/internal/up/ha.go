@@ -22,10 +22,12 @@ const (
 	serverCount  = 3
 	replicaCount = 2
 
-	// The first start of a process of each kind may take this long: a large database has to be read.
+	// The first start of a process of each kind may take this long: a large database has to be
+	// read.
 	haStartTimeout = 10 * time.Minute
 
-	// Grace periods of an orderly stop: etcd flushes its files; a server waits for requests in flight, 60 s by upstream's default.
+	// Grace periods of an orderly stop: etcd flushes its files; a server waits for requests in
+	// flight, 60 s by upstream's default.
 	memberGrace = 20 * time.Second
 	serverGrace = 75 * time.Second
 )
@@ -34,8 +36,9 @@ const (
 //
 //	lock, certificates, ports ─▶ etcd-1..3 ─▶ server-1..3, the balancer ─▶ replica-1..2, a second balancer ─▶ controllers, nodes
 //
-// They stop in the reverse order. The balancers, the controllers and the simulated nodes run in this process. The controllers use
-// the balancer, like any client, and elect no leader: the lock of the data directory excludes a second process.
+// They stop in the reverse order. The balancers, the controllers and the simulated nodes run in
+// this process. The controllers use the balancer, like any client, and elect no leader: the lock of
+// the data directory excludes a second process.
 type haPlane struct {
 	plane
 	layout    *haLayout
@@ -66,7 +69,8 @@ func runHA(ctx context.Context, s settings) (err error) {
 	return p.serve(ctx)
 }
 
-// prepare is plane.prepare, and also chooses the ports of all processes and creates the certificates of etcd and the replicas.
+// prepare is plane.prepare, and also chooses the ports of all processes and creates the
+// certificates of etcd and the replicas.
 func (p *haPlane) prepare() (err error) {
 	if err := checkHAFlags(p.engine, p.serverFlags); err != nil {
 		return err
@@ -98,7 +102,8 @@ func (p *haPlane) prepare() (err error) {
 	return nil
 }
 
-// replicasAddress returns the address of the balancer before the replicas: the port after --secure-port, a free one if that is 0.
+// replicasAddress returns the address of the balancer before the replicas: the port after
+// --secure-port, a free one if that is 0.
 func (p *haPlane) replicasAddress() address {
 	if p.securePort == 0 {
 		return address{p.bindAddress, 0}
@@ -170,7 +175,8 @@ func (p *haPlane) startAll(ctx context.Context, processes []haProcess, spec func
 	return nil
 }
 
-// startBehind starts API servers or replicas, waits until all are ready, and returns the URL of a balancer in front of them.
+// startBehind starts API servers or replicas, waits until all are ready, and returns the URL of a
+// balancer in front of them.
 func (p *haPlane) startBehind(ctx context.Context, processes []haProcess, spec func(haProcess) (supervise.Spec, error)) (url string, err error) {
 	listener := p.listeners[0]
 	p.listeners = p.listeners[1:]
@@ -230,7 +236,8 @@ func (p *haPlane) serverSpec(server haProcess) (supervise.Spec, error) {
 	return p.readSpec(server, "apiserver", p.engine)
 }
 
-// replicaSpec describes a read replica, which forwards writes to the API servers themselves: each replica checks their health.
+// replicaSpec describes a read replica, which forwards writes to the API servers themselves: each
+// replica checks their health.
 func (p *haPlane) replicaSpec(replica haProcess) (supervise.Spec, error) {
 	var primaries []string
 	for _, server := range p.layout.Servers {
@@ -251,7 +258,8 @@ func sameAuthorization(extra []string) []string {
 	return nil
 }
 
-// readSpec describes an API server or a replica: a command with the flags of `strata apiserver`, and more.
+// readSpec describes an API server or a replica: a command with the flags of `strata apiserver`,
+// and more.
 func (p *haPlane) readSpec(each haProcess, command, engine string, more ...string) (supervise.Spec, error) {
 	ready, err := p.readyz(each)
 	if err != nil {
@@ -268,7 +276,8 @@ func (p *haPlane) readSpec(each haProcess, command, engine string, more ...strin
 	}, nil
 }
 
-// haServerFlags returns the flags that differ from those of a control plane of one process, unless the user sets them.
+// haServerFlags returns the flags that differ from those of a control plane of one process, unless
+// the user sets them.
 func (p *haPlane) haServerFlags() []string {
 	var args []string
 	for _, f := range []flag{
@@ -276,7 +285,8 @@ func (p *haPlane) haServerFlags() []string {
 		{"etcd-certfile", p.haFiles.EtcdClient},
 		{"etcd-keyfile", p.haFiles.EtcdClient},
 		{"requestheader-allowed-names", pki.FrontProxyUser + "," + pki.ReplicaUser},
-		// While a server that ends still serves, /readyz fails and the balancer sends new connections to the others.
+		// While a server that ends still serves, /readyz fails and the balancer sends new
+		// connections to the others.
 		{"shutdown-delay-duration", drainFor.String()},
 	} {
 		if !setsFlag(p.serverFlags, f.name) {
@@ -286,8 +296,8 @@ func (p *haPlane) haServerFlags() []string {
 	return args
 }
 
-// drainFor is how long a server that ends serves: the balancer's checks twice, and time for clients to follow the server's request to
-// reconnect.
+// drainFor is how long a server that ends serves: the balancer's checks twice, and time for clients
+// to follow the server's request to reconnect.
 const drainFor = 2 * time.Second
 
 // haFlags are the flags of the API server that --ha decides for each process, with the reason.
@@ -325,7 +335,8 @@ func checkHAFlags(engine string, extra []string) error {
 	return nil
 }
 
-// flagValue returns the value of the last flag called name with "=" or the next argument, "" if there is none.
+// flagValue returns the value of the last flag called name with "=" or the next argument, "" if
+// there is none.
 func flagValue(args []string, name string) (value string) {
 	for i, arg := range args {
 		if !setsFlag([]string{arg}, name) {
@@ -340,7 +351,8 @@ func flagValue(args []string, name string) (value string) {
 	return value
 }
 
-// serve returns nil when ctx is cancelled, or the error of a component of this process. Processes that end are started again.
+// serve returns nil when ctx is cancelled, or the error of a component of this process. Processes
+// that end are started again.
 func (p *haPlane) serve(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -366,8 +378,8 @@ func stopTogether(programs []*supervise.Program, processes []haProcess) error {
 	return errors.Join(errs...)
 }
 
-// stop ends everything in the reverse order of the starts, servers and replicas concurrently, and unlocks the data directory. It
-// returns err, or else the first error of a component.
+// stop ends everything in the reverse order of the starts, servers and replicas concurrently, and
+// unlocks the data directory. It returns err, or else the first error of a component.
 func (p *haPlane) stop(err error) error {
 	end := func() {}
 	if p.dir != nil {
@@ -392,7 +404,8 @@ func (p *haPlane) stop(err error) error {
 	err = firstError(err, stopTogether(programs, p.layout.replicas()))
 	err = firstError(err, stopTogether(programs, p.layout.servers()))
 	for _, member := range p.layout.members() {
-		// One after the other: a leader that ends waits for another member to take over, which must not end at the same time.
+		// One after the other: a leader that ends waits for another member to take over, which must
+		// not end at the same time.
 		err = firstError(err, stopTogether(programs, []haProcess{member}))
 	}
 	p.layout.release()

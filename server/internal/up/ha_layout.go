@@ -25,8 +25,9 @@ type haProcess struct {
 func (p haProcess) address() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(p.Port)) }
 func (p haProcess) url() string     { return "https://" + p.address() }
 
-// haLayout has the processes of a control plane and reserves their ports. Those of the members are in a file of the data directory,
-// because etcd stores the addresses of members; those of others are chosen at each start.
+// haLayout has the processes of a control plane and reserves their ports. Those of the members are
+// in a file of the data directory, because etcd stores the addresses of members; those of others
+// are chosen at each start.
 type haLayout struct {
 	Members  []haProcess `json:"etcd"`
 	Servers  []haProcess `json:"-"`
@@ -35,8 +36,8 @@ type haLayout struct {
 	reserved []*loopback.Port
 }
 
-// The ports of members are chosen in this range, below those that systems assign to outgoing connections: another process then
-// rarely uses one while the control plane is stopped.
+// The ports of members are chosen in this range, below those that systems assign to outgoing
+// connections: another process then rarely uses one while the control plane is stopped.
 const (
 	firstMemberPort = 20000
 	lastMemberPort  = 29999

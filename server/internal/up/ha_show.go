@@ -9,7 +9,8 @@ import (
 	"github.com/stratakube/strata/server/internal/supervise"
 )
 
-// showEvent prints the events of a process after its first start, which the steps of the start show.
+// showEvent prints the events of a process after its first start, which the steps of the start
+// show.
 func (p *haPlane) showEvent(e supervise.Event) {
 	switch {
 	case e.State == supervise.Ended && e.Pause > 0:
@@ -66,7 +67,8 @@ In another terminal, watch an object, end any process, and change the object:
 	fmt.Fprintf(p.out, "  export KUBECONFIG=%s    # for other Kubernetes clients\n\n", quote(p.dir.Kubeconfig()))
 }
 
-// relativeHA returns the path of the directory of processes, relative if the data directory is the default one.
+// relativeHA returns the path of the directory of processes, relative if the data directory is the
+// default one.
 func (p *haPlane) relativeHA() string {
 	if isDefault(p.dir) {
 		return filepath.Join(datadir.Default(func(string) string { return "" }), filepath.Base(p.dir.HA()))

@@ -18,14 +18,16 @@ const (
 	contextName = "strata"
 	adminName   = "strata-admin"
 
-	// replicasContextName is the context, and replicasClusterName the cluster, of the read replicas of --ha.
+	// replicasContextName is the context, and replicasClusterName the cluster, of the read replicas
+	// of --ha.
 	replicasContextName = "strata-replicas"
 	replicasClusterName = "strata-replicas"
 )
 
-// adminKubeconfig writes Strata's cluster, user and context to the kubeconfig at path, with embedded certificates and key, so
-// that the file can be copied. Other content of an existing Strata kubeconfig, such as a namespace set with kubectl config, is
-// preserved. A file without Strata's entries is an error.
+// adminKubeconfig writes Strata's cluster, user and context to the kubeconfig at path, with
+// embedded certificates and key, so that the file can be copied. Other content of an existing
+// Strata kubeconfig, such as a namespace set with kubectl config, is preserved. A file without
+// Strata's entries is an error.
 func adminKubeconfig(path, url string, files *pki.Files) error {
 	config, err := ourKubeconfig(path)
 	if err != nil {
@@ -52,7 +54,8 @@ func adminKubeconfig(path, url string, files *pki.Files) error {
 	return writeKubeconfig(path, config)
 }
 
-// replicasContext adds the read replicas at url to the kubeconfig at path, which adminKubeconfig has written.
+// replicasContext adds the read replicas at url to the kubeconfig at path, which adminKubeconfig
+// has written.
 func replicasContext(path, url string) error {
 	config, err := ourKubeconfig(path)
 	if err != nil {
@@ -69,8 +72,8 @@ func replicasContext(path, url string) error {
 	return writeKubeconfig(path, config)
 }
 
-// ourKubeconfig returns the kubeconfig at path, or an empty one if there is no file. A file without Strata's entries is an
-// error.
+// ourKubeconfig returns the kubeconfig at path, or an empty one if there is no file. A file without
+// Strata's entries is an error.
 func ourKubeconfig(path string) (*clientcmdapi.Config, error) {
 	data, err := os.ReadFile(path)
 	switch {
@@ -86,8 +89,8 @@ func ourKubeconfig(path string) (*clientcmdapi.Config, error) {
 	return config, nil
 }
 
-// controllersKubeconfig writes a kubeconfig for the controllers. It references the certificate files, so that renewed
-// certificates are used.
+// controllersKubeconfig writes a kubeconfig for the controllers. It references the certificate
+// files, so that renewed certificates are used.
 func controllersKubeconfig(path, url string, files *pki.Files) error {
 	config := clientcmdapi.NewConfig()
 	config.Clusters[clusterName] = &clientcmdapi.Cluster{Server: url, CertificateAuthority: files.CA}

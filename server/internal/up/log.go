@@ -15,13 +15,15 @@ import (
 )
 
 const (
-	// The log file is rotated at logFileMB, and logBackups rotated files are kept, so that a long-running control plane does
-	// not fill the disk. Guesses: days of a busy server at the default verbosity.
+	// The log file is rotated at logFileMB, and logBackups rotated files are kept, so that a
+	// long-running control plane does not fill the disk. Guesses: days of a busy server at the
+	// default verbosity.
 	logFileMB  = 20
 	logBackups = 2
 )
 
-// logFile receives the logs of all components of the process, so that the terminal shows only the steps of `strata up`.
+// logFile receives the logs of all components of the process, so that the terminal shows only the
+// steps of `strata up`.
 type logFile struct {
 	file   *lumberjack.Logger
 	stderr *os.File // the original os.Stderr
@@ -29,10 +31,11 @@ type logFile struct {
 	copied chan struct{}
 }
 
-// openLog redirects every logger of the process to the file at path until Close: etcd's, gRPC's, package log, and klog. klog
-// writes to the value of os.Stderr at the time when logging is configured, and does not accept a rotating writer; therefore
-// os.Stderr is replaced by a pipe into the file. Crashes of the Go runtime still go to the process's own standard error.
-// openLog must be called before the first log message.
+// openLog redirects every logger of the process to the file at path until Close: etcd's, gRPC's,
+// package log, and klog. klog writes to the value of os.Stderr at the time when logging is
+// configured, and does not accept a rotating writer; therefore os.Stderr is replaced by a pipe into
+// the file. Crashes of the Go runtime still go to the process's own standard error. openLog must be
+// called before the first log message.
 func openLog(path string) (*logFile, error) {
 	l := &logFile{
 		file:   &lumberjack.Logger{Filename: path, MaxSize: logFileMB, MaxBackups: logBackups},
@@ -62,8 +65,8 @@ func openLog(path string) (*logFile, error) {
 	return l, nil
 }
 
-// exit is called by klog after a fatal message. It waits until the message is in the file, and prints the path of the file
-// to the terminal.
+// exit is called by klog after a fatal message. It waits until the message is in the file, and
+// prints the path of the file to the terminal.
 func (l *logFile) exit(int) {
 	l.pipe.Close()
 	select {

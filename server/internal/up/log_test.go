@@ -43,8 +43,8 @@ func TestOpenLog_CapturesEveryLogger(t *testing.T) {
 	}
 }
 
-// fatalLogVar makes TestOpenLog_FatalMessage_NamesLogFile run as the process that logs a fatal message, to the file named by the
-// variable.
+// fatalLogVar makes TestOpenLog_FatalMessage_NamesLogFile run as the process that logs a fatal
+// message, to the file named by the variable.
 const fatalLogVar = "STRATA_TEST_FATAL_LOG"
 
 func TestOpenLog_FatalMessage_NamesLogFile(t *testing.T) {

@@ -14,8 +14,8 @@ import (
 	"github.com/stratakube/strata/server/internal/cli"
 )
 
-// requireOneLine fails the test unless a call of strata failed, with one line on standard error that contains want. The exit code is that
-// of misuse if the line names the help of a command.
+// requireOneLine fails the test unless a call of strata failed, with one line on standard error
+// that contains want. The exit code is that of misuse if the line names the help of a command.
 func requireOneLine(t *testing.T, stderr string, code int, want string) {
 	t.Helper()
 	wantCode := cli.Failed
@@ -121,7 +121,8 @@ func TestUp_DataDirOfAnotherUser_IsRefused(t *testing.T) {
 	}
 	cmd := prepare(t, dir, "up", "--secure-port=0")
 	if os.Getuid() == 0 {
-		if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil { // the other user needs access to dir
+		if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil {
+			// the other user needs access to dir
 			t.Fatal(err)
 		}
 		cmd.Path = filepath.Join(dir, "strata") // the original path may be readable by root only

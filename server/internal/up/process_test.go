@@ -27,8 +27,8 @@ type upProcess struct {
 	dir string // where it was called; the data is in strata-data below it
 }
 
-// start calls `strata up` on a free port in dir and returns at once, with an umask of 0. When the test ends the
-// process is killed if it still runs.
+// start calls `strata up` on a free port in dir and returns at once, with an umask of 0. When the
+// test ends the process is killed if it still runs.
 func start(t *testing.T, dir string, args ...string) *upProcess {
 	t.Helper()
 	child, err := process.Start(process.Spec{
@@ -57,7 +57,8 @@ func (p *upProcess) printed() string {
 	return log
 }
 
-// requireUp returns when p has printed the commands for the user, and then that its controllers are ready.
+// requireUp returns when p has printed the commands for the user, and then that its controllers are
+// ready.
 func (p *upProcess) requireUp(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
@@ -79,7 +80,8 @@ func (p *upProcess) requireStop(t *testing.T, signal os.Signal) {
 
 func (p *upProcess) requireStopWithin(t *testing.T, signal os.Signal, limit time.Duration) {
 	t.Helper()
-	if err := p.Signal(signal); err != nil { // also if p has ended before, which is no error of Stop
+	if err := p.Signal(signal); err != nil {
+		// also if p has ended before, which is no error of Stop
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
@@ -108,7 +110,8 @@ func (p *upProcess) config(t *testing.T) *rest.Config {
 	return config
 }
 
-// kubectl calls `strata kubectl` where p was called, so that it has to find the kubeconfig, and demands success.
+// kubectl calls `strata kubectl` where p was called, so that it has to find the kubeconfig, and
+// demands success.
 func (p *upProcess) kubectl(t *testing.T, args ...string) string {
 	t.Helper()
 	stdout, stderr, code := p.tryKubectl(t, "", args...)
@@ -151,8 +154,8 @@ func runCommand(t *testing.T, stdin string, cmd *exec.Cmd) (stdout, stderr strin
 	return out.String(), errOut.String(), cmd.ProcessState.ExitCode()
 }
 
-// environment is that of a user without any kubeconfig, in a network whose proxy is down. Servers live for seconds: with few garbage
-// collections, a start takes a quarter less processor time.
+// environment is that of a user without any kubeconfig, in a network whose proxy is down. Servers
+// live for seconds: with few garbage collections, a start takes a quarter less processor time.
 func environment(dir string) []string {
 	const proxy = "http://127.0.0.1:1"
 	return []string{"HOME=" + dir, "PATH=" + os.Getenv("PATH"), "TMPDIR=" + os.TempDir(), "HTTP_PROXY=" + proxy, "HTTPS_PROXY=" + proxy, "GOGC=300"}

@@ -11,8 +11,8 @@ import (
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
-// progress prints the steps of startup and shutdown for the user, one line each, with the time since the start. Its methods may be called
-// concurrently.
+// progress prints the steps of startup and shutdown for the user, one line each, with the time
+// since the start. Its methods may be called concurrently.
 type progress struct {
 	line  *lines.Line
 	start time.Time
@@ -35,7 +35,8 @@ func (p *progress) waiting(state func() string) (stop func()) {
 	return p.line.Watch(func(time.Duration) string { return p.text("%s", state()) })
 }
 
-// loading is the state of an API server that starts. The zero value is one that has not begun to load.
+// loading is the state of an API server that starts. The zero value is one that has not begun to
+// load.
 type loading struct {
 	state atomic.Pointer[func(context.Context) kubestorage.LoadState]
 }

@@ -11,7 +11,8 @@ import (
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
-// While the API server starts, the terminal shows the objects that it has loaded, and then where the log is.
+// While the API server starts, the terminal shows the objects that it has loaded, and then where
+// the log is.
 func TestLoading_SlowStart_ShowsObjects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer

@@ -18,7 +18,8 @@ type shard struct {
 	resources []string // as in --etcd-servers-overrides
 }
 
-// shardsOf returns the shards of a number of etcds: with two, events and leases are in one; with three, each has its own.
+// shardsOf returns the shards of a number of etcds: with two, events and leases are in one; with
+// three, each has its own.
 func shardsOf(n int) []shard {
 	const events, leases = "/events", "coordination.k8s.io/leases"
 	switch n {
@@ -30,7 +31,8 @@ func shardsOf(n int) []shard {
 	return nil
 }
 
-// checkShards compares --etcd-shards with the number of etcds of the data directory, and records it for a new one.
+// checkShards compares --etcd-shards with the number of etcds of the data directory, and records it
+// for a new one.
 func (p *plane) checkShards() error {
 	n, err := p.dir.Shards()
 	switch {
@@ -49,7 +51,8 @@ func (p *plane) checkShards() error {
 	return nil
 }
 
-// startShards starts the etcds of the shards, and adds the overrides to the flags of the API server.
+// startShards starts the etcds of the shards, and adds the overrides to the flags of the API
+// server.
 func (p *plane) startShards(ctx context.Context) error {
 	for _, s := range shardsOf(p.shards) {
 		etcd, err := embedetcd.Start(ctx, embedetcd.Config{Dir: p.dir.EtcdShard(s.name), ProgressNotifyInterval: p.progressInterval, Logger: p.log.etcdLogger()})

@@ -1,10 +1,11 @@
-// Package up implements `strata up`: a control plane in one process, with an embedded etcd, its own certificates, the controllers of
-// workloads, and simulated nodes if the user wants some.
+// Package up implements `strata up`: a control plane in one process, with an embedded etcd, its own
+// certificates, the controllers of workloads, and simulated nodes if the user wants some.
 //
 //	lock the data directory ─▶ certificates ─▶ etcd ─▶ API server ─▶ kubeconfigs ─▶ controllers, nodes ─▶ (a signal)
 //	                                                 nodes, controllers stop ─▶ API server ─▶ etcd ─▶ unlock
 //
-// Every step is printed when it happens. An error before the API server serves leaves the data unchanged.
+// Every step is printed when it happens. An error before the API server serves leaves the data
+// unchanged.
 package up
 
 import (
@@ -37,10 +38,12 @@ import (
 )
 
 const (
-	// stopTimeout bounds the wait for a startup in progress after a signal: several times the duration of a start.
+	// stopTimeout bounds the wait for a startup in progress after a signal: several times the
+	// duration of a start.
 	stopTimeout = 30 * time.Second
 
-	// controllersTimeout bounds the wait for the controllers' first effect at startup. They continue to retry after it.
+	// controllersTimeout bounds the wait for the controllers' first effect at startup. They
+	// continue to retry after it.
 	controllersTimeout = 20 * time.Second
 )
 
@@ -102,7 +105,8 @@ type plane struct {
 	manager *component // of the controllers
 	kubelet *component // of the simulated nodes
 
-	sessions *console.Sessions // of the console; nil if the server cannot be reached on a loopback address
+	// of the console; nil if the server cannot be reached on a loopback address
+	sessions *console.Sessions
 }
 
 // prepare checks the flags, locks the data directory, and creates missing certificates. Invalid
@@ -253,7 +257,8 @@ func (p *plane) serve(ctx context.Context) error {
 	}
 }
 
-// seeLog adds the path of the log to the error of a component, unless it is one of the command line.
+// seeLog adds the path of the log to the error of a component, unless it is one of the command
+// line.
 func (p *plane) seeLog(err error) error {
 	if cli.IsMisuse(err) {
 		return err
@@ -291,9 +296,9 @@ func (p *plane) stop(err error) error {
 	return err
 }
 
-// waitReady returns the Info of the API server when it is ready, or the error with which it ended. A signal does not end the
-// wait immediately, because upstream's server exits the process if it is stopped while its start hooks run. After a signal,
-// waitReady waits at most stopTimeout.
+// waitReady returns the Info of the API server when it is ready, or the error with which it ended.
+// A signal does not end the wait immediately, because upstream's server exits the process if it is
+// stopped while its start hooks run. After a signal, waitReady waits at most stopTimeout.
 func waitReady(ctx context.Context, show *progress, server *component, ready <-chan apiserver.Info, etcd *embedetcd.Server) (apiserver.Info, error) {
 	signalled := ctx.Done()
 	var giveUp <-chan time.Time
@@ -315,8 +320,8 @@ func waitReady(ctx context.Context, show *progress, server *component, ready <-c
 	}
 }
 
-// startControllers starts the controllers named in enabled, and returns when the first effect of them is visible, or after
-// controllersTimeout.
+// startControllers starts the controllers named in enabled, and returns when the first effect of
+// them is visible, or after controllersTimeout.
 func (s settings) startControllers(ctx context.Context, show *progress, dir *datadir.Dir, url string, files *pki.Files, enabled []string) (*component, error) {
 	if len(enabled) == 0 {
 		show.step("controllers: none")
@@ -350,8 +355,8 @@ func (s settings) startControllers(ctx context.Context, show *progress, dir *dat
 	return manager, nil
 }
 
-// waitForServiceAccount returns nil when the namespace "default" has its service account. It gives up after controllersTimeout, when manager
-// ends, and when ctx is cancelled.
+// waitForServiceAccount returns nil when the namespace "default" has its service account. It gives
+// up after controllersTimeout, when manager ends, and when ctx is cancelled.
 func waitForServiceAccount(ctx context.Context, manager *component, url string, files *pki.Files) error {
 	client, err := kubernetes.NewForConfig(&rest.Config{
 		Host:            url,
@@ -403,7 +408,8 @@ func (p *plane) consoleLink(info apiserver.Info) string {
 	return info.URL + link
 }
 
-// printNext prints the next three commands for the user, and the link to the console, if there is one.
+// printNext prints the next three commands for the user, and the link to the console, if there is
+// one.
 func (s settings) printNext(dir *datadir.Dir, link string) {
 	kubectl := s.kubectl(dir)
 	first, second := "get namespaces", "create configmap greeting --from-literal=hello=world"
@@ -432,7 +438,8 @@ func (s settings) kubectl(dir *datadir.Dir) string {
 	return kubectl
 }
 
-// isDefault reports whether dir is the data directory of commands without a flag, in the working directory.
+// isDefault reports whether dir is the data directory of commands without a flag, in the working
+// directory.
 func isDefault(dir *datadir.Dir) bool {
 	found, err := filepath.Abs(datadir.Default(func(string) string { return "" }))
 	return err == nil && found == dir.Path

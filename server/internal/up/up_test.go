@@ -20,8 +20,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// TestUp_Restart_KeepsObjectsAndCredentials starts one data directory three times: it stops the first process, damages the data for
-// a while, and kills the second process.
+// TestUp_Restart_KeepsObjectsAndCredentials starts one data directory three times: it stops the
+// first process, damages the data for a while, and kills the second process.
 func TestUp_Restart_KeepsObjectsAndCredentials(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -75,8 +75,8 @@ func TestUp_Restart_KeepsObjectsAndCredentials(t *testing.T) {
 	if !strings.Contains(second.printed(), "certificates: using the existing ones") {
 		t.Error("the certificates were created again")
 	}
-	// Credentials of clients remain valid: tokens, and the kubeconfig except for the port, which is random in this
-	// test.
+	// Credentials of clients remain valid: tokens, and the kubeconfig except for the port, which is
+	// random in this test.
 	whoami := second.kubectl(t, "--token="+strings.TrimSpace(token), "--client-certificate=", "--client-key=", "auth", "can-i", "--list")
 	if !strings.Contains(whoami, "selfsubjectreviews") {
 		t.Errorf("a token from before the restart may do:\n%s", whoami)
@@ -137,7 +137,8 @@ func (k userKubeconfig) check(t *testing.T, p *upProcess) {
 	p.kubectl(t, k.flag(), "get", "configmaps")
 }
 
-// requireDamageFound damages files in the data directory of a stopped process, one at a time, and demands that a start reports each.
+// requireDamageFound damages files in the data directory of a stopped process, one at a time, and
+// demands that a start reports each.
 func requireDamageFound(t *testing.T, data string) {
 	t.Helper()
 	for file, want := range map[string]string{
@@ -160,7 +161,8 @@ func requireDamageFound(t *testing.T, data string) {
 	}
 }
 
-// checkSealedTokens demands that continue tokens are sealed, whatever the gates of the user, and continue a list.
+// checkSealedTokens demands that continue tokens are sealed, whatever the gates of the user, and
+// continue a list.
 func (p *upProcess) checkSealedTokens(t *testing.T) {
 	t.Helper()
 	page := func(token string) (next string) {
@@ -253,7 +255,8 @@ func TestUp_NewDataDir_ServesCompleteCluster(t *testing.T) {
 		if _, err := out.Read(make([]byte, 1)); err != nil { // the watch is open
 			t.Fatal(err)
 		}
-		// By default, upstream's server would wait a minute for the watcher, which does not disconnect, and then give up.
+		// By default, upstream's server would wait a minute for the watcher, which does not
+		// disconnect, and then give up.
 		p.requireStopWithin(t, terminate, 40*time.Second)
 		_ = watch.Wait() // kubectl may report an error for the end of its watch
 	})
@@ -294,7 +297,8 @@ func (p *upProcess) checkNextLines(t *testing.T) {
 	}
 }
 
-// checkWorkload demands that the controllers of workloads run by default. Without nodes, their pods remain Pending.
+// checkWorkload demands that the controllers of workloads run by default. Without nodes, their pods
+// remain Pending.
 func (p *upProcess) checkWorkload(t *testing.T) {
 	p.kubectl(t, "create", "deployment", "web", "--image=example.test/i", "--replicas=2")
 	p.kubectl(t, "wait", "deployment/web", "--for=jsonpath={.status.replicas}=2", "--timeout="+timeout.String())
@@ -404,8 +408,8 @@ func (p *upProcess) apply(t *testing.T, manifest string) {
 	}
 }
 
-// TestUp_SignalDuringStart_StopsAndRestarts interrupts one start after another, each at a later step, and then starts once more. In the
-// long form each is in a new directory.
+// TestUp_SignalDuringStart_StopsAndRestarts interrupts one start after another, each at a later
+// step, and then starts once more. In the long form each is in a new directory.
 func TestUp_SignalDuringStart_StopsAndRestarts(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -444,8 +448,8 @@ func TestUp_EngineAndServerFlags_TakeEffect(t *testing.T) {
 	p.requireStop(t, terminate)
 }
 
-// requireProgress fails the test unless etcd notifies an idle watch of its progress before the test's
-// timeout, which is shorter than etcd's own interval.
+// requireProgress fails the test unless etcd notifies an idle watch of its progress before the
+// test's timeout, which is shorter than etcd's own interval.
 func (p *upProcess) requireProgress(t *testing.T) {
 	t.Helper()
 	sockets, err := filepath.Glob(filepath.Join(p.dir, "*", "etcd", "client.sock"))

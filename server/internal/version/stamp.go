@@ -9,11 +9,12 @@ import (
 	componentversion "k8s.io/component-base/version"
 )
 
-// The variables below belong to the named packages. They can otherwise be set only by linker flags, which not every
-// build passes. The linker fails the build if a release renames one of them.
+// The variables below belong to the named packages. They can otherwise be set only by linker flags,
+// which not every build passes. The linker fails the build if a release renames one of them.
 //
-// The version is set before any other package reads it: a package is initialised as soon as its imports are, in
-// the order of import paths, and github.com/... sorts before the readers in k8s.io/....
+// The version is set before any other package reads it: a package is initialised as soon as its
+// imports are, in the order of import paths, and github.com/... sorts before the readers in
+// k8s.io/....
 
 //go:linkname componentGitVersion k8s.io/component-base/version.gitVersion
 var componentGitVersion string
@@ -77,7 +78,8 @@ func init() {
 	componentGitTreeState, clientGitTreeState = treeState, treeState
 	componentBuildDate, clientBuildDate = buildDate, buildDate
 
-	// component-base has copied the placeholder into the value that Get returns; this checks the new value and replaces the copy.
+	// component-base has copied the placeholder into the value that Get returns; this checks the
+	// new value and replaces the copy.
 	if err := componentversion.SetDynamicVersion(GitVersion()); err != nil {
 		panic(fmt.Sprintf("version %q: %v", GitVersion(), err))
 	}

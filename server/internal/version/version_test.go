@@ -37,7 +37,8 @@ func TestKubernetesVersion_HasStrataSuffix(t *testing.T) {
 	}
 }
 
-// The effective version is computed during package initialisation, so it shows whether the stamp was set early enough.
+// The effective version is computed during package initialisation, so it shows whether the stamp
+// was set early enough.
 func TestVersionStamp_IsSetBeforePackageInit(t *testing.T) {
 	effective := compatibility.DefaultComponentGlobalsRegistry.EffectiveVersionFor(basecompatibility.DefaultKubeComponent)
 	if got := "v" + effective.BinaryVersion().String(); got != version.GitVersion() {

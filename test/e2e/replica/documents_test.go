@@ -24,14 +24,16 @@ var documentRequests = []struct{ path, accept string }{
 	{"/.well-known/openid-configuration", ""},
 }
 
-// TestReplica_Documents_EqualPrimary: code, entity tag, content type and every byte, of the first answer and of one from the cache.
+// TestReplica_Documents_EqualPrimary: code, entity tag, content type and every byte, of the first
+// answer and of one from the cache.
 func TestReplica_Documents_EqualPrimary(t *testing.T) {
 	t.Parallel()
 	ctx, s := open(t)
 	primary, replica := s.primary, s.replica
 	for _, d := range documentRequests {
 		for range 2 {
-			harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) { // discovery still changes after a start, and with definitions
+			harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+				// discovery still changes after a start, and with definitions
 				want, err := primary.API().DoAs(ctx, http.MethodGet, d.path, "", "", d.accept, nil)
 				if err != nil {
 					return false, err
@@ -78,8 +80,8 @@ const definition = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResour
 "spec":{"group":"example.com","scope":"Namespaced","names":{"plural":"gizmos","singular":"gizmo","kind":"Gizmo"},
 "versions":[{"name":"v1","served":true,"storage":true,"subresources":{"status":{}},"schema":{"openAPIV3Schema":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}]}}`
 
-// TestReplica_DefinitionCreatedAfterStart_IsServed: a custom resource that is defined while a replica runs is discovered and read there, and reads
-// end with the definition.
+// TestReplica_DefinitionCreatedAfterStart_IsServed: a custom resource that is defined while a
+// replica runs is discovered and read there, and reads end with the definition.
 func TestReplica_DefinitionCreatedAfterStart_IsServed(t *testing.T) {
 	t.Parallel()
 	ctx, s := open(t)

@@ -150,7 +150,8 @@ func (f *fronted) primaryStops(t *testing.T) {
 		write(fmt.Sprintf("both-%d", i))
 	}
 	f.first.stop()
-	if r := broken(); r.Code != http.StatusBadGateway { // by then the replica has noticed the end of the connection
+	if r := broken(); r.Code != http.StatusBadGateway {
+		// by then the replica has noticed the end of the connection
 		t.Errorf("the write in flight was answered with %d, want 502: %s", r.Code, r.Body)
 	}
 	for i := range 10 { // the first one to meet the stopped primary is sent to the other

@@ -121,7 +121,8 @@ func (c *chain) isFresh(t *testing.T) {
 		if read.Metadata.ResourceVersion != created.Metadata.ResourceVersion {
 			t.Fatalf("read resource version %s after the write of %s", read.Metadata.ResourceVersion, created.Metadata.ResourceVersion)
 		}
-		list, err := lower.List(ctx, "/api/v1/namespaces/default/secrets", "") // of a resource that does not change
+		// of a resource that does not change
+		list, err := lower.List(ctx, "/api/v1/namespaces/default/secrets", "")
 		harness.Check(t, err)
 		if harness.Revision(t, list.Metadata.ResourceVersion) < harness.Revision(t, created.Metadata.ResourceVersion) {
 			t.Fatalf("list at resource version %s after the write of %s", list.Metadata.ResourceVersion, created.Metadata.ResourceVersion)
@@ -132,7 +133,8 @@ func (c *chain) isFresh(t *testing.T) {
 	if created.Metadata.Name != "through-lower" {
 		t.Errorf("created %+v", created)
 	}
-	harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) { // a lost one may still be closing
+	harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+		// a lost one may still be closing
 		streams, watches := c.proxy.Watches()
 		return streams <= 1 && watches <= 1, fmt.Errorf("the upper replica has %d watch streams and %d watches of etcd, want one", streams, watches)
 	}))

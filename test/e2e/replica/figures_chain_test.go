@@ -8,8 +8,9 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// chainFigures measures a replica that reads from another one, beside that one: reads while ConfigMaps of 1 KB are written, the time by which its
-// events are later, and the cost to etcd and to the replica above.
+// chainFigures measures a replica that reads from another one, beside that one: reads while
+// ConfigMaps of 1 KB are written, the time by which its events are later, and the cost to etcd and
+// to the replica above.
 func chainFigures(t *testing.T, table *harness.Figures) {
 	ctx := harness.Context(t, 8*time.Minute)
 	e := harness.New(t)

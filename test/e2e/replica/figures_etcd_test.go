@@ -26,8 +26,9 @@ const (
 	changedMaps = 1000 // ConfigMaps that these writes change
 )
 
-// etcdFigures measures the cost of one more replica to an etcd, which already feeds a primary and a replica, while ConfigMaps of 1 KB
-// change. The writes come straight from a client of etcd, so that no API server limits them.
+// etcdFigures measures the cost of one more replica to an etcd, which already feeds a primary and a
+// replica, while ConfigMaps of 1 KB change. The writes come straight from a client of etcd, so that
+// no API server limits them.
 func etcdFigures(t *testing.T, table *harness.Figures) {
 	ctx := harness.Context(t, 8*time.Minute)
 	e := harness.New(t)
@@ -111,7 +112,8 @@ func differences(without, with []etcdLoad, of func(etcdLoad) float64) (values []
 	return values
 }
 
-// awaitCaughtUp returns when a replica that is ready has received a change that is newer than its start.
+// awaitCaughtUp returns when a replica that is ready has received a change that is newer than its
+// start.
 func awaitCaughtUp(t *testing.T, ctx context.Context, etcd *clientv3.Client, replica *harness.Server) {
 	t.Helper()
 	value, err := storedMap(0, "newer")

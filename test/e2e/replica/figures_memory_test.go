@@ -16,7 +16,8 @@ import (
 )
 
 const (
-	// objectsEnv is the number of ConfigMaps of the measurement of memory, in place of memoryObjects.
+	// objectsEnv is the number of ConfigMaps of the measurement of memory, in place of
+	// memoryObjects.
 	objectsEnv    = "STRATA_TEST_OBJECTS"
 	memoryObjects = 300_000
 
@@ -25,8 +26,8 @@ const (
 	quietTimeout = 30 * time.Second
 )
 
-// memoryFigures measures the memory of a replica and of its primary with the same ConfigMaps of 1 KB, a minute after each is ready. The
-// objects are in etcd before both start.
+// memoryFigures measures the memory of a replica and of its primary with the same ConfigMaps of 1
+// KB, a minute after each is ready. The objects are in etcd before both start.
 func memoryFigures(t *testing.T, table *harness.Figures) {
 	n := memoryObjects
 	if text := os.Getenv(objectsEnv); text != "" {
@@ -72,7 +73,8 @@ func memoryFigures(t *testing.T, table *harness.Figures) {
 	row("live heap", func(m atRest) int64 { return m.after.Live })
 }
 
-// atRest is the memory of a server a minute after it was ready, in bytes, and after a garbage collection.
+// atRest is the memory of a server a minute after it was ready, in bytes, and after a garbage
+// collection.
 type atRest struct {
 	resident int64
 	after    harness.Held
@@ -82,7 +84,8 @@ func (m atRest) String() string {
 	return fmt.Sprintf("resident %.1f MB; after a collection: live %.1f MB, %v", float64(m.resident)/1e6, float64(m.after.Live)/1e6, m.after)
 }
 
-// memoryAtRest returns the memory of a server that serves n ConfigMaps, memoryAge after it was ready, once it is quiet.
+// memoryAtRest returns the memory of a server that serves n ConfigMaps, memoryAge after it was
+// ready, once it is quiet.
 func memoryAtRest(t *testing.T, ctx context.Context, s *harness.Server, n int, ready time.Time) (m atRest) {
 	t.Helper()
 	api := s.API()
@@ -100,7 +103,8 @@ func memoryAtRest(t *testing.T, ctx context.Context, s *harness.Server, n int, r
 	return m
 }
 
-// fillMaps writes n ConfigMaps to etcd, many per transaction: through the API it would take minutes.
+// fillMaps writes n ConfigMaps to etcd, many per transaction: through the API it would take
+// minutes.
 func fillMaps(t *testing.T, ctx context.Context, etcd *clientv3.Client, n int) {
 	t.Helper()
 	const atOnce, writers = 100, 4 // etcd accepts 128 operations in a transaction

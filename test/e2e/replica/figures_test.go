@@ -26,10 +26,11 @@ const (
 	unchecked = "periodic checks every few seconds would take CPU time and memory"
 )
 
-// TestReplica_Figures measures a replica beside its primary, and judges nothing but errors. Each part can be run alone, and the table has the
-// rows of those that ran:
-//   - latency: consistent lists of a quiet resource while others are written, the time by which a watch of the replica is behind one of the
-//     primary, and writes through the replica and directly
+// TestReplica_Figures measures a replica beside its primary, and judges nothing but errors. Each
+// part can be run alone, and the table has the rows of those that ran:
+//   - latency: consistent lists of a quiet resource while others are written, the time by which a
+//     watch of the replica is behind one of the primary, and writes through the replica and
+//     directly
 //   - etcd: its CPU time and its watches for one more replica
 //   - chain: a replica that reads from the replica
 //   - memory: of both with the same objects

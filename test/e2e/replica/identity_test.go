@@ -32,8 +32,8 @@ func (s *scene) auditedAt(ctx context.Context, t *testing.T, id string) (found a
 	return found
 }
 
-// TestReplica_ProxiedRequest_HasCallersIdentity: the primary authorizes and audits the user of the caller, not the replica's; headers with which
-// a client claims another user have no effect.
+// TestReplica_ProxiedRequest_HasCallersIdentity: the primary authorizes and audits the user of the
+// caller, not the replica's; headers with which a client claims another user have no effect.
 func TestReplica_ProxiedRequest_HasCallersIdentity(t *testing.T) {
 	t.Parallel()
 	ctx, s := open(t)

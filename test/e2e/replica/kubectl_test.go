@@ -7,7 +7,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestReplica_Kubectl_Works: kubectl needs discovery, OpenAPI, tables, patches and watches, each of which another part of a replica answers.
+// TestReplica_Kubectl_Works: kubectl needs discovery, OpenAPI, tables, patches and watches, each of
+// which another part of a replica answers.
 func TestReplica_Kubectl_Works(t *testing.T) {
 	t.Parallel()
 	ctx, s := open(t)

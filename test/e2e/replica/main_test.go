@@ -1,4 +1,5 @@
-// Package replica tests `strata replica` from outside: reads from memory, everything else through the primaries, and nothing written.
+// Package replica tests `strata replica` from outside: reads from memory, everything else through
+// the primaries, and nothing written.
 //
 // Most tests share one etcd, one primary and one replica (scene). A test that stops, stalls or
 // restarts a replica, or that needs flags of its own, starts a replica on them. A primary that
@@ -23,7 +24,8 @@ import (
 // testTimeout bounds a failing test.
 const testTimeout = 3 * time.Minute
 
-// env is shared by the tests of the package; its servers are started by the first test that uses them.
+// env is shared by the tests of the package; its servers are started by the first test that uses
+// them.
 var env *harness.Env
 
 func TestMain(m *testing.M) {

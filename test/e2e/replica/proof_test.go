@@ -10,8 +10,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestReplica_CertificateIsThatOfAClient_IsNotReady: the primary accepts the certificate, but not as that of a front proxy, so that it would take its
-// user, not that of the headers.
+// TestReplica_CertificateIsThatOfAClient_IsNotReady: the primary accepts the certificate, but not
+// as that of a front proxy, so that it would take its user, not that of the headers.
 func TestReplica_CertificateIsThatOfAClient_IsNotReady(t *testing.T) {
 	t.Parallel()
 	ctx, s := open(t)

@@ -15,8 +15,9 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// quietTime is the time for which only a replica runs on an etcd: longer than the first turns of upstream's loops that write (leases, identity,
-// repair), which start within 10 s. The long form covers a minute.
+// quietTime is the time for which only a replica runs on an etcd: longer than the first turns of
+// upstream's loops that write (leases, identity, repair), which start within 10 s. The long form
+// covers a minute.
 func quietTime() time.Duration { return harness.Pick(15*time.Second, 75*time.Second) }
 
 // TestReplica_Idle_WritesNothing: etcd's revision does not advance, and no lease is granted, while
@@ -74,8 +75,8 @@ func stateOf(ctx context.Context, t *testing.T, client *clientv3.Client) etcdSta
 	return etcdState{resp.Header.Revision, len(leases.Leases)}
 }
 
-// firstError returns the first line of an error in a log, "" if there is none. kube-apiserver logs one at each start, about the manifest that
-// no flag names.
+// firstError returns the first line of an error in a log, "" if there is none. kube-apiserver logs
+// one at each start, about the manifest that no flag names.
 func firstError(log string) string {
 	for line := range strings.Lines(log) {
 		if strings.HasPrefix(line, "E") && !strings.Contains(line, "manifest file is empty") {
@@ -85,7 +86,8 @@ func firstError(log string) string {
 	return ""
 }
 
-// TestReplica_UserWhoMayOnlyRead_ServesAll: a replica needs no more of etcd than to read the prefix of the cluster and the key of compactions.
+// TestReplica_UserWhoMayOnlyRead_ServesAll: a replica needs no more of etcd than to read the prefix
+// of the cluster and the key of compactions.
 func TestReplica_UserWhoMayOnlyRead_ServesAll(t *testing.T) {
 	t.Parallel()
 	ctx, s := open(t)

@@ -18,7 +18,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// requireIdentity fails the test unless the last request was sent by the front proxy, for the administrator, without credentials.
+// requireIdentity fails the test unless the last request was sent by the front proxy, for the
+// administrator, without credentials.
 func (f *fronted) requireIdentity(t *testing.T) {
 	t.Helper()
 	f.mu.Lock()

@@ -1,7 +1,8 @@
-// Package etcdcluster runs an etcd of several members for tests, each in a process of its own. Members can be stopped, killed,
-// paused, restarted, and partitioned from the others.
+// Package etcdcluster runs an etcd of several members for tests, each in a process of its own.
+// Members can be stopped, killed, paused, restarted, and partitioned from the others.
 //
-// The test binary of a package that imports this one also serves as the program of the members: it is started again for each.
+// The test binary of a package that imports this one also serves as the program of the members: it
+// is started again for each.
 package etcdcluster
 
 import (
@@ -29,8 +30,8 @@ type Cluster struct {
 	initial []string      // name=URL for peers, of each member
 }
 
-// Member is a member of a cluster. harness.Etcd has the methods Stop, Kill, Pause, Continue and Start; Start waits for a quorum,
-// Launch does not. URL is its client URL.
+// Member is a member of a cluster. harness.Etcd has the methods Stop, Kill, Pause, Continue and
+// Start; Start waits for a quorum, Launch does not. URL is its client URL.
 type Member struct {
 	*harness.Etcd
 	Dir string // data directory, the same for every start
@@ -39,10 +40,12 @@ type Member struct {
 	peers *door
 }
 
-// Start starts an empty cluster of n members that lasts as long as the environment, and returns when it answers reads.
+// Start starts an empty cluster of n members that lasts as long as the environment, and returns
+// when it answers reads.
 func Start(t testing.TB, e *harness.Env, n int) *Cluster { return StartWithQuota(t, e, n, 0) }
 
-// StartWithQuota is Start of a cluster that rejects writes once the database of a member exceeds quota bytes; 0 for etcd's default.
+// StartWithQuota is Start of a cluster that rejects writes once the database of a member exceeds
+// quota bytes; 0 for etcd's default.
 func StartWithQuota(t testing.TB, e *harness.Env, n int, quota int64) *Cluster {
 	t.Helper()
 	program, err := os.Executable()
@@ -90,7 +93,8 @@ func (c *Cluster) StartLearner(t testing.TB, ctx context.Context, e *harness.Env
 	listen, name, url := e.FreeURL(), "learner", e.FreeURL()
 	m := &Member{Dir: e.Dir("etcd"), peers: openDoor(t, e, listen)}
 	members := c.Client()
-	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) { // etcd refuses it for some seconds after its start
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		// etcd refuses it for some seconds after its start
 		added, err := members.MemberAddAsLearner(ctx, []string{m.peers.url})
 		if err == nil {
 			m.ID = added.Member.ID
@@ -141,8 +145,8 @@ func (c *Cluster) Leader(ctx context.Context) (leader *Member, err error) {
 	return leader, err
 }
 
-// Cut partitions a member from its peers, or ends the partition. Clients can always reach it. Connections stay open without
-// traffic, as if packets were lost.
+// Cut partitions a member from its peers, or ends the partition. Clients can always reach it.
+// Connections stay open without traffic, as if packets were lost.
 func (c *Cluster) Cut(m *Member, off bool) {
 	for _, each := range c.Members {
 		if each == m {

@@ -16,8 +16,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// door is an HTTP proxy between a member and its peers that can block traffic in both directions. Peers identify themselves in the
-// header fromHeader; all addresses are on loopback.
+// door is an HTTP proxy between a member and its peers that can block traffic in both directions.
+// Peers identify themselves in the header fromHeader; all addresses are on loopback.
 type door struct {
 	url string
 
@@ -32,7 +32,8 @@ type door struct {
 // fromHeader is etcd's header with the ID of the sending member, in hexadecimal.
 const fromHeader = "X-Server-From"
 
-// openDoor opens the door of the member with the peer address target, for as long as the environment.
+// openDoor opens the door of the member with the peer address target, for as long as the
+// environment.
 func openDoor(t testing.TB, e *harness.Env, target string) *door {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

@@ -20,8 +20,8 @@ const asMember = "run-as-etcd-member"
 // stopGrace bounds a stop: watches never end by themselves, and etcd would wait for them.
 const stopGrace = 500 * time.Millisecond
 
-// init turns a process that was started as a member into one: the program is the test binary, because the command under test runs
-// etcd with a single member only.
+// init turns a process that was started as a member into one: the program is the test binary,
+// because the command under test runs etcd with a single member only.
 func init() {
 	if len(os.Args) > 1 && os.Args[1] == asMember {
 		if err := runMember(os.Args[2:]); err != nil {

@@ -1,5 +1,6 @@
-// Package etcdproxy proxies gRPC between etcd clients and an etcd, counts the traffic, and injects faults: lost events, progress
-// notifications ahead of events, revision reads with old revisions, requests that hang or fail.
+// Package etcdproxy proxies gRPC between etcd clients and an etcd, counts the traffic, and injects
+// faults: lost events, progress notifications ahead of events, revision reads with old revisions,
+// requests that hang or fail.
 package etcdproxy
 
 import (
@@ -35,12 +36,14 @@ const (
 	MethodStatus = "/etcdserverpb.Maintenance/Status"
 )
 
-// MaxRanges is the maximum number of Range requests that a Proxy records. It bounds memory: about 20 MB.
+// MaxRanges is the maximum number of Range requests that a Proxy records. It bounds memory: about
+// 20 MB.
 const MaxRanges = 1 << 16
 
-// Proxy forwards gRPC between clients and an etcd: metadata, messages, headers, trailers and status unchanged, each stream as a
-// separate stream. It decodes Range requests and answers to Status; other messages only while there are rules for them. It serves
-// plain TCP, whether or not the etcd uses TLS. When the etcd is stopped, requests fail as Unavailable, but connections to the proxy
+// Proxy forwards gRPC between clients and an etcd: metadata, messages, headers, trailers and status
+// unchanged, each stream as a separate stream. It decodes Range requests and answers to Status;
+// other messages only while there are rules for them. It serves plain TCP, whether or not the etcd
+// uses TLS. When the etcd is stopped, requests fail as Unavailable, but connections to the proxy
 // stay open.
 //
 // Its methods may be called concurrently.
@@ -65,8 +68,8 @@ type Proxy struct {
 	}
 }
 
-// Start starts a proxy on loopback for the etcd at an address (host and port), with TLS unless config is nil. The caller has to
-// close the proxy.
+// Start starts a proxy on loopback for the etcd at an address (host and port), with TLS unless
+// config is nil. The caller has to close the proxy.
 func Start(etcd string, config *tls.Config) (*Proxy, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -91,7 +94,8 @@ func Start(etcd string, config *tls.Config) (*Proxy, error) {
 	p.server = grpc.NewServer(
 		grpc.ForceServerCodec(rawCodec{}), grpc.MaxRecvMsgSize(math.MaxInt32), grpc.MaxSendMsgSize(math.MaxInt32),
 		grpc.UnknownServiceHandler(p.pass), grpc.WaitForHandlers(true),
-		// API servers send keepalives every 30 s; by default a gRPC server closes connections with more than one in 5 minutes.
+		// API servers send keepalives every 30 s; by default a gRPC server closes connections with
+		// more than one in 5 minutes.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}))
 	p.group.Go(func() {
 		if err := p.server.Serve(listener); err != nil {
@@ -111,18 +115,21 @@ func (p *Proxy) Close() {
 	p.group.Wait()
 }
 
-// Stall blocks etcd's messages on existing and new watch streams until it is called with false. All other traffic passes, including
-// clients' messages on watch streams. The proxy does not buffer meanwhile: it does not read the streams, and gRPC's flow control
-// stops etcd.
+// Stall blocks etcd's messages on existing and new watch streams until it is called with false. All
+// other traffic passes, including clients' messages on watch streams. The proxy does not buffer
+// meanwhile: it does not read the streams, and gRPC's flow control stops etcd.
 //
-// Messages that the proxy had read before may still be delivered; responses to operations that began after Stall returned are not.
+// Messages that the proxy had read before may still be delivered; responses to operations that
+// began after Stall returned are not.
 func (p *Proxy) Stall(on bool) { p.watches.set(on) }
 
-// Hold blocks KV/Range requests for values, not for counts alone, until it is called with false. They are counted on arrival.
+// Hold blocks KV/Range requests for values, not for counts alone, until it is called with false.
+// They are counted on arrival.
 func (p *Proxy) Hold(on bool) { p.values.set(on) }
 
-// Delay delays each message of etcd by the duration that f returns for the full gRPC method; a nil f ends it. Messages of one call
-// stay in order, while messages of different calls may be reordered.
+// Delay delays each message of etcd by the duration that f returns for the full gRPC method; a nil
+// f ends it. Messages of one call stay in order, while messages of different calls may be
+// reordered.
 func (p *Proxy) Delay(f func(method string) time.Duration) {
 	if f == nil {
 		p.delay.Store(nil)
@@ -203,8 +210,8 @@ func (p *Proxy) pass(_ any, client grpc.ServerStream) error {
 	return err
 }
 
-// requests forwards a client's messages to etcd until the last one; it returns an error if the client has disconnected or a rule
-// refused the call.
+// requests forwards a client's messages to etcd until the last one; it returns an error if the
+// client has disconnected or a rule refused the call.
 func (p *Proxy) requests(ctx context.Context, c *call) error {
 	for {
 		var message raw
@@ -258,8 +265,8 @@ func (p *Proxy) request(ctx context.Context, c *call, message raw) error {
 	return nil
 }
 
-// decode returns a request with its range decoded, and its transaction if all is set. It ignores invalid messages, which etcd
-// refuses.
+// decode returns a request with its range decoded, and its transaction if all is set. It ignores
+// invalid messages, which etcd refuses.
 func decode(method string, message raw, all bool) Request {
 	r := Request{Method: method}
 	switch {
@@ -284,7 +291,8 @@ func (p *Proxy) responses(ctx context.Context, c *call) error {
 	}
 	for {
 		var message raw
-		// Before the read, to apply back pressure to etcd; after it, because the stall may have begun meanwhile.
+		// Before the read, to apply back pressure to etcd; after it, because the stall may have
+		// begun meanwhile.
 		if err := p.stalled(ctx, c.method); err != nil {
 			return err
 		}
@@ -328,7 +336,8 @@ func (p *Proxy) response(c *call, message raw) error {
 	return c.client.SendMsg(&message)
 }
 
-// changed returns the answer to a range after the rules' changes. For a stream it is called for each part.
+// changed returns the answer to a range after the rules' changes. For a stream it is called for
+// each part.
 func (q *question) changed(message raw) (raw, error) {
 	response := &pb.RangeResponse{}
 	var whole proto.Message = response
@@ -431,7 +440,8 @@ func (g *gate) pass(ctx context.Context) error {
 // raw is a message as it is on the wire.
 type raw []byte
 
-// rawCodec encodes and decodes messages of type *raw unchanged. Its name is that of the codec of both ends.
+// rawCodec encodes and decodes messages of type *raw unchanged. Its name is that of the codec of
+// both ends.
 type rawCodec struct{}
 
 func (rawCodec) Name() string { return "proto" }

@@ -49,7 +49,8 @@ func TestProxy_PassesAndCountsRequests(t *testing.T) {
 	if len(ranges) != 2 || string(ranges[0].Key) != "a" || !ranges[0].CountOnly || ranges[1].Revision != rev+100 {
 		t.Errorf("ranges: %v", ranges)
 	}
-	if err := harness.Poll(ctx, func(context.Context) (bool, error) { // the client does not wait for a progress request
+	if err := harness.Poll(ctx, func(context.Context) (bool, error) {
+		// the client does not wait for a progress request
 		got, want := p.Requests(), map[string]int64{etcdproxy.MethodRange: 2, etcdproxy.MethodWatch: 3}
 		return fmt.Sprint(got) == fmt.Sprint(want), fmt.Errorf("requests %v, want %v", got, want)
 	}); err != nil {

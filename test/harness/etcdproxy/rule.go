@@ -11,8 +11,8 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 )
 
-// Rule is a fault that a Proxy injects until the rule is removed, or was applied the given number of times. Its methods may be
-// called concurrently.
+// Rule is a fault that a Proxy injects until the rule is removed, or was applied the given number
+// of times. Its methods may be called concurrently.
 type Rule struct {
 	proxy *Proxy
 
@@ -55,8 +55,8 @@ func (r *Rule) Await(ctx context.Context, n int) error {
 	}
 }
 
-// Remove ends the rule and releases its requests and events: requests continue, held events are sent in order before Remove
-// returns. It may be called more than once.
+// Remove ends the rule and releases its requests and events: requests continue, held events are
+// sent in order before Remove returns. It may be called more than once.
 func (r *Rule) Remove() {
 	p := r.proxy
 	p.mu.Lock()
@@ -110,7 +110,8 @@ func (p *Proxy) add(r *Rule, times int) *Rule {
 // setRulesLocked replaces the rules. The caller holds p.mu.
 func (p *Proxy) setRulesLocked(rules []*Rule) { p.rules.Store(&rules) }
 
-// EventMatch selects watch events. It must not retain or change them, and may be called several times for an event.
+// EventMatch selects watch events. It must not retain or change them, and may be called several
+// times for an event.
 type EventMatch func(*mvccpb.Event) bool
 
 // Key matches the events of one key.
@@ -139,14 +140,16 @@ func Events(matches ...EventMatch) EventMatch {
 	}
 }
 
-// DropEvents removes the next matching events from etcd's messages on watch streams; at most times, all if it is 0. An event for
-// two watches counts twice. A response without remaining events is not sent.
+// DropEvents removes the next matching events from etcd's messages on watch streams; at most times,
+// all if it is 0. An event for two watches counts twice. A response without remaining events is not
+// sent.
 func (p *Proxy) DropEvents(match EventMatch, times int) *Rule {
 	return p.add(&Rule{event: match}, times)
 }
 
-// HoldEvents holds responses with matching events, and all later events of the same stream, while progress notifications pass: the
-// client receives progress ahead of events. Remove releases the responses in order.
+// HoldEvents holds responses with matching events, and all later events of the same stream, while
+// progress notifications pass: the client receives progress ahead of events. Remove releases the
+// responses in order.
 func (p *Proxy) HoldEvents(match EventMatch) *Rule {
 	return p.add(&Rule{event: match, holds: true}, 0)
 }
@@ -164,7 +167,8 @@ type Match func(Request) bool
 // Method matches the requests of a gRPC method.
 func Method(method string) Match { return func(r Request) bool { return r.Method == method } }
 
-// CountsOf matches ranges for a count alone that begin at a key with the prefix. Revision reads have this form.
+// CountsOf matches ranges for a count alone that begin at a key with the prefix. Revision reads
+// have this form.
 func CountsOf(prefix string) Match { return rangesOf(Counts, prefix) }
 
 // KeysOf matches keys-only ranges that begin at a key with the prefix.
@@ -179,25 +183,27 @@ func rangesOf(kind Kind, prefix string) Match {
 	}
 }
 
-// HoldRequests holds the next matching requests, before they are forwarded to etcd, until the rule is removed or their callers
-// cancel; at most times, all if it is 0.
+// HoldRequests holds the next matching requests, before they are forwarded to etcd, until the rule
+// is removed or their callers cancel; at most times, all if it is 0.
 func (p *Proxy) HoldRequests(match Match, times int) *Rule {
 	return p.add(&Rule{request: match, holds: true}, times)
 }
 
-// FailRequests answers the next matching requests with err, a gRPC status or an error of rpctypes, without forwarding them to etcd.
+// FailRequests answers the next matching requests with err, a gRPC status or an error of rpctypes,
+// without forwarding them to etcd.
 func (p *Proxy) FailRequests(match Match, times int, err error) *Rule {
 	return p.add(&Rule{request: match, err: err}, times)
 }
 
-// ChangeRanges calls change for the answers to the next matching KV/Range and KV/RangeStream requests, for each part of a stream;
-// change must not modify the request. It is called by the goroutine of the request.
+// ChangeRanges calls change for the answers to the next matching KV/Range and KV/RangeStream
+// requests, for each part of a stream; change must not modify the request. It is called by the
+// goroutine of the request.
 func (p *Proxy) ChangeRanges(match Match, times int, change func(*pb.RangeRequest, *pb.RangeResponse)) *Rule {
 	return p.add(&Rule{request: match, change: change}, times)
 }
 
-// Backdate replaces the revision in the header of answers to the next matching KV/Range requests by the result of older: a revision
-// read then returns an old revision.
+// Backdate replaces the revision in the header of answers to the next matching KV/Range requests by
+// the result of older: a revision read then returns an old revision.
 func (p *Proxy) Backdate(match Match, times int, older func(revision int64) int64) *Rule {
 	return p.ChangeRanges(match, times, func(_ *pb.RangeRequest, r *pb.RangeResponse) {
 		if r.Header != nil {

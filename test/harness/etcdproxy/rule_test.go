@@ -118,7 +118,8 @@ func TestDropEvents_FragmentedResponse_IsOneResponse(t *testing.T) {
 	if got := all(client); !slices.Equal(got, want) {
 		t.Fatalf("without a rule: %v, want %v", got, want)
 	}
-	if answers := p.Traffic()[etcdproxy.Watches].Answers; answers < 4 { // the first answer confirms the watch
+	if answers := p.Traffic()[etcdproxy.Watches].Answers; answers < 4 {
+		// the first answer confirms the watch
 		t.Fatalf("%d messages, want several fragments", answers)
 	}
 	for what, drop := range map[string]func(i int) bool{

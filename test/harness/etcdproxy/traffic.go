@@ -23,7 +23,8 @@ const (
 	Others       Kind = "others"
 )
 
-// Traffic is the traffic of one kind: the numbers of clients' and etcd's messages, and their bytes without gRPC's framing.
+// Traffic is the traffic of one kind: the numbers of clients' and etcd's messages, and their bytes
+// without gRPC's framing.
 type Traffic struct {
 	Requests, RequestBytes int64
 	Answers, AnswerBytes   int64
@@ -53,16 +54,17 @@ func kindOf(method string, r *pb.RangeRequest) Kind {
 	return Others
 }
 
-// Traffic returns the traffic of each kind since the start or the last Reset. Answers of rules, and messages
-// that rules have changed or dropped, count in the form that reached the client.
+// Traffic returns the traffic of each kind since the start or the last Reset. Answers of rules, and
+// messages that rules have changed or dropped, count in the form that reached the client.
 func (p *Proxy) Traffic() map[Kind]Traffic {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return maps.Clone(p.mu.traffic)
 }
 
-// Ranges returns the requests to KV/Range and KV/RangeStream since the start or the last Reset, in the order of arrival. At
-// MaxRanges requests the older half is discarded. Ranges inside transactions are not included. The caller owns the requests.
+// Ranges returns the requests to KV/Range and KV/RangeStream since the start or the last Reset, in
+// the order of arrival. At MaxRanges requests the older half is discarded. Ranges inside
+// transactions are not included. The caller owns the requests.
 func (p *Proxy) Ranges() []*pb.RangeRequest {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -73,8 +75,8 @@ func (p *Proxy) Ranges() []*pb.RangeRequest {
 	return ranges
 }
 
-// Requests returns the number of requests per full gRPC method since the start or the last Reset; for streams, the number of
-// clients' messages.
+// Requests returns the number of requests per full gRPC method since the start or the last Reset;
+// for streams, the number of clients' messages.
 func (p *Proxy) Requests() map[string]int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()

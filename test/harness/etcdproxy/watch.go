@@ -20,7 +20,8 @@ type watchStream struct {
 
 	mu struct { // acquired before the proxy's; held during a send to the client
 		sync.Mutex
-		asked   []keyRange         // watches that etcd has not confirmed yet, in the order of confirmation
+		// watches that etcd has not confirmed yet, in the order of confirmation
+		asked   []keyRange
 		watches map[int64]keyRange // confirmed watches
 		header  *pb.ResponseHeader // of the last message without events; nil before the first
 		parts   []*pb.WatchResponse
@@ -99,8 +100,8 @@ func (s *watchStream) deliver(message raw) error {
 	return nil
 }
 
-// shape reports whether a WatchResponse has events and whether it is a fragment, without decoding its events. Both are false for an
-// invalid message.
+// shape reports whether a WatchResponse has events and whether it is a fragment, without decoding
+// its events. Both are false for an invalid message.
 func shape(message raw) (hasEvents, isFragment bool) {
 	const fragment, events = 7, 11
 	for len(message) > 0 {
@@ -136,7 +137,8 @@ func shape(message raw) (hasEvents, isFragment bool) {
 	return hasEvents, isFragment
 }
 
-// remaining returns the fragments of a response after the rules were applied, and whether to hold them.
+// remaining returns the fragments of a response after the rules were applied, and whether to hold
+// them.
 func remaining(parts []*pb.WatchResponse, rules []*Rule) (messages []raw, hold bool, err error) {
 	var left []*pb.WatchResponse
 	for _, part := range parts {
@@ -228,8 +230,8 @@ func (p *Proxy) Watches() (streams, watches int) {
 	return len(all), watches
 }
 
-// SendProgress sends a progress notification that etcd has not sent: to each stream with a confirmed watch of the key, with the
-// revision. It returns the number of streams.
+// SendProgress sends a progress notification that etcd has not sent: to each stream with a
+// confirmed watch of the key, with the revision. It returns the number of streams.
 func (p *Proxy) SendProgress(key string, revision int64) (streams int, err error) {
 	p.mu.Lock()
 	all := slices.Clone(p.mu.streams)

@@ -7,11 +7,13 @@ import (
 	"time"
 )
 
-// Clock is the wall clock of processes, which it sets forward or back, also while they run. The passage of time in them (the
-// monotonic clock, timers) is not affected, as on a machine whose clock is set. Its methods may be called concurrently.
+// Clock is the wall clock of processes, which it sets forward or back, also while they run. The
+// passage of time in them (the monotonic clock, timers) is not affected, as on a machine whose
+// clock is set. Its methods may be called concurrently.
 //
-// Prepare gives a process such a clock: the kernel has mapped a page of code into it that reads the clocks (the vDSO), and Prepare
-// replaces this code with a system call that adds an offset to the wall clock.
+// Prepare gives a process such a clock: the kernel has mapped a page of code into it that reads the
+// clocks (the vDSO), and Prepare replaces this code with a system call that adds an offset to the
+// wall clock.
 type Clock struct {
 	mu      sync.Mutex // leaf
 	shift   time.Duration
@@ -24,7 +26,8 @@ type offset struct {
 	at     int64
 }
 
-// Shift sets the offset from the true time, in whole seconds, for current and future processes of the clock.
+// Shift sets the offset from the true time, in whole seconds, for current and future processes of
+// the clock.
 func (c *Clock) Shift(by time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -34,7 +37,8 @@ func (c *Clock) Shift(by time.Duration) {
 	}
 }
 
-// Prepare gives a process the clock. The process must be stopped by ptrace, before its first instruction.
+// Prepare gives a process the clock. The process must be stopped by ptrace, before its first
+// instruction.
 func (c *Clock) Prepare(pid int) error {
 	o, err := plant(pid)
 	if err != nil {

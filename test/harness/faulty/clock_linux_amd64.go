@@ -15,7 +15,8 @@ import (
 	"github.com/stratakube/strata/internal/process"
 )
 
-// readClock replaces __vdso_clock_gettime(clock in edi, result in rsi). The offset is placed behind the code.
+// readClock replaces __vdso_clock_gettime(clock in edi, result in rsi). The offset is placed behind
+// the code.
 var readClock = []byte{
 	0xB8, 0xE4, 0x00, 0x00, 0x00, // mov  eax, 228           clock_gettime
 	0x0F, 0x05, //                   syscall
@@ -27,7 +28,8 @@ var readClock = []byte{
 }
 
 const (
-	readClockOperand = 14 // position of the mov's operand, which is relative to the next instruction
+	// position of the mov's operand, which is relative to the next instruction
+	readClockOperand = 14
 	readClockNext    = 18
 )
 
@@ -49,7 +51,8 @@ func plant(pid int) (o offset, err error) {
 		if s.Name != "__vdso_clock_gettime" {
 			continue
 		}
-		number := (s.Value + uint64(len(readClock)) + 7) &^ 7 // aligned, for atomic writes during reads
+		// aligned, for atomic writes during reads
+		number := (s.Value + uint64(len(readClock)) + 7) &^ 7
 		if number+8 > s.Value+s.Size {
 			return o, fmt.Errorf("vDSO: %s takes %d bytes only", s.Name, s.Size)
 		}

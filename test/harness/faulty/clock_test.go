@@ -27,7 +27,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestClock_Shift_ChangesWallClockOnly sets the clock of a running process forward and back. The durations that it measures stay right.
+// TestClock_Shift_ChangesWallClockOnly sets the clock of a running process forward and back. The
+// durations that it measures stay right.
 func TestClock_Shift_ChangesWallClockOnly(t *testing.T) {
 	if err := ClockError(); err != nil {
 		harness.Missing(t, "ptrace", err.Error())

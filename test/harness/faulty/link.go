@@ -13,8 +13,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// Link is a TCP proxy in front of a server, such as a member of etcd, with the faults of real networks. Its methods may be called
-// concurrently.
+// Link is a TCP proxy in front of a server, such as a member of etcd, with the faults of real
+// networks. Its methods may be called concurrently.
 type Link struct {
 	URL string
 
@@ -101,9 +101,9 @@ func (l *Link) Reset() {
 	l.resetLocked(func(*conn) bool { return true })
 }
 
-// Delay delays all traffic by up to most, until it is called with 0. The delay is the same for all bytes of one connection, and
-// differs between connections, so that bytes of one connection may overtake earlier bytes of another. A connection transfers at
-// most 64 KiB per delay.
+// Delay delays all traffic by up to most, until it is called with 0. The delay is the same for all
+// bytes of one connection, and differs between connections, so that bytes of one connection may
+// overtake earlier bytes of another. A connection transfers at most 64 KiB per delay.
 func (l *Link) Delay(most time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -115,8 +115,8 @@ func (l *Link) Delay(most time.Duration) {
 
 func (c *conn) setDelay(most time.Duration) { c.delay.Store(int64(c.share * float64(most))) }
 
-// Silence makes all connections half-open: they are accepted and stay open, and all bytes are dropped. At its end they are reset,
-// as dropped bytes cannot be sent again.
+// Silence makes all connections half-open: they are accepted and stay open, and all bytes are
+// dropped. At its end they are reset, as dropped bytes cannot be sent again.
 func (l *Link) Silence(on bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

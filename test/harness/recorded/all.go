@@ -19,10 +19,11 @@ import (
 // checkTimeout bounds the time to read the rest of the history.
 const checkTimeout = 30 * time.Second
 
-// All records every watch that tests make with harness.API, and judges them all when the environment ends. All API servers of the
-// environment have to store their objects in etcd, unencrypted, and the environment must not compact the watched revisions. Watches
-// whose initial state has no marked end (resourceVersion unset or 0), and watches of resources whose keys cannot be derived from
-// their path, are omitted.
+// All records every watch that tests make with harness.API, and judges them all when the
+// environment ends. All API servers of the environment have to store their objects in etcd,
+// unencrypted, and the environment must not compact the watched revisions. Watches whose initial
+// state has no marked end (resourceVersion unset or 0), and watches of resources whose keys cannot
+// be derived from their path, are omitted.
 func All(e *harness.Env, etcd *harness.Etcd) {
 	ctx, cancel := context.WithCancel(context.Background())
 	e.AtEnd(cancel)

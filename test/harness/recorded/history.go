@@ -1,7 +1,8 @@
-// Package recorded records watches of an API server and the history of its etcd in the form that watchcheck judges.
+// Package recorded records watches of an API server and the history of its etcd in the form that
+// watchcheck judges.
 //
-// The state of a key is an *Object: the fields that selectors use. Revisions are those of etcd, which are the resource versions of
-// objects.
+// The state of a key is an *Object: the fields that selectors use. Revisions are those of etcd,
+// which are the resource versions of objects.
 package recorded
 
 import (
@@ -60,8 +61,8 @@ func Stored(ctx context.Context, client *clientv3.Client, prefix string) (items 
 	return items, r.Header.Revision, nil
 }
 
-// History records all changes of a key range in etcd as they happen, so compaction does not matter. Its methods may be called
-// concurrently.
+// History records all changes of a key range in etcd as they happen, so compaction does not matter.
+// Its methods may be called concurrently.
 type History struct {
 	client *clientv3.Client
 	done   chan struct{} // closed when the recording has ended
@@ -103,8 +104,9 @@ func follow(ctx context.Context, client *clientv3.Client, prefix string) (*Histo
 	go func() {
 		defer close(h.done)
 		for ctx.Err() == nil && h.Err() == nil {
-			// A separate stream, so that progress requests do not affect other watches. It ends when its member has lost the
-			// leader, and the next one is on another member, or starts when there is a leader.
+			// A separate stream, so that progress requests do not affect other watches. It ends
+			// when its member has lost the leader, and the next one is on another member, or starts
+			// when there is a leader.
 			for r := range client.Watch(clientv3.WithRequireLeader(ctx), prefix, clientv3.WithPrefix(), clientv3.WithRev(h.Through()+1)) {
 				h.add(r)
 			}
@@ -154,11 +156,13 @@ func (h *History) add(r clientv3.WatchResponse) {
 	}
 	h.mu.history.Through = r.Header.Revision
 	if n := len(r.Events); n > 0 {
-		h.mu.history.Through = r.Events[n-1].Kv.ModRevision // the header may be ahead of the delivered events
+		// the header may be ahead of the delivered events
+		h.mu.history.Through = r.Events[n-1].Kv.ModRevision
 	}
 }
 
-// Now returns the history up to the current revision or later. The caller owns it, but its states are shared.
+// Now returns the history up to the current revision or later. The caller owns it, but its states
+// are shared.
 func (h *History) Now(ctx context.Context) (*watchcheck.History, error) {
 	now, err := h.client.Get(ctx, "now", clientv3.WithCountOnly())
 	if err != nil {
@@ -197,7 +201,8 @@ func decode(key, value []byte) (*Object, error) {
 	encoded, isProtobuf := bytes.CutPrefix(value, []byte("k8s\x00"))
 	if !isProtobuf {
 		if err := json.Unmarshal(value, &partial); err != nil {
-			return &Object{}, nil // not an object, such as the revision up to which etcd is compacted
+			// not an object, such as the revision up to which etcd is compacted
+			return &Object{}, nil
 		}
 		return newObject(partial.ObjectMeta), nil
 	}

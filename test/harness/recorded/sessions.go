@@ -18,7 +18,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// Sessions are the watches of one client, one session each, in the order of their start. Their methods may be called concurrently.
+// Sessions are the watches of one client, one session each, in the order of their start. Their
+// methods may be called concurrently.
 type Sessions struct {
 	mu       sync.Mutex // leaf
 	sessions []*watchcheck.Session
@@ -35,8 +36,9 @@ func (s *Sessions) Begin(after int64) *Session {
 	return n
 }
 
-// Recorded returns the sessions so far, and an error if an event could not be recorded. through is the revision up to which the
-// client has received all events, if known; it is set in the last session.
+// Recorded returns the sessions so far, and an error if an event could not be recorded. through is
+// the revision up to which the client has received all events, if known; it is set in the last
+// session.
 func (s *Sessions) Recorded(through int64) ([]watchcheck.Session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -67,7 +69,8 @@ type Session struct {
 	initial bool // the initial events are being received
 }
 
-// WithInitialEvents makes the events up to the bookmark that ends them the initial state of the session.
+// WithInitialEvents makes the events up to the bookmark that ends them the initial state of the
+// session.
 func (s *Session) WithInitialEvents() *Session {
 	s.initial = true
 	s.session.Initial = map[string]int64{}
@@ -179,7 +182,8 @@ func extraMeta(m metav1.ObjectMeta, end bool) string {
 	return fmt.Sprintf("metadata %+v", m)
 }
 
-// extraObject returns the fields of a bookmark's object other than its kind and the resource version.
+// extraObject returns the fields of a bookmark's object other than its kind and the resource
+// version.
 func extraObject(o runtime.Object, end bool) string {
 	if u, ok := o.(*unstructured.Unstructured); ok {
 		u = u.DeepCopy()

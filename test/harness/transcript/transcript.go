@@ -1,8 +1,9 @@
-// Package transcript keeps the sessions of a document true: it runs their commands, and compares the output with that of the document or
-// writes it there.
+// Package transcript keeps the sessions of a document true: it runs their commands, and compares
+// the output with that of the document or writes it there.
 //
-// A session is a code block of the language console. Its commands are the lines that begin with "$ ", and the lines up to the next
-// command are the output of each. A word after the language names the terminal: "```console server".
+// A session is a code block of the language console. Its commands are the lines that begin with "$
+// ", and the lines up to the next command are the output of each. A word after the language names
+// the terminal: "```console server".
 package transcript
 
 import (
@@ -29,16 +30,18 @@ type Document struct {
 	Path   string
 	Update bool // write the output into the file, in place of a comparison
 
-	// Run runs a command and returns its output. Commands run one after another, in the order of the document.
+	// Run runs a command and returns its output. Commands run one after another, in the order of
+	// the document.
 	Run func(Command) string
 
 	// Same reports whether an output differs from Command.Want in its variable parts only.
 	Same func(c Command, got string) bool
 }
 
-// Check runs the commands of the document, of which there are at least atLeast. Each difference is an error, with the command that writes
-// the document. An update leaves the document as it is if all outputs differ in variable parts only, and writes all of them otherwise:
-// the outputs of a document are those of one run.
+// Check runs the commands of the document, of which there are at least atLeast. Each difference is
+// an error, with the command that writes the document. An update leaves the document as it is if
+// all outputs differ in variable parts only, and writes all of them otherwise: the outputs of a
+// document are those of one run.
 func (d Document) Check(t *testing.T, atLeast int) {
 	t.Helper()
 	text, err := os.ReadFile(d.Path)
@@ -89,8 +92,8 @@ var variable = []struct {
 	{regexp.MustCompile(` +`), " "},
 }
 
-// Invariable replaces times, URLs of loopback, UIDs, ages, revisions and numbers of two or more digits by their names, and columns of
-// spaces by one.
+// Invariable replaces times, URLs of loopback, UIDs, ages, revisions and numbers of two or more
+// digits by their names, and columns of spaces by one.
 func Invariable(text string) string {
 	for _, v := range variable {
 		text = v.pattern.ReplaceAllString(text, v.with)

@@ -23,8 +23,8 @@ import (
 	"github.com/stratakube/strata/internal/process"
 )
 
-// controllers are the enabled controllers of kube-controller-manager: all except controllers that evict pods from a node without heartbeats,
-// such as ours.
+// controllers are the enabled controllers of kube-controller-manager: all except controllers that
+// evict pods from a node without heartbeats, such as ours.
 var controllers = []string{
 	"*",
 	"-node-lifecycle-controller",
@@ -49,8 +49,8 @@ type cluster struct {
 	processes []*process.Child
 }
 
-// startCluster starts a cluster. Its data are in dir, its logs in o.reports. The returned cluster has all started processes, also with
-// an error.
+// startCluster starts a cluster. Its data are in dir, its logs in o.reports. The returned cluster
+// has all started processes, also with an error.
 func startCluster(ctx context.Context, o options, dir string) (*cluster, error) {
 	c := &cluster{
 		options:    o,
@@ -122,7 +122,8 @@ func await(ctx context.Context, p *process.Child, ready func(context.Context) er
 	return p.Await(ctx, 100*time.Millisecond, ready)
 }
 
-// startServer starts the API server and the proxy to the node's pods, writes the kubeconfig, and returns when the server is ready.
+// startServer starts the API server and the proxy to the node's pods, writes the kubeconfig, and
+// returns when the server is ready.
 func (c *cluster) startServer(ctx context.Context, etcd string) (*kubernetes.Clientset, error) {
 	socket, egressConfig, tokens := filepath.Join(c.dir, "node.sock"), filepath.Join(c.dir, "egress.yaml"), filepath.Join(c.dir, "tokens.csv")
 	var err error
@@ -165,16 +166,19 @@ func (c *cluster) startServer(ctx context.Context, etcd string) (*kubernetes.Cli
 		"--advertise-address=127.0.0.1",
 		"--endpoint-reconciler-type=none", // which refuses a loopback address
 		fmt.Sprintf("--secure-port=%d", port.Number()),
-		"--cert-dir=" + filepath.Dir(c.ca), // where it writes a certificate, with the authority that signed it
+		// where it writes a certificate, with the authority that signed it
+		"--cert-dir=" + filepath.Dir(c.ca),
 		"--token-auth-file=" + tokens,
 		"--authorization-mode=RBAC",
 		"--egress-selector-config-file=" + egressConfig,
-		"--enable-aggregator-routing=true", // webhooks are called at their pod's address: there is no kube-proxy
+		// webhooks are called at their pod's address: there is no kube-proxy
+		"--enable-aggregator-routing=true",
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file=" + c.saKey,
 		"--service-account-signing-key-file=" + c.saKey,
 		"--service-cluster-ip-range=10.0.0.0/24",
-		"--shutdown-send-retry-after=true", // without these two a stop waits a minute for watching clients
+		// without these two a stop waits a minute for watching clients
+		"--shutdown-send-retry-after=true",
 		"--shutdown-watch-termination-grace-period=1s",
 	}, append(checks, c.options.serverArgs...)...)...)
 	if err != nil {
@@ -183,7 +187,8 @@ func (c *cluster) startServer(ctx context.Context, etcd string) (*kubernetes.Cli
 	var client *kubernetes.Clientset
 	err = await(ctx, server, func(ctx context.Context) (err error) {
 		if client == nil {
-			if client, err = kubernetes.NewForConfig(config); err != nil { // the certificate is not written yet
+			if client, err = kubernetes.NewForConfig(config); err != nil {
+				// the certificate is not written yet
 				return err
 			}
 		}
@@ -192,8 +197,8 @@ func (c *cluster) startServer(ctx context.Context, etcd string) (*kubernetes.Cli
 	return client, err
 }
 
-// startControllers starts kube-controller-manager and returns when the objects exist that the tests' framework reads before it
-// waits for any.
+// startControllers starts kube-controller-manager and returns when the objects exist that the
+// tests' framework reads before it waits for any.
 func (c *cluster) startControllers(ctx context.Context, client kubernetes.Interface) error {
 	manager, err := c.start("controller-manager", c.options.controllerManager,
 		"--kubeconfig="+c.kubeconfig,

@@ -12,8 +12,9 @@ import (
 	"github.com/onsi/ginkgo/v2/types"
 )
 
-// discover runs each candidate that is not in specs.txt, and that focus selects unless it is nil, in a process of its own, and returns an
-// error that names the passed ones, unless it may write the catalogue. Run it with the engine upstream, whose verdicts decide.
+// discover runs each candidate that is not in specs.txt, and that focus selects unless it is nil,
+// in a process of its own, and returns an error that names the passed ones, unless it may write the
+// catalogue. Run it with the engine upstream, whose verdicts decide.
 func discover(ctx context.Context, o options, c *cluster, focus *regexp.Regexp, all []string) error {
 	specs, excluded := map[string]bool{}, map[string]bool{}
 	var candidates []string

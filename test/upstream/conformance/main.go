@@ -29,12 +29,13 @@ type options struct {
 	compaction                     time.Duration
 	reports                        string
 	focus                          string
-	specs                          string // JSON file with texts of specs to run; "": all of the catalogue
-	processes                      int
-	discover, update               bool
-	bound                          time.Duration
-	serverArgs                     []string
-	testArgs                       []string
+	// JSON file with texts of specs to run; "": all of the catalogue
+	specs            string
+	processes        int
+	discover, update bool
+	bound            time.Duration
+	serverArgs       []string
+	testArgs         []string
 }
 
 // log returns the path of the log of a process.
@@ -168,9 +169,10 @@ func write(dir string, report types.Report) error {
 	return reporters.GenerateJSONReport(report, filepath.Join(dir, reportName))
 }
 
-// runSpecs runs the specs that o selects: the specs of a focus in one process whose output is shown, or those of the catalogue,
-// several at the same time and then, one by one, the serial ones. It returns one report of all, without the specs that were not
-// selected, and the specs that must be in it.
+// runSpecs runs the specs that o selects: the specs of a focus in one process whose output is
+// shown, or those of the catalogue, several at the same time and then, one by one, the serial ones.
+// It returns one report of all, without the specs that were not selected, and the specs that must
+// be in it.
 func runSpecs(ctx context.Context, o options, c *cluster, focus *regexp.Regexp) (*types.Report, []string, error) {
 	if focus != nil {
 		report, err := c.runTests(ctx, "e2e", focus, os.Stdout, "--ginkgo.timeout=1h")
@@ -233,9 +235,9 @@ func selected(report types.Report, focus *regexp.Regexp) types.Report {
 	return report
 }
 
-// runTests runs the tests that focus selects to their end and returns ginkgo's report, nil if there is none. Their output goes to the
-// file NAME.log in the directory of reports, and to tee unless that is nil. An error says that the tests failed, or that a process that
-// they need ended.
+// runTests runs the tests that focus selects to their end and returns ginkgo's report, nil if there
+// is none. Their output goes to the file NAME.log in the directory of reports, and to tee unless
+// that is nil. An error says that the tests failed, or that a process that they need ended.
 func (c *cluster) runTests(ctx context.Context, name string, focus *regexp.Regexp, tee io.Writer, args ...string) (*types.Report, error) {
 	reportPath := filepath.Join(c.dir, name+".json")
 	tests, err := process.Start(process.Spec{Name: name, Path: c.options.e2e, Log: c.options.log(name), Tee: tee, Args: slices.Concat([]string{

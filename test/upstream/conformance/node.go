@@ -35,10 +35,11 @@ const (
 	resync = 2 * time.Second
 )
 
-// node replaces a node with a kubelet and the network to its pods. It is Ready, and of all pods it runs only those of upstream's
-// webhooks (the subcommands crd-conversion-webhook and webhook of the image agnhost): their handlers, which upstream's tests have as
-// packages, are served by this process. Other pods stay Pending. The API server reaches pods through a proxy, as in clusters without
-// a route to their nodes.
+// node replaces a node with a kubelet and the network to its pods. It is Ready, and of all pods it
+// runs only those of upstream's webhooks (the subcommands crd-conversion-webhook and webhook of the
+// image agnhost): their handlers, which upstream's tests have as packages, are served by this
+// process. Other pods stay Pending. The API server reaches pods through a proxy, as in clusters
+// without a route to their nodes.
 type node struct {
 	client kubernetes.Interface
 	proxy  *http.Server
@@ -59,7 +60,8 @@ type webhook struct {
 	server  *http.Server
 }
 
-// newNode returns a node that serves its proxy on a unix socket at path. Later errors are logged to out.
+// newNode returns a node that serves its proxy on a unix socket at path. Later errors are logged to
+// out.
 func newNode(path string, out io.Writer) (*node, error) {
 	l, err := net.Listen("unix", path)
 	if err != nil {
@@ -122,8 +124,8 @@ func (n *node) connect(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(to, buffered)
 }
 
-// run registers the node and runs pods until ctx is cancelled. It returns when the node is registered; wait returns when its goroutines
-// have ended.
+// run registers the node and runs pods until ctx is cancelled. It returns when the node is
+// registered; wait returns when its goroutines have ended.
 func (n *node) run(ctx context.Context, client kubernetes.Interface) (wait func(), err error) {
 	n.client = client
 	if err := n.register(ctx); err != nil {
@@ -165,7 +167,8 @@ func (n *node) close() {
 	}
 }
 
-// register creates the node's object. Admission gives each new node a taint that a kubelet's first report would remove.
+// register creates the node's object. Admission gives each new node a taint that a kubelet's first
+// report would remove.
 func (n *node) register(ctx context.Context) error {
 	now := metav1.Now()
 	capacity := corev1.ResourceList{
@@ -227,7 +230,8 @@ func (n *node) sync(ctx context.Context, pod *corev1.Pod) error {
 	return err
 }
 
-// handler returns a function that returns the handler of a pod of upstream's webhooks, nil for any other pod.
+// handler returns a function that returns the handler of a pod of upstream's webhooks, nil for any
+// other pod.
 func handler(pod *corev1.Pod) func() (http.Handler, error) {
 	containers := pod.Spec.Containers
 	if len(containers) != 1 || len(containers[0].Args) == 0 {
@@ -245,8 +249,9 @@ func conversionHandler() (http.Handler, error) {
 	return mux, nil
 }
 
-// admissionHandler returns the default handler of this process, after agnhost's command has added its handlers: they are not exported.
-// The command then tries to listen and panics, because it is given a port that does not exist.
+// admissionHandler returns the default handler of this process, after agnhost's command has added
+// its handlers: they are not exported. The command then tries to listen and panics, because it is
+// given a port that does not exist.
 var admissionHandler = sync.OnceValues(func() (http.Handler, error) {
 	dir, err := os.MkdirTemp("", "strata-conformance-webhook-")
 	if err != nil {
@@ -300,7 +305,8 @@ func (n *node) start(ctx context.Context, pod *corev1.Pod) (podIP string, err er
 	}
 	n.mu.made++
 	started := &webhook{
-		podIP:   fmt.Sprintf("192.0.2.%d", n.mu.made), // a range for documentation; loopback is refused
+		// a range for documentation; loopback is refused
+		podIP:   fmt.Sprintf("192.0.2.%d", n.mu.made),
 		address: l.Addr().String(),
 		server:  &http.Server{Handler: serve, ErrorLog: n.log},
 	}

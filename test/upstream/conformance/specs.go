@@ -11,15 +11,19 @@ import (
 	"github.com/onsi/ginkgo/v2/types"
 )
 
-// The catalogue of specs: full texts, one in each line, sorted. Together they are all specs that isCandidate selects.
+// The catalogue of specs: full texts, one in each line, sorted. Together they are all specs that
+// isCandidate selects.
 var (
 	//go:embed specs.txt
 	specsFile string // the specs that run; upstream passes them
 	//go:embed excluded.txt
-	excludedFile string // the specs that do not run: upstream fails them here, because they need running containers or a scheduler
+	// the specs that do not run: upstream fails them here, because they need running containers or
+	// a scheduler
+	excludedFile string
 )
 
-// areas are containers of which all specs are candidates, including specs that are not part of Kubernetes' conformance.
+// areas are containers of which all specs are candidates, including specs that are not part of
+// Kubernetes' conformance.
 var areas = []string{
 	"[sig-api-machinery] API Streaming (aka. WatchList) [FeatureGate:WatchList]",
 	"[sig-api-machinery] Servers with support for Table transformation",
@@ -35,7 +39,8 @@ func catalogue(file string) []string {
 	return strings.FieldsFunc(file, func(r rune) bool { return r == '\n' })
 }
 
-// exactly selects the specs with these texts. Ginkgo matches the name of the suite, a space and the text.
+// exactly selects the specs with these texts. Ginkgo matches the name of the suite, a space and the
+// text.
 func exactly(specs []string) *regexp.Regexp {
 	quoted := make([]string, len(specs))
 	for i, s := range specs {
@@ -47,7 +52,8 @@ func exactly(specs []string) *regexp.Regexp {
 // isSerial reports whether a spec must run alone.
 func isSerial(text string) bool { return strings.Contains(text, "[Serial]") }
 
-// shards distributes specs over at most n runs that may be simultaneous, and returns serial specs separately.
+// shards distributes specs over at most n runs that may be simultaneous, and returns serial specs
+// separately.
 func shards(specs []string, n int) (simultaneous [][]string, alone []string) {
 	simultaneous = make([][]string, n)
 	i := 0
@@ -62,15 +68,17 @@ func shards(specs []string, n int) (simultaneous [][]string, alone []string) {
 	return slices.DeleteFunc(simultaneous, func(s []string) bool { return len(s) == 0 }), alone
 }
 
-// verdict is the outcome of the specs that focus selects, as a table to print and as problems. Without a problem all of them passed.
+// verdict is the outcome of the specs that focus selects, as a table to print and as problems.
+// Without a problem all of them passed.
 type verdict struct {
 	lines    []string
 	problems []string
 	passed   int
 }
 
-// judge reports whether each wanted spec ran and passed. wanted is nil if the user has chosen a focus: then at least one spec must
-// have run, and all that did must have passed. all are the texts of all specs that exist; the catalogue must agree with them.
+// judge reports whether each wanted spec ran and passed. wanted is nil if the user has chosen a
+// focus: then at least one spec must have run, and all that did must have passed. all are the texts
+// of all specs that exist; the catalogue must agree with them.
 func judge(reports []types.SpecReport, wanted, all []string) verdict {
 	var v verdict
 	seen := map[string]bool{}

@@ -13,7 +13,8 @@ func spec(text string, state types.SpecState) types.SpecReport {
 	return types.SpecReport{LeafNodeType: types.NodeTypeIt, LeafNodeText: text, State: state, RunTime: time.Second}
 }
 
-// passing returns a report in which every spec of the catalogue that runs passed, the specs that must be in it, and all that exist.
+// passing returns a report in which every spec of the catalogue that runs passed, the specs that
+// must be in it, and all that exist.
 func passing() (reports []types.SpecReport, wanted, all []string) {
 	reports = []types.SpecReport{
 		{LeafNodeType: types.NodeTypeSynchronizedBeforeSuite, State: types.SpecStatePassed},

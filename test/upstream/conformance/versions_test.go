@@ -7,8 +7,9 @@ import (
 	"golang.org/x/mod/modfile"
 )
 
-// TestModuleVersions_EqualServerGoMod: the tests and the controllers are of the release that the server is built from, and shared modules are compiled
-// once: a module that both go.mod files name has the same version in both.
+// TestModuleVersions_EqualServerGoMod: the tests and the controllers are of the release that the
+// server is built from, and shared modules are compiled once: a module that both go.mod files name
+// has the same version in both.
 func TestModuleVersions_EqualServerGoMod(t *testing.T) {
 	ours, server := versions(t, "go.mod"), versions(t, "../../../server/go.mod")
 	if ours["k8s.io/kubernetes"] == "" {
@@ -21,7 +22,8 @@ func TestModuleVersions_EqualServerGoMod(t *testing.T) {
 	}
 }
 
-// versions returns the version of each module that a go.mod file requires or replaces by another version.
+// versions returns the version of each module that a go.mod file requires or replaces by another
+// version.
 func versions(t *testing.T, path string) map[string]string {
 	data, err := os.ReadFile(path)
 	if err != nil {

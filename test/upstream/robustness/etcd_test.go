@@ -21,7 +21,8 @@ type etcd struct {
 	data     string // its data directory, which ends with the test
 }
 
-// startEtcd starts an etcd with an empty store. Its write-ahead log keeps every request: the validators replay them.
+// startEtcd starts an etcd with an empty store. Its write-ahead log keeps every request: the
+// validators replay them.
 func startEtcd(t *testing.T) *etcd {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "strata-etcd-") // short: the path of a socket is limited

@@ -17,8 +17,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// reader reads a mirror and records each read in the form of etcd's client, for etcd's validators. Its methods are for one
-// goroutine.
+// reader reads a mirror and records each read in the form of etcd's client, for etcd's validators.
+// Its methods are for one goroutine.
 type reader struct {
 	mirror   *mirror.Mirror
 	resource *mirror.Resource
@@ -33,10 +33,12 @@ type reader struct {
 
 // counts are the numbers of operations that a reader recorded.
 type counts struct {
-	present, past   int // reads of the present and of a revision
-	events, marks   int // of watches: events, and progress without events
-	resumed, ended  int // watches that began at a revision of the past, and watches that ended with an error
-	refused, atomic int // operations that the mirror refused as compacted, and revisions of more than one event
+	present, past int // reads of the present and of a revision
+	events, marks int // of watches: events, and progress without events
+	// watches that began at a revision of the past, and watches that ended with an error
+	resumed, ended int
+	// operations that the mirror refused as compacted, and revisions of more than one event
+	refused, atomic int
 }
 
 func newReader(m *mirror.Mirror, r *mirror.Resource, ids identity.Provider, base time.Time, d *defect) *reader {
@@ -48,8 +50,9 @@ func (r *reader) report() report.ClientReport {
 	return report.ClientReport{ClientID: r.id, KeyValue: r.kv.Operations(), Watch: r.watches}
 }
 
-// read reads the keys start <= key < end, or the key start if end is empty, linearizably (I6) if rev is 0 and otherwise exactly
-// at rev; limit 0 means all. The recorded revision of the answer is that of the store, as in etcd's header.
+// read reads the keys start <= key < end, or the key start if end is empty, linearizably (I6) if
+// rev is 0 and otherwise exactly at rev; limit 0 means all. The recorded revision of the answer is
+// that of the store, as in etcd's header.
 func (r *reader) read(ctx context.Context, start, end string, rev mirror.Revision, limit int) error {
 	called := time.Since(r.base)
 	current, err := r.mirror.ReadRevision(ctx)
@@ -133,7 +136,8 @@ type watching struct {
 	pending   []*clientv3.Event // of a revision of which events are still to come
 }
 
-// watch records a cursor that begins after the revision and selects key, or all keys with that prefix.
+// watch records a cursor that begins after the revision and selects key, or all keys with that
+// prefix.
 func (r *reader) watch(key string, prefix bool, after mirror.Revision, open func(after mirror.Revision) (*mirror.Cursor, error)) (*watching, error) {
 	request := model.WatchRequest{Key: key, Revision: after + 1, WithPrefix: prefix, WithProgressNotify: true, WithPrevKV: true}
 	if r.defect.is(startsOneLate) {
@@ -146,8 +150,9 @@ func (r *reader) watch(key string, prefix bool, after mirror.Revision, open func
 	return &watching{reader: r, cursor: cursor, operation: model.WatchOperation{Request: request}}, nil
 }
 
-// next records the events that are due, at most limit, and the position as progress if progress is true. Events of one
-// revision are one answer, as in etcd: Cursor.Position shows that a revision is complete (I4).
+// next records the events that are due, at most limit, and the position as progress if progress is
+// true. Events of one revision are one answer, as in etcd: Cursor.Position shows that a revision is
+// complete (I4).
 func (w *watching) next(limit int, progress bool) error {
 	if w.defect.is(announcesProgress) {
 		w.answer(w.mirror.PublishedRevision(), nil)
@@ -204,7 +209,8 @@ func (w *watching) close() {
 	w.watches = append(w.watches, w.operation)
 }
 
-// retriable reports whether an operation that failed with err may be retried: the mirror returned the error before any data.
+// retriable reports whether an operation that failed with err may be retried: the mirror returned
+// the error before any data.
 func retriable(err error) bool {
 	return errors.Is(err, mirror.ErrNotReady) || errors.Is(err, mirror.ErrCompacted) || errors.Is(err, mirror.ErrFutureRevision)
 }

@@ -21,12 +21,13 @@ import (
 // validateTimeout bounds the search for a linearization; 10,000 operations take about a second.
 const validateTimeout = 5 * time.Minute
 
-// TestMirror_PassesEtcdValidators runs etcd's validators on reads and watches of a mirror, beside writes, compactions and interruptions of
-// its feed.
+// TestMirror_PassesEtcdValidators runs etcd's validators on reads and watches of a mirror, beside
+// writes, compactions and interruptions of its feed.
 func TestMirror_PassesEtcdValidators(t *testing.T) { requireRobust(t, 10_000) }
 
-// TestMirror_PassesEtcdValidators_LongHistory is TestMirror_PassesEtcdValidators with 100,000 operations, in histories of 20,000: time and memory of the search for a
-// linearization are quadratic in the length of a history. One history of 100,000 takes 3 minutes and 7 GB.
+// TestMirror_PassesEtcdValidators_LongHistory is TestMirror_PassesEtcdValidators with 100,000
+// operations, in histories of 20,000: time and memory of the search for a linearization are
+// quadratic in the length of a history. One history of 100,000 takes 3 minutes and 7 GB.
 func TestMirror_PassesEtcdValidators_LongHistory(t *testing.T) {
 	for i := range 5 {
 		t.Run(strconv.Itoa(i), func(t *testing.T) { requireRobust(t, 20_000) })
@@ -65,7 +66,8 @@ func requireRobust(t *testing.T, operations int) {
 	t.Logf("validated in %.1f s", time.Since(started).Seconds())
 }
 
-// defect is a fault that is planted between the mirror and the record, or between etcd and the mirror.
+// defect is a fault that is planted between the mirror and the record, or between etcd and the
+// mirror.
 type defect struct {
 	name   string
 	found  string // part of the validators' error
@@ -148,7 +150,8 @@ func TestEtcdValidators_DetectPlantedDefects(t *testing.T) {
 	}
 }
 
-// withoutOutput calls f without standard output, where the validators print the events that a watch lacks.
+// withoutOutput calls f without standard output, where the validators print the events that a watch
+// lacks.
 func withoutOutput(t *testing.T, f func()) {
 	t.Helper()
 	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)

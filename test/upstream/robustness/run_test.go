@@ -31,7 +31,8 @@ const (
 	readers  = 4
 	watchers = 6
 
-	// compactEvery and compactBehind are revisions: how often etcd and the mirror are compacted, and how far behind the newest.
+	// compactEvery and compactBehind are revisions: how often etcd and the mirror are compacted,
+	// and how far behind the newest.
 	compactEvery, compactBehind = 500, 300
 	// interruptEvery is the number of batches after which the mirror loses its feed.
 	interruptEvery = 2000
@@ -39,8 +40,9 @@ const (
 	runTimeout = 10 * time.Minute
 )
 
-// keys are all keys that are written: few, because the model's state is copied with each operation. Keys of the last two kinds
-// are in no claimed resource, and outside of the mirror; the mirror follows their revisions.
+// keys are all keys that are written: few, because the model's state is copied with each operation.
+// Keys of the last two kinds are in no claimed resource, and outside of the mirror; the mirror
+// follows their revisions.
 var keys = func() (keys []string) {
 	for _, namespace := range []string{"default", "kube-system"} {
 		for i := range 6 {
@@ -58,7 +60,8 @@ type source struct {
 
 var errInterrupted = errors.New("the feed was interrupted on purpose")
 
-// Watch implements driver.Source. It occasionally ends with an error, so that the mirror has to resume.
+// Watch implements driver.Source. It occasionally ends with an error, so that the mirror has to
+// resume.
 func (s *source) Watch(ctx context.Context, prefix string, after driver.Header, deliver func(driver.Batch) error) error {
 	batches := 0
 	return s.Source.Watch(ctx, prefix, after, func(b driver.Batch) error {
@@ -86,8 +89,8 @@ type run struct {
 	final     atomic.Int64  // the last revision; watches end when they have reached it
 	drain     chan struct{} // closed when final is set
 
-	// compacting is held by readers of a revision, and exclusively while etcd is compacted: the model would let a read that
-	// began before a compaction, and ended after it, fail.
+	// compacting is held by readers of a revision, and exclusively while etcd is compacted: the
+	// model would let a read that began before a compaction, and ended after it, fail.
 	compacting sync.RWMutex
 	compacted  atomic.Int64
 
@@ -263,7 +266,8 @@ func (r *run) wrote(rev int64, deleted bool, keys ...string) {
 	}
 }
 
-// write makes one write: of a kind that kube-apiserver makes, or a transaction that changes several keys.
+// write makes one write: of a kind that kube-apiserver makes, or a transaction that changes several
+// keys.
 func (r *run) write(ctx context.Context, c *client.RecordingClient, ids identity.Provider) error {
 	value := func() string { return strconv.Itoa(ids.NewRequestID()) }
 	chosen := rand.Perm(len(keys))
@@ -395,8 +399,8 @@ func (r *run) read(ctx context.Context, reader *reader) error {
 	return err
 }
 
-// watch opens a cursor of one of the four kinds, and reads it for a while: at the end of the run, until it has reached the last
-// revision.
+// watch opens a cursor of one of the four kinds, and reads it for a while: at the end of the run,
+// until it has reached the last revision.
 func (r *run) watch(ctx context.Context, reader *reader) error {
 	of := ranges[rand.IntN(len(ranges))]
 	end := of.end

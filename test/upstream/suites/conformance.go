@@ -56,7 +56,8 @@ func runConformance(ctx context.Context, env *Env, programs string, engine Engin
 		return nil, err
 	}
 	args := []string{
-		"-engine=" + string(engine), "-reports=" + reports, "-processes=2", // both engines run at the same time
+		// both engines run at the same time
+		"-engine=" + string(engine), "-reports=" + reports, "-processes=2",
 		"-strata=" + filepath.Join(programs, "strata"), "-e2e=" + filepath.Join(programs, "e2e.test"),
 		"-controller-manager=" + filepath.Join(programs, "kube-controller-manager"),
 	}
@@ -101,7 +102,8 @@ func runConformance(ctx context.Context, env *Env, programs string, engine Engin
 	if err != nil {
 		return nil, fmt.Errorf("%w; see %s", err, log)
 	}
-	// The run also fails if the catalogue disagrees with the tests, and if memory differs from etcd.
+	// The run also fails if the catalogue disagrees with the tests, and if memory differs from
+	// etcd.
 	if only == nil && verdicts[mainTest] == "" {
 		verdicts[mainTest] = Pass
 		if runErr != nil && !slices.Contains(values(verdicts), Fail) {

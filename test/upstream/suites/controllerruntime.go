@@ -22,7 +22,8 @@ const (
 	controllerRuntimeVersion = "v0.25.2"
 )
 
-// controllerRuntimeTimeout bounds one run of one package; the slowest takes two minutes on two processors.
+// controllerRuntimeTimeout bounds one run of one package; the slowest takes two minutes on two
+// processors.
 const controllerRuntimeTimeout = 20 * time.Minute
 
 var controllerRuntimeSuite = Suite{
@@ -34,8 +35,8 @@ var controllerRuntimeSuite = Suite{
 	Prepare: controllerRuntimeUnits,
 }
 
-// controllerRuntimeUnits copies the module to a directory where its tests can be built, with the dependencies that it names itself,
-// and builds the programs.
+// controllerRuntimeUnits copies the module to a directory where its tests can be built, with the
+// dependencies that it names itself, and builds the programs.
 func controllerRuntimeUnits(ctx context.Context, env *Env) ([]Unit, error) {
 	out, err := env.goOutput(ctx, filepath.Join(env.Root, "server"), "mod", "download", "-json", controllerRuntime+"@"+controllerRuntimeVersion)
 	if err != nil {
@@ -92,8 +93,8 @@ func controllerRuntimeUnits(ctx context.Context, env *Env) ([]Unit, error) {
 // downloads is the reason for skipping subtests of pkg/client/apiutil.
 const downloads = "they download the kube-apiserver of Kubernetes 1.28 and test that, not an engine"
 
-// skipDownloads makes the copied tests skip where they download the programs that they test. Those contain no engine, and the
-// verdict depends on the network.
+// skipDownloads makes the copied tests skip where they download the programs that they test. Those
+// contain no engine, and the verdict depends on the network.
 func skipDownloads(dir string) error {
 	file := filepath.Join(dir, "pkg", "client", "apiutil", "restmapper_test.go")
 	text, err := os.ReadFile(file)
@@ -107,11 +108,12 @@ func skipDownloads(dir string) error {
 	return os.WriteFile(file, []byte(patched), 0o644)
 }
 
-// ginkgoGrace is how much earlier than the binary the specs reach their timeout, so that ginkgo can write its report.
+// ginkgoGrace is how much earlier than the binary the specs reach their timeout, so that ginkgo can
+// write its report.
 const ginkgoGrace = 2 * time.Minute
 
-// runWithSpecs runs a test binary of which the test named runner runs specs, and returns the verdicts of the specs in place of
-// the runner's.
+// runWithSpecs runs a test binary of which the test named runner runs specs, and returns the
+// verdicts of the specs in place of the runner's.
 func runWithSpecs(ctx context.Context, env *Env, tests *goTest, runner string, only []string, log string) (Verdicts, error) {
 	report := strings.TrimSuffix(log, ".log") + ".json"
 	if err := os.Remove(report); err != nil && !os.IsNotExist(err) {
@@ -137,8 +139,8 @@ func runWithSpecs(ctx context.Context, env *Env, tests *goTest, runner string, o
 	return replaceRunner(verdicts, runner, bySpec), nil
 }
 
-// splitSpecs returns the Go tests and the specs among the names, nil for all. The runner or mainTest represent all specs; the
-// runner is among the Go tests if there are specs to run.
+// splitSpecs returns the Go tests and the specs among the names, nil for all. The runner or
+// mainTest represent all specs; the runner is among the Go tests if there are specs to run.
 func splitSpecs(only []string, runner string) (goTests, specs []string) {
 	if only == nil || slices.Contains(only, mainTest) {
 		return nil, nil
@@ -160,8 +162,9 @@ func splitSpecs(only []string, runner string) (goTests, specs []string) {
 	return goTests, specs
 }
 
-// replaceRunner replaces the verdict of the test that runs specs by theirs, which are nil if there is no report. A failure of the
-// runner that no spec explains becomes one of mainTest: like each other verdict, a later attempt can replace it.
+// replaceRunner replaces the verdict of the test that runs specs by theirs, which are nil if there
+// is no report. A failure of the runner that no spec explains becomes one of mainTest: like each
+// other verdict, a later attempt can replace it.
 func replaceRunner(verdicts Verdicts, runner string, bySpec Verdicts) Verdicts {
 	verdict := verdicts[runner]
 	delete(verdicts, runner)
@@ -172,10 +175,12 @@ func replaceRunner(verdicts Verdicts, runner string, bySpec Verdicts) Verdicts {
 	return verdicts
 }
 
-// controlPlane matches the literals of envtest.Environment and controlplane.ControlPlane, which start a control plane.
+// controlPlane matches the literals of envtest.Environment and controlplane.ControlPlane, which
+// start a control plane.
 var controlPlane = regexp.MustCompile(`\b(Environment|ControlPlane)\{`)
 
-// controlPlanePackages returns the packages, as paths in the module, whose tests start a control plane.
+// controlPlanePackages returns the packages, as paths in the module, whose tests start a control
+// plane.
 func controlPlanePackages(dir string) ([]string, error) {
 	var found []string
 	err := filepath.WalkDir(filepath.Join(dir, "pkg"), func(file string, entry fs.DirEntry, err error) error {
@@ -203,7 +208,8 @@ func controlPlanePackages(dir string) ([]string, error) {
 	return found, err
 }
 
-// assets returns, for each engine, a directory with the programs that controller-runtime's tests start.
+// assets returns, for each engine, a directory with the programs that controller-runtime's tests
+// start.
 func assets(ctx context.Context, env *Env) (map[Engine]string, error) {
 	etcd := filepath.Join(env.Bin, "programs", "etcd-server")
 	if err := env.goRun(ctx, filepath.Join(env.Root, "test/upstream", "robustness"), "build", "-o", etcd, "go.etcd.io/etcd/server/v3"); err != nil {

@@ -12,8 +12,9 @@ import (
 	"strings"
 )
 
-// copyPackage copies a package with its test data, and the packages that it imports as far as they are copied too. Licence
-// notices and all else in the files are unchanged, except import paths and the changes of patches.
+// copyPackage copies a package with its test data, and the packages that it imports as far as they
+// are copied too. Licence notices and all else in the files are unchanged, except import paths and
+// the changes of patches.
 func (t *tree) copyPackage(pkg string) error {
 	if t.copied[pkg] {
 		return nil
@@ -75,7 +76,8 @@ func (t *tree) copySource(pkg, from, to string) error {
 	return nil
 }
 
-// rewriteImports replaces each import path that match selects by to(path), and returns the paths it has replaced.
+// rewriteImports replaces each import path that match selects by to(path), and returns the paths it
+// has replaced.
 func rewriteImports(text string, match func(string) bool, to func(string) string) (string, []string, error) {
 	files := token.NewFileSet()
 	file, err := parser.ParseFile(files, "", text, parser.ImportsOnly)
@@ -102,7 +104,8 @@ func rewriteImports(text string, match func(string) bool, to func(string) string
 	return out.String(), replaced, nil
 }
 
-// copyData copies a directory that has no Go files, such as test data; of other directories nothing: they are packages.
+// copyData copies a directory that has no Go files, such as test data; of other directories
+// nothing: they are packages.
 func copyData(from, to string) error {
 	entries, err := os.ReadDir(from)
 	if err != nil {
@@ -145,8 +148,8 @@ func copyAll(from, to string) error {
 	})
 }
 
-// copyFile copies a file. Modules contain no permissions: a file that begins like a program becomes executable, except files whose
-// names mark them as not executable.
+// copyFile copies a file. Modules contain no permissions: a file that begins like a program becomes
+// executable, except files whose names mark them as not executable.
 func copyFile(from, to string) error {
 	text, err := os.ReadFile(from)
 	if err != nil {
@@ -185,8 +188,8 @@ func insert(text string, edits []edit) (string, error) {
 	return text, nil
 }
 
-// patches are the edits, by file, that attach the engine that STRATA_ENGINE names to the servers that tests start, where
-// `strata apiserver` attaches it. Close follows the end of the server.
+// patches are the edits, by file, that attach the engine that STRATA_ENGINE names to the servers
+// that tests start, where `strata apiserver` attaches it. Close follows the end of the server.
 var patches = map[string][]edit{
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/testing/testserver.go": {
 		{"\tvar errCh chan error", attachment("return result, err")},
@@ -201,7 +204,8 @@ var patches = map[string][]edit{
 		{"\tvar errCh chan error", attachment("return result, err")},
 		{"\t\tos.RemoveAll(result.TmpDir)", "\t\tstrataEngine.Close()\n"},
 		{"\tconfig, err := server.NewConfig(completedOptions)", "\tstrataEngine.Options(completedOptions.Etcd)\n"},
-		// The servers are those of kube-apiserver without the registries of containers, which controlplane.Config adds.
+		// The servers are those of kube-apiserver without the registries of containers, which
+		// controlplane.Config adds.
 		{"\tcompleted, err := config.Complete()", "\tchain := &app.Config{Aggregator: config.Aggregator, ApiExtensions: config.APIExtensions,\n" +
 			"\t\tKubeAPIs: &controlplane.Config{ControlPlane: *config.ControlPlane}}\n" +
 			"\tif err := strataEngine.Chain(chain); err != nil {\n\t\treturn result, err\n\t}\n"},
@@ -229,7 +233,8 @@ var patches = map[string][]edit{
 	},
 }
 
-// attachment returns the statements that make strataEngine; onError is the statement that handles an error.
+// attachment returns the statements that make strataEngine; onError is the statement that handles
+// an error.
 func attachment(onError string) string {
 	return "\tstrataEngine, err := strata.AttachmentFromEnvironment()\n\tif err != nil {\n\t\t" + onError + "\n\t}\n"
 }

@@ -68,11 +68,13 @@ func (e *Env) serverModule(ctx context.Context, path string) (module, error) {
 	return module{path, version, dir}, nil
 }
 
-// killGrace is the time that a process has to end after SIGTERM or an interrupt; a test binary stops its etcd meanwhile.
+// killGrace is the time that a process has to end after SIGTERM or an interrupt; a test binary
+// stops its etcd meanwhile.
 const killGrace = 10 * time.Second
 
-// runGroup runs cmd in a process group of its own and waits until its output ends. When ctx is cancelled the whole group is
-// interrupted, and killed after killGrace; when cmd has ended, its remaining children are killed too.
+// runGroup runs cmd in a process group of its own and waits until its output ends. When ctx is
+// cancelled the whole group is interrupted, and killed after killGrace; when cmd has ended, its
+// remaining children are killed too.
 func runGroup(ctx context.Context, cmd *exec.Cmd) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.WaitDelay = killGrace

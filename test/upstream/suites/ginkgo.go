@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// specName returns the name of a spec with this text: a slash would make it a subtest. Several specs may have the same text;
-// the names of all but the first end with a number.
+// specName returns the name of a spec with this text: a slash would make it a subtest. Several
+// specs may have the same text; the names of all but the first end with a number.
 func specName(text string) string { return strings.ReplaceAll(text, "/", "_") }
 
 var specNumber = regexp.MustCompile(` #\d+$`)
@@ -34,8 +34,8 @@ func specFocus(names []string) string {
 	return "(^| )(" + strings.Join(patterns, "|") + ")$"
 }
 
-// specVerdicts returns the verdicts of the specs in a JSON report of ginkgo, and that of mainTest if another node failed, such as
-// BeforeSuite. If only is not nil, other specs were not to be run.
+// specVerdicts returns the verdicts of the specs in a JSON report of ginkgo, and that of mainTest
+// if another node failed, such as BeforeSuite. If only is not nil, other specs were not to be run.
 func specVerdicts(report string, only []string) (Verdicts, error) {
 	text, err := os.ReadFile(report)
 	if err != nil {
@@ -82,7 +82,8 @@ func specVerdicts(report string, only []string) (Verdicts, error) {
 
 var runSpecs = regexp.MustCompile(`(?s)\nfunc (Test\w+)\(\w+ \*testing\.T\) \{[^}]*RunSpecs\(`)
 
-// specRunner returns the name of the test that runs the specs of the package in dir, "" if it has no specs.
+// specRunner returns the name of the test that runs the specs of the package in dir, "" if it has
+// no specs.
 func specRunner(dir string) (string, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
 	if err != nil {

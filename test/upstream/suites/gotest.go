@@ -26,7 +26,8 @@ type goTest struct {
 	serial  bool          // run without -test.parallel, which ginkgo refuses
 }
 
-// run runs the named tests, or all, and returns their verdicts. A test of the list that did not end is Absent.
+// run runs the named tests, or all, and returns their verdicts. A test of the list that did not end
+// is Absent.
 func (g *goTest) run(ctx context.Context, env *Env, only []string, log string) (Verdicts, error) {
 	names, err := g.list(ctx)
 	if err != nil {
@@ -49,7 +50,8 @@ func (g *goTest) run(ctx context.Context, env *Env, only []string, log string) (
 	}
 	defer file.Close()
 
-	// The binary ends by itself with a stack of each goroutine; the context is for one that does not.
+	// The binary ends by itself with a stack of each goroutine; the context is for one that does
+	// not.
 	ctx, cancel := context.WithTimeout(ctx, g.timeout+time.Minute)
 	defer cancel()
 	args := []string{"tool", "test2json", g.binary, "-test.v=test2json", "-test.count=1",
@@ -88,7 +90,8 @@ func (g *goTest) run(ctx context.Context, env *Env, only []string, log string) (
 		}
 		failed = failed || verdicts[name] == Fail || verdicts[name] == Absent
 	}
-	// A binary may fail though its tests pass: TestMain of the integration tests looks for leaked goroutines.
+	// A binary may fail though its tests pass: TestMain of the integration tests looks for leaked
+	// goroutines.
 	if only == nil {
 		verdicts[mainTest] = Pass
 		if runErr != nil && !failed {
@@ -98,12 +101,13 @@ func (g *goTest) run(ctx context.Context, env *Env, only []string, log string) (
 	return verdicts, nil
 }
 
-// mainTest represents the binary itself. It fails if the binary fails although no test does; of specs also if a node that is no
-// spec fails, and if the binary ends without their report. A retry of it runs all tests.
+// mainTest represents the binary itself. It fails if the binary fails although no test does; of
+// specs also if a node that is no spec fails, and if the binary ends without their report. A retry
+// of it runs all tests.
 const mainTest = "TestMain"
 
-// startedServers counts the API servers that the tests of a log have started on the engine: apiserver.AttachmentFromEnvironment
-// logs a line for each.
+// startedServers counts the API servers that the tests of a log have started on the engine:
+// apiserver.AttachmentFromEnvironment logs a line for each.
 func startedServers(log string, engine Engine) int {
 	text, err := os.ReadFile(log)
 	if err != nil {
@@ -137,7 +141,8 @@ func exactly(names []string) string {
 	return "^(" + strings.Join(names, "|") + ")$"
 }
 
-// parseTest2JSON reads events of test2json, copies the output in them to log, and returns the verdicts.
+// parseTest2JSON reads events of test2json, copies the output in them to log, and returns the
+// verdicts.
 func parseTest2JSON(r io.Reader, log io.Writer) (Verdicts, error) {
 	verdicts := Verdicts{}
 	lines := bufio.NewReader(r)

@@ -5,8 +5,9 @@ import (
 	"slices"
 )
 
-// knownFinding is a finding that has a reason. Test names one test; if its subtests differ or fail, each has an entry. Fail on
-// both engines is a test that fails on every engine of its suite, also if that is one.
+// knownFinding is a finding that has a reason. Test names one test; if its subtests differ or fail,
+// each has an entry. Fail on both engines is a test that fails on every engine of its suite, also
+// if that is one.
 type knownFinding struct {
 	Suite, Unit, Test string
 	Upstream, Strata  Verdict
@@ -44,7 +45,8 @@ func reason(known []knownFinding, suite, unit string, f Finding) string {
 	return ""
 }
 
-// judge returns a line for each finding of the unit that is not known, and for each known finding that did not occur.
+// judge returns a line for each finding of the unit that is not known, and for each known finding
+// that did not occur.
 func judge(known []knownFinding, suite, unit string, found []Finding) (problems []string) {
 	for _, k := range known {
 		if k.Suite == suite && k.Unit == unit && !slices.Contains(found, k.finding()) {
@@ -64,8 +66,8 @@ func judge(known []knownFinding, suite, unit string, found []Finding) (problems 
 	return problems
 }
 
-// judgeActivity returns a line if no test of a unit passed on an engine, or none started a server with that engine, unless the unit
-// is idle; and if an idle unit is no longer idle.
+// judgeActivity returns a line if no test of a unit passed on an engine, or none started a server
+// with that engine, unless the unit is idle; and if an idle unit is no longer idle.
 func judgeActivity(idle []idleUnit, suite string, unit Unit, engine Engine, c counts) (problems []string) {
 	problem := func(text string) {
 		problems = append(problems, fmt.Sprintf("%s %s on %s: %s", suite, unit.Name, engine, text))
@@ -83,7 +85,8 @@ func judgeActivity(idle []idleUnit, suite string, unit Unit, engine Engine, c co
 	return problems
 }
 
-// withoutUnit returns a line for each entry of known and idle that names a unit which the suite does not have.
+// withoutUnit returns a line for each entry of known and idle that names a unit which the suite
+// does not have.
 func withoutUnit(known []knownFinding, idle []idleUnit, suite string, units []Unit) (problems []string) {
 	check := func(of, unit, entry string) {
 		if of == suite && !slices.ContainsFunc(units, func(u Unit) bool { return u.Name == unit }) {

@@ -13,13 +13,15 @@ import (
 	"time"
 )
 
-// integrationRoots are the directories below k8s.io/kubernetes/test/integration whose packages are run, with those below.
+// integrationRoots are the directories below k8s.io/kubernetes/test/integration whose packages are
+// run, with those below.
 var integrationRoots = []string{
 	"apiserver", "apimachinery", "auth", "client", "controlplane", "dryrun", "etcd", "garbagecollector", "metrics", "namespace",
 	"quota", "secrets", "serviceaccount", "staleness", "storageversion", "storageversionmigrator",
 }
 
-// integrationTimeout bounds one run of one package; the slowest takes a third of it on two processors.
+// integrationTimeout bounds one run of one package; the slowest takes a third of it on two
+// processors.
 const integrationTimeout = 40 * time.Minute
 
 var kubernetesSuite = Suite{
@@ -107,8 +109,8 @@ var exclusiveTests = []string{
 	"k8s.io/kubernetes/test/integration/storageversionmigrator",
 }
 
-// quickTests are the tests of the subset, by package: reads, watches and writes of custom resources in all encodings, while
-// their definitions change.
+// quickTests are the tests of the subset, by package: reads, watches and writes of custom resources
+// in all encodings, while their definitions change.
 var quickTests = map[string][]string{
 	"k8s.io/apiextensions-apitest/e2e/integration": {
 		"TestCBORServingEnablement", "TestCBORStorageEnablement", "TestChangeCRD", "TestCrossNamespaceListWatch",
@@ -118,8 +120,9 @@ var quickTests = map[string][]string{
 	},
 }
 
-// tree is a module below bin/suites with copies of packages of upstream. The copy of a package has the original's import
-// path below treeModule, which lies in server/, so that copies may import its internal packages.
+// tree is a module below bin/suites with copies of packages of upstream. The copy of a package has
+// the original's import path below treeModule, which lies in server/, so that copies may import its
+// internal packages.
 type tree struct {
 	env     *Env
 	dir     string
@@ -129,8 +132,8 @@ type tree struct {
 
 const treeModule = "github.com/stratakube/strata/server/suites"
 
-// copies are the packages that are replaced by copies wherever a copied package imports them: packages that start servers, and
-// their importers.
+// copies are the packages that are replaced by copies wherever a copied package imports them:
+// packages that start servers, and their importers.
 var copies = []string{
 	"k8s.io/kubernetes/test/integration",
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/testing",
@@ -198,7 +201,8 @@ func (t *tree) testPackages(root string) ([]string, error) {
 	return slices.Sorted(maps.Keys(found)), err
 }
 
-// prepare copies the packages and the copied packages that they import, writes the module, and builds etcd, whose path it returns.
+// prepare copies the packages and the copied packages that they import, writes the module, and
+// builds etcd, whose path it returns.
 func (t *tree) prepare(ctx context.Context, packages []string) (etcd string, err error) {
 	// Files of an earlier run may be of another version. Build results are cached by content.
 	for _, path := range []string{"k8s.io", "etcd", "go.mod", "go.sum"} {
@@ -240,8 +244,8 @@ func (t *tree) prepare(ctx context.Context, packages []string) (etcd string, err
 	return etcd, t.env.goRun(ctx, t.dir, "build", "-mod=mod", "-ldflags=-s -w", "-o", etcd, treeModule+"/etcd")
 }
 
-// etcdMain is an etcd, which the integration tests start by themselves, and with the argument "loopback" one that prints
-// its URL when it serves.
+// etcdMain is an etcd, which the integration tests start by themselves, and with the argument
+// "loopback" one that prints its URL when it serves.
 const etcdMain = `package main
 
 import (
@@ -272,7 +276,8 @@ func main() {
 }
 `
 
-// writeModule writes go.mod and go.sum: those of server/, with the modules of this repository as they are on disk.
+// writeModule writes go.mod and go.sum: those of server/, with the modules of this repository as
+// they are on disk.
 func (t *tree) writeModule(ctx context.Context) error {
 	server := filepath.Join(t.env.Root, "server")
 	text, err := os.ReadFile(filepath.Join(server, "go.mod"))

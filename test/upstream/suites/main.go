@@ -150,7 +150,8 @@ func (s *session) suite(ctx context.Context, suite *Suite) error {
 	return nil
 }
 
-// prepared checks test/upstream/suites/known.go against the units, and drops the results of other versions.
+// prepared checks test/upstream/suites/known.go against the units, and drops the results of other
+// versions.
 func (s *session) prepared(suite *Suite, units []Unit) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -18,7 +18,8 @@ type counts struct {
 	Skipped int `json:"skipped"`
 	// Retried are the top-level tests that were run again, on both engines.
 	Retried int `json:"retried"`
-	// Servers is the number of API servers that the tests started on this engine, without retries; 0 where the suite does not report it.
+	// Servers is the number of API servers that the tests started on this engine, without retries;
+	// 0 where the suite does not report it.
 	Servers int `json:"servers,omitempty"`
 	// Seconds is the time of all runs, retries included.
 	Seconds int `json:"seconds"`
@@ -33,7 +34,8 @@ type outcome struct {
 	Engines   map[Engine]counts `json:"engines"`
 	// Failed names the tests that failed on every engine.
 	Failed []string `json:"failed,omitempty"`
-	// Unstable names the top-level tests that failed and passed when they were run again, by engine.
+	// Unstable names the top-level tests that failed and passed when they were run again, by
+	// engine.
 	Unstable    map[Engine][]string `json:"unstable,omitempty"`
 	Differences []Finding           `json:"differences,omitempty"`
 }
@@ -64,8 +66,8 @@ func (r results) write(file string) error {
 	return os.WriteFile(file, append(text, '\n'), 0o644)
 }
 
-// dropStale removes the rows of a suite that are not of its current units with their current source, and reports whether
-// there were any.
+// dropStale removes the rows of a suite that are not of its current units with their current
+// source, and reports whether there were any.
 func (r results) dropStale(suite string, units []Unit) bool {
 	rows := len(r[suite])
 	maps.DeleteFunc(r[suite], func(name string, row outcome) bool {
@@ -74,8 +76,8 @@ func (r results) dropStale(suite string, units []Unit) bool {
 	return len(r[suite]) < rows
 }
 
-// testTime returns how long the units take one after the other, without builds. The engines run at the same time, but for
-// units that are Exclusive.
+// testTime returns how long the units take one after the other, without builds. The engines run at
+// the same time, but for units that are Exclusive.
 func testTime(units map[string]outcome) time.Duration {
 	var seconds int
 	for _, row := range units {

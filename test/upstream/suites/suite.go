@@ -38,7 +38,8 @@ type Suite struct {
 	Quick bool
 	// Engines are the columns; nil is both.
 	Engines []Engine
-	// Prepare builds the programs that the units share and returns the units. It is called once, before any unit is built.
+	// Prepare builds the programs that the units share and returns the units. It is called once,
+	// before any unit is built.
 	Prepare func(ctx context.Context, env *Env) ([]Unit, error)
 }
 
@@ -55,18 +56,20 @@ type Unit struct {
 	Name string
 	// Source is the tested module with its version, for the document.
 	Source string
-	// Quick names the top-level tests of the subset that every change must pass; nil if the subset has none of this unit.
+	// Quick names the top-level tests of the subset that every change must pass; nil if the subset
+	// has none of this unit.
 	Quick []string
-	// Exclusive: the tests listen on ports or abstract sockets with fixed names, so that the unit runs on one engine after the
-	// other, and not beside another such unit.
+	// Exclusive: the tests listen on ports or abstract sockets with fixed names, so that the unit
+	// runs on one engine after the other, and not beside another such unit.
 	Exclusive bool
-	// StartsServers: the log of a run has a line for each API server that the tests started, which names the engine (startedServers).
+	// StartsServers: the log of a run has a line for each API server that the tests started, which
+	// names the engine (startedServers).
 	StartsServers bool
 	// Build makes the programs of the unit; nil if there is nothing to build.
 	Build func(ctx context.Context) error
-	// Run runs the named top-level tests, or all of them if only is nil, and returns a verdict of each test that was run
-	// and of its subtests. A test that fails is a verdict and no error; an error says that the run itself did not work.
-	// log names the file for the output.
+	// Run runs the named top-level tests, or all of them if only is nil, and returns a verdict of
+	// each test that was run and of its subtests. A test that fails is a verdict and no error; an
+	// error says that the run itself did not work. log names the file for the output.
 	Run func(ctx context.Context, engine Engine, only []string, log string) (Verdicts, error)
 	// Clean removes the files that Build wrote; it may be nil.
 	Clean func()
@@ -78,8 +81,8 @@ func top(test string) string {
 	return name
 }
 
-// disputed returns the top-level tests, sorted, of which a test failed or is absent on an engine, or has different verdicts.
-// With one engine a failure is all that counts.
+// disputed returns the top-level tests, sorted, of which a test failed or is absent on an engine,
+// or has different verdicts. With one engine a failure is all that counts.
 func disputed(byEngine map[Engine]Verdicts) []string {
 	found := map[string]bool{}
 	for _, verdicts := range byEngine {
@@ -97,8 +100,8 @@ func disputed(byEngine map[Engine]Verdicts) []string {
 	return slices.Sorted(maps.Keys(found))
 }
 
-// merge adds the verdicts of another attempt: a test has passed if it did so once. A verdict of the last attempt replaces
-// any other that is not Pass.
+// merge adds the verdicts of another attempt: a test has passed if it did so once. A verdict of the
+// last attempt replaces any other that is not Pass.
 func (v Verdicts) merge(attempt Verdicts) {
 	for test, verdict := range attempt {
 		if v[test] != Pass {
@@ -114,10 +117,12 @@ type Finding struct {
 	Strata   Verdict `json:"strata"`
 }
 
-// failure returns the finding for a test that failed on every engine of its suite, of which there may be one only.
+// failure returns the finding for a test that failed on every engine of its suite, of which there
+// may be one only.
 func failure(test string) Finding { return Finding{Test: test, Upstream: Fail, Strata: Fail} }
 
-// differences returns the tests whose verdicts differ, without tests that have a differing subtest, which explains them.
+// differences returns the tests whose verdicts differ, without tests that have a differing subtest,
+// which explains them.
 func differences(byEngine map[Engine]Verdicts) []Finding {
 	upstream, strata := byEngine[Upstream], byEngine[Strata]
 	if upstream == nil || strata == nil {
@@ -137,7 +142,8 @@ func differences(byEngine map[Engine]Verdicts) []Finding {
 	}
 	var found []Finding
 	explained := map[string]bool{}
-	for _, test := range slices.Backward(slices.Sorted(maps.Keys(tests))) { // subtests come before their test
+	for _, test := range slices.Backward(slices.Sorted(maps.Keys(tests))) {
+		// subtests come before their test
 		u, s := of(upstream, test), of(strata, test)
 		if u == s {
 			continue
@@ -154,8 +160,9 @@ func differences(byEngine map[Engine]Verdicts) []Finding {
 	return found
 }
 
-// failedEverywhere returns the tests, sorted, that ran on every engine and failed on each with the same verdict: a failed test
-// differs from one that did not end. A test is omitted if a subtest failed on each engine, which explains it.
+// failedEverywhere returns the tests, sorted, that ran on every engine and failed on each with the
+// same verdict: a failed test differs from one that did not end. A test is omitted if a subtest
+// failed on each engine, which explains it.
 func failedEverywhere(byEngine map[Engine]Verdicts) []string {
 	failed := map[Engine][]string{}
 	for e, verdicts := range byEngine {

@@ -17,8 +17,8 @@ const maxRetries = 2
 // exclusive is held while a unit runs that is Exclusive.
 var exclusive sync.Mutex
 
-// unitRun runs one unit that is built on the engines of its suite: all attempts, and their evaluation. One goroutine
-// may use it.
+// unitRun runs one unit that is built on the engines of its suite: all attempts, and their
+// evaluation. One goroutine may use it.
 type unitRun struct {
 	env   *Env
 	suite *Suite
@@ -38,7 +38,8 @@ type engineRun struct {
 	took     time.Duration // by all attempts
 }
 
-// runUnit runs a unit that is built on the engines of its suite. An error says that there is no outcome.
+// runUnit runs a unit that is built on the engines of its suite. An error says that there is no
+// outcome.
 func runUnit(ctx context.Context, env *Env, suite *Suite, unit Unit, o options) (_ outcome, problems []string, err error) {
 	if unit.Clean != nil && !o.keep {
 		defer unit.Clean()
@@ -79,7 +80,8 @@ func (u *unitRun) attempt(ctx context.Context, only []string) error {
 		exclusive.Lock()
 		defer exclusive.Unlock()
 	}
-	// Most tests wait most of the time, so the engines run at the same time; in retries one after the other.
+	// Most tests wait most of the time, so the engines run at the same time; in retries one after
+	// the other.
 	oneAfterOther := u.unit.Exclusive || u.attempts > 0
 	engines := u.suite.engines()
 	errs := make([]error, len(engines))
@@ -95,7 +97,8 @@ func (u *unitRun) attempt(ctx context.Context, only []string) error {
 	return errors.Join(errs...)
 }
 
-// attemptOn runs tests on one engine and merges their verdicts. It may run for several engines at once.
+// attemptOn runs tests on one engine and merges their verdicts. It may run for several engines at
+// once.
 func (u *unitRun) attemptOn(ctx context.Context, engine Engine, only []string) error {
 	name := fmt.Sprintf("%s_%s_%s_%d.log", u.suite.Name, strings.ReplaceAll(u.unit.Name, "/", "_"), engine, u.attempts)
 	log := filepath.Join(u.env.Bin, "logs", name)

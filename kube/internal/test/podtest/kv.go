@@ -16,13 +16,15 @@ import (
 	"github.com/stratakube/strata/mirror/driver"
 )
 
-// KV is a client of an in-memory etcd: ranges at any revision, and writes of single keys. It counts requests.
+// KV is a client of an in-memory etcd: ranges at any revision, and writes of single keys. It counts
+// requests.
 type KV struct {
 	clientv3.KV
 	rpc *rpc
 }
 
-// NewKV returns a client. before, unless it is nil, is called before each range; its error is the answer.
+// NewKV returns a client. before, unless it is nil, is called before each range; its error is the
+// answer.
 func NewKV(etcd *memory.Store, before func() error) *KV {
 	r := &rpc{etcd: etcd, before: before}
 	return &KV{clientv3.NewKVFromKVClient(r, nil), r}

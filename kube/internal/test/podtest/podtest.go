@@ -1,5 +1,5 @@
-// Package podtest serves pods of the example API from the in-memory source, for the tests of the packages that derive
-// data from a mirror. It needs no etcd and runs in a synctest bubble.
+// Package podtest serves pods of the example API from the in-memory source, for the tests of the
+// packages that derive data from a mirror. It needs no etcd and runs in a synctest bubble.
 package podtest
 
 import (
@@ -112,7 +112,8 @@ func (c *Cluster) Put(t testing.TB, pods ...*example.Pod) (rev mirror.Revision) 
 	return rev
 }
 
-// Fill stores n pods in three namespaces, labelled i=0 to i=9 in turn, and waits until memory has them.
+// Fill stores n pods in three namespaces, labelled i=0 to i=9 in turn, and waits until memory has
+// them.
 func (c *Cluster) Fill(t testing.TB, n int) {
 	t.Helper()
 	for i := range n {

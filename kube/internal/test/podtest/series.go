@@ -8,8 +8,8 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 )
 
-// Series returns the value of a metric of a resource in the process's registry, for a histogram its count, and whether it exists. labels are
-// the names and values of its other labels.
+// Series returns the value of a metric of a resource in the process's registry, for a histogram its
+// count, and whether it exists. labels are the names and values of its other labels.
 func Series(t testing.TB, name string, r schema.GroupResource, labels ...string) (float64, bool) {
 	t.Helper()
 	return Labels(t, name, append([]string{"group", r.Group, "resource", r.Resource}, labels...)...)

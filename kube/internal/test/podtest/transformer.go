@@ -14,7 +14,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Encryption returns AES-GCM with the keys of the names, of one character each. The first one encrypts.
+// Encryption returns AES-GCM with the keys of the names, of one character each. The first one
+// encrypts.
 func Encryption(t testing.TB, names ...string) value.Transformer {
 	t.Helper()
 	var keys []value.PrefixTransformer

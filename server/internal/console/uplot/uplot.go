@@ -1,6 +1,7 @@
-// Package uplot embeds the plot library uPlot (https://github.com/leeoniya/uPlot), as its npm package has it. `make console` copies the
-// files from the version that package-lock.json names; a test compares them where npm is installed. LICENSE is part of the licences of a
-// release, which are collected from the directories of linked packages.
+// Package uplot embeds the plot library uPlot (https://github.com/leeoniya/uPlot), as its npm
+// package has it. `make console` copies the files from the version that package-lock.json names; a
+// test compares them where npm is installed. LICENSE is part of the licences of a release, which
+// are collected from the directories of linked packages.
 package uplot
 
 import "embed"

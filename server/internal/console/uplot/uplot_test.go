@@ -13,7 +13,8 @@ import (
 	"testing"
 )
 
-// unreachable matches the errors of npm for a registry that does not answer: those of names, connections and timeouts.
+// unreachable matches the errors of npm for a registry that does not answer: those of names,
+// connections and timeouts.
 var unreachable = regexp.MustCompile(`npm (error|ERR!) (code|errno) (ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ENETUNREACH|EHOSTUNREACH|ETIMEDOUT|ERR_SOCKET_TIMEOUT)\b`)
 
 func TestUnreachable_OtherErrors_DoNotMatch(t *testing.T) {
@@ -30,8 +31,9 @@ func TestUnreachable_OtherErrors_DoNotMatch(t *testing.T) {
 	}
 }
 
-// TestFiles_OfLockedVersion_EqualNpmPackage: the committed files are those of the npm package in package-lock.json. It is skipped
-// without npm, or if no registry can be reached; every other error of npm fails it.
+// TestFiles_OfLockedVersion_EqualNpmPackage: the committed files are those of the npm package in
+// package-lock.json. It is skipped without npm, or if no registry can be reached; every other error
+// of npm fails it.
 func TestFiles_OfLockedVersion_EqualNpmPackage(t *testing.T) {
 	missing := func(why string) {
 		required := strings.Split(os.Getenv("STRATA_TEST_REQUIRE"), ",")

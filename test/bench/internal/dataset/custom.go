@@ -7,7 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// CustomResource is a namespaced custom resource with the group CustomGroup. Its selectable field spec.color has another value for each object.
+// CustomResource is a namespaced custom resource with the group CustomGroup. Its selectable field
+// spec.color has another value for each object.
 type CustomResource struct {
 	Plural, Kind string
 }
@@ -39,7 +40,8 @@ func (r CustomResource) ObjectPath(index int) string {
 	return "/apis/" + CustomGroup + "/v1/namespaces/" + Namespace + "/" + r.Plural + "/" + r.objectName(index)
 }
 
-// ObjectKey is the key in etcd of the object with this index; with -1 it is the prefix of all objects.
+// ObjectKey is the key in etcd of the object with this index; with -1 it is the prefix of all
+// objects.
 func (r CustomResource) ObjectKey(index int) string {
 	prefix := "/registry/" + CustomGroup + "/" + r.Plural + "/"
 	if index < 0 {
@@ -69,8 +71,8 @@ func (r CustomResource) Object(index int) *unstructured.Unstructured {
 	}}
 }
 
-// ManagedObject is Object with a list of 16 items, and with the managed fields of a client that applies it and of its controller, which are
-// about half of it.
+// ManagedObject is Object with a list of 16 items, and with the managed fields of a client that
+// applies it and of its controller, which are about half of it.
 func (r CustomResource) ManagedObject(index int) *unstructured.Unstructured {
 	o := r.Object(index)
 	spec, metadata := o.Object["spec"].(object), o.Object["metadata"].(object)
@@ -98,7 +100,8 @@ func (r CustomResource) ManagedObject(index int) *unstructured.Unstructured {
 	return o
 }
 
-// Definition returns the definition as it is stored when it is established. Its schema has some depth, as those of operators do.
+// Definition returns the definition as it is stored when it is established. Its schema has some
+// depth, as those of operators do.
 func (r CustomResource) Definition() *unstructured.Unstructured {
 	text := object{"type": "string", "description": "A text that the controller of this resource reads, and copies to the objects that it makes."}
 	item := object{"type": "object", "required": []any{"name"}, "properties": object{"name": text, "value": text, "optional": object{"type": "boolean"}}}

@@ -1,4 +1,5 @@
-// Package dataset makes the objects that the engines serve and puts them into etcd as kube-apiserver would have stored them.
+// Package dataset makes the objects that the engines serve and puts them into etcd as
+// kube-apiserver would have stored them.
 package dataset
 
 import (
@@ -16,7 +17,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// contentVersion changes when the objects of the same Spec do, so that a cached etcd directory is not taken for the new content.
+// contentVersion changes when the objects of the same Spec do, so that a cached etcd directory is
+// not taken for the new content.
 const contentVersion = 1
 
 // Spec contains the numbers of objects. Equal specs have equal objects.
@@ -70,8 +72,8 @@ func (s Spec) Len() int {
 	return namespaces + s.ConfigMaps + s.Pods + s.Things
 }
 
-// builders yields a function per object, which makes it. They may be called concurrently; making an object costs far more than drawing
-// its function.
+// builders yields a function per object, which makes it. They may be called concurrently; making an
+// object costs far more than drawing its function.
 func (s Spec) builders() iter.Seq[func() (string, runtime.Object)] {
 	return func(yield func(func() (string, runtime.Object)) bool) {
 		namespaces := []string{Namespace}
@@ -120,11 +122,12 @@ func (s Spec) builders() iter.Seq[func() (string, runtime.Object)] {
 	}
 }
 
-// putsInFlight is the number of puts that Fill keeps in flight: enough that etcd commits many of them together (a guess).
+// putsInFlight is the number of puts that Fill keeps in flight: enough that etcd commits many of
+// them together (a guess).
 const putsInFlight = 128
 
-// Fill puts every object of the spec into etcd, one revision each, and compacts the history that this made. It calls progress, if not
-// nil, about every thousandth object, from several goroutines.
+// Fill puts every object of the spec into etcd, one revision each, and compacts the history that
+// this made. It calls progress, if not nil, about every thousandth object, from several goroutines.
 func Fill(ctx context.Context, client *clientv3.Client, s Spec, progress func(done, total int)) error {
 	work := make(chan func() (string, runtime.Object))
 	var done atomic.Int64
@@ -177,8 +180,8 @@ func Revision(ctx context.Context, client *clientv3.Client) (int64, error) {
 	return latest.Header.Revision, nil
 }
 
-// Compact drops the history below a revision, and returns when etcd has done the work that this makes. To compact to the same revision again
-// does nothing.
+// Compact drops the history below a revision, and returns when etcd has done the work that this
+// makes. To compact to the same revision again does nothing.
 func Compact(ctx context.Context, client *clientv3.Client, revision int64) error {
 	_, err := client.Compact(ctx, revision, clientv3.WithCompactPhysical())
 	if err != nil && !errors.Is(err, rpctypes.ErrCompacted) {

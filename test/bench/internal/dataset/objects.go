@@ -24,11 +24,13 @@ const (
 	// dataKey is the annotation of a pod with its random bytes.
 	dataKey = "example.com/data"
 
-	// SentKey is the key in a ConfigMap's data under which StampedConfigMap stores its creation time.
+	// SentKey is the key in a ConfigMap's data under which StampedConfigMap stores its creation
+	// time.
 	SentKey = "sent"
 )
 
-// created is when all objects claim to have been made: the content of an object depends on its index and variant alone.
+// created is when all objects claim to have been made: the content of an object depends on its
+// index and variant alone.
 var created = metav1.NewTime(time.Date(2026, time.January, 1, 0, 0, 0, 0, time.UTC))
 
 // ConfigMapName is the name of the ConfigMap with this index.
@@ -37,8 +39,9 @@ func ConfigMapName(index int) string { return fmt.Sprintf("cm-%06d", index) }
 // ConfigMapKey is the key in etcd of the ConfigMap with this name.
 func ConfigMapKey(name string) string { return "/registry/configmaps/" + Namespace + "/" + name }
 
-// ConfigMap returns a ConfigMap of 1,024 random bytes (letters and digits, so that JSON needs no escapes) with the label
-// app=app-(index%100). Another variant of the same index has other data and the same identity.
+// ConfigMap returns a ConfigMap of 1,024 random bytes (letters and digits, so that JSON needs no
+// escapes) with the label app=app-(index%100). Another variant of the same index has other data and
+// the same identity.
 func ConfigMap(index, variant int) *corev1.ConfigMap {
 	return NamedConfigMap(ConfigMapName(index), index, variant)
 }
@@ -58,8 +61,9 @@ func NamedConfigMap(name string, index, variant int) *corev1.ConfigMap {
 	}
 }
 
-// LabelledConfigMap is ConfigMap with five labels: app as there, one of 100 values; tier, one of 10, so that tier-3 and app-7 have 100 objects
-// in common in each 300,000; zone, one of 3; owner, one for each 100 objects; and id, which no two objects share.
+// LabelledConfigMap is ConfigMap with five labels: app as there, one of 100 values; tier, one of
+// 10, so that tier-3 and app-7 have 100 objects in common in each 300,000; zone, one of 3; owner,
+// one for each 100 objects; and id, which no two objects share.
 func LabelledConfigMap(index, variant int) *corev1.ConfigMap {
 	cm := ConfigMap(index, variant)
 	tier := index / 100 % 10
@@ -76,8 +80,8 @@ func LabelledConfigMap(index, variant int) *corev1.ConfigMap {
 // OwnerName is a value of the label owner.
 func OwnerName(index int) string { return fmt.Sprintf("owner-%d", index) }
 
-// StampedConfigMap is ConfigMap with the time, in nanoseconds since 1970, under SentKey, from which a watcher computes the latency of the
-// event.
+// StampedConfigMap is ConfigMap with the time, in nanoseconds since 1970, under SentKey, from which
+// a watcher computes the latency of the event.
 func StampedConfigMap(index, variant int, sent time.Time) *corev1.ConfigMap {
 	cm := ConfigMap(index, variant)
 	cm.Data[SentKey] = fmt.Sprint(sent.UnixNano())
@@ -87,7 +91,8 @@ func StampedConfigMap(index, variant int, sent time.Time) *corev1.ConfigMap {
 // PodName is the name of the pod with this index.
 func PodName(index int) string { return fmt.Sprintf("pod-%06d", index) }
 
-// PodNamespace is the namespace of the pod with this index when pods are spread over the given number of namespaces.
+// PodNamespace is the namespace of the pod with this index when pods are spread over the given
+// number of namespaces.
 func PodNamespace(index, namespaces int) string {
 	if namespaces <= 1 {
 		return Namespace
@@ -95,7 +100,8 @@ func PodNamespace(index, namespaces int) string {
 	return fmt.Sprintf("%s-%03d", Namespace, index%namespaces)
 }
 
-// NodeName is the name of the node that runs the pod with this index, among the given number of nodes.
+// NodeName is the name of the node that runs the pod with this index, among the given number of
+// nodes.
 func NodeName(index, nodes int) string { return fmt.Sprintf("node-%05d", index%nodes) }
 
 // PodKey is the key in etcd of a pod.
@@ -136,8 +142,8 @@ func Pod(index, nodes, namespaces int) *corev1.Pod {
 	}
 }
 
-// ManagedPod is Pod with three containers, and with the managed fields of a controller, a scheduler and a kubelet: 10 KB in JSON, of which they
-// are nearly half.
+// ManagedPod is Pod with three containers, and with the managed fields of a controller, a scheduler
+// and a kubelet: 10 KB in JSON, of which they are nearly half.
 func ManagedPod(index, nodes, namespaces int) *corev1.Pod {
 	pod := Pod(index, nodes, namespaces)
 	main := pod.Spec.Containers[0]
@@ -182,7 +188,8 @@ func ManagedPod(index, nodes, namespaces int) *corev1.Pod {
 // PodTemplateKey is the key in etcd of the PodTemplate with this name.
 func PodTemplateKey(name string) string { return "/registry/podtemplates/" + Namespace + "/" + name }
 
-// PodTemplate returns a template for the pod with this index, in Namespace: a small object, without random text.
+// PodTemplate returns a template for the pod with this index, in Namespace: a small object, without
+// random text.
 func PodTemplate(index int) *corev1.PodTemplate {
 	name, pod := fmt.Sprintf("template-%06d", index), Pod(index, 1, 1)
 	return &corev1.PodTemplate{

@@ -1,9 +1,11 @@
-// Package limit is a lower bound for the cost of an API server: a plain Go HTTPS server that writes bytes from memory. A benchmark
-// runs it as a separate process beside the engines and reads from it with the same client.
+// Package limit is a lower bound for the cost of an API server: a plain Go HTTPS server that writes
+// bytes from memory. A benchmark runs it as a separate process beside the engines and reads from it
+// with the same client.
 //
-// It replays the answers of an engine, its origin: it forwards the first request of each kind and caches the answer,
-// so workloads run against it unchanged. It reads only the path with its query and two headers: no authentication, no
-// authorization, no state of a cluster. Answers that change between two requests stay as they were first.
+// It replays the answers of an engine, its origin: it forwards the first request of each kind and
+// caches the answer, so workloads run against it unchanged. It reads only the path with its query
+// and two headers: no authentication, no authorization, no state of a cluster. Answers that change
+// between two requests stay as they were first.
 package limit
 
 import (
@@ -30,12 +32,15 @@ import (
 // Command is the first argument with which the benchmark's executable is this server.
 const Command = "limit-server"
 
-// Paths by which the benchmark directs the server. All others are answered as the origin answered them.
+// Paths by which the benchmark directs the server. All others are answered as the origin answered
+// them.
 const (
-	// OriginPath, written to: forget all answers, and take new ones from the server whose URL the body is.
+	// OriginPath, written to: forget all answers, and take new ones from the server whose URL the
+	// body is.
 	OriginPath = "/limit/origin"
 
-	// MissesPath, read: the number of requests forwarded to the origin so far. Their latencies are not measured.
+	// MissesPath, read: the number of requests forwarded to the origin so far. Their latencies are
+	// not measured.
 	MissesPath = "/limit/misses"
 
 	// FramePath, written to: send the body, a frame, to every open watch.
@@ -101,7 +106,8 @@ type answer struct {
 	watch                        bool // the stream stays open behind the body
 }
 
-// NewHandler returns a handler without answers and without an origin. The client is for the origin; it must not undo encodings.
+// NewHandler returns a handler without answers and without an origin. The client is for the origin;
+// it must not undo encodings.
 func NewHandler(client *http.Client) *Handler {
 	return &Handler{client: client, answers: map[question]*answer{}, watches: map[chan []byte]struct{}{}}
 }
@@ -164,7 +170,8 @@ func (h *Handler) answer(r *http.Request) (*answer, error) {
 		return a, nil
 	}
 	h.misses.Add(1)
-	h.mu.Lock() // held during the request to the origin, so that equal concurrent requests are sent once
+	// held during the request to the origin, so that equal concurrent requests are sent once
+	h.mu.Lock()
 	defer h.mu.Unlock()
 	if a := h.answers[q]; a != nil {
 		return a, nil
@@ -200,7 +207,8 @@ func (h *Handler) ask(r *http.Request) (*answer, error) {
 	}
 	switch {
 	case response.StatusCode != http.StatusOK:
-		body, _ := io.ReadAll(io.LimitReader(response.Body, 500)) // the readable part is quoted; the status is the error
+		// the readable part is quoted; the status is the error
+		body, _ := io.ReadAll(io.LimitReader(response.Body, 500))
 		return nil, fmt.Errorf("%s: %s", response.Status, body)
 	case a.watch && a.contentEncoding == "gzip":
 		a.body, err = readCompressedEvents(response.Body)
@@ -215,7 +223,8 @@ func (h *Handler) ask(r *http.Request) (*answer, error) {
 	return a, nil
 }
 
-// readInitialEvents returns the frames of a watch up to and including the bookmark behind the initial events.
+// readInitialEvents returns the frames of a watch up to and including the bookmark behind the
+// initial events.
 func readInitialEvents(body io.Reader, protobuf bool) ([]byte, error) {
 	read := wire.ReadInitialJSONEvents
 	if protobuf {
@@ -229,7 +238,8 @@ func readInitialEvents(body io.Reader, protobuf bool) ([]byte, error) {
 	return all.Bytes()[:events.Bytes], nil // the bytes read may reach into the next frame
 }
 
-// readCompressedEvents returns the gzip members of a watch up to and including the one with the bookmark behind the initial events.
+// readCompressedEvents returns the gzip members of a watch up to and including the one with the
+// bookmark behind the initial events.
 func readCompressedEvents(body io.Reader) ([]byte, error) {
 	var all bytes.Buffer
 	source := bufio.NewReader(io.TeeReader(body, &all))

@@ -33,8 +33,8 @@ func (r Request) method() string {
 	return r.Method
 }
 
-// Conn is one HTTP/2 connection to an engine, made by its first request. It may be used concurrently; requests are its streams. A Conn of
-// DialNarrow may be HTTP/1.1 instead.
+// Conn is one HTTP/2 connection to an engine, made by its first request. It may be used
+// concurrently; requests are its streams. A Conn of DialNarrow may be HTTP/1.1 instead.
 type Conn struct {
 	client  http.Client
 	baseURL string
@@ -51,8 +51,8 @@ func (e *Engine) Dial() *Conn {
 	})
 }
 
-// DialAs returns a new connection of a user that buffers few unread bytes, so that thousands of them fit into memory. The caller
-// must Close it.
+// DialAs returns a new connection of a user that buffers few unread bytes, so that thousands of
+// them fit into memory. The caller must Close it.
 func (e *Engine) DialAs(user User) *Conn {
 	const buffer = 256 << 10
 	conn := e.conn(&http.Transport{
@@ -65,11 +65,13 @@ func (e *Engine) DialAs(user User) *Conn {
 	return conn
 }
 
-// narrow is the size of the buffers of a connection of DialNarrow, in bytes: for HTTP/2 the least of Go's client.
+// narrow is the size of the buffers of a connection of DialNarrow, in bytes: for HTTP/2 the least
+// of Go's client.
 const narrow = 64 << 10
 
-// DialNarrow returns a new connection that buffers few unread bytes: its socket has a small receive buffer, and so has HTTP/2's
-// flow control. With http1 it speaks HTTP/1.1, which has a connection for each request. The caller must Close it.
+// DialNarrow returns a new connection that buffers few unread bytes: its socket has a small receive
+// buffer, and so has HTTP/2's flow control. With http1 it speaks HTTP/1.1, which has a connection
+// for each request. The caller must Close it.
 func (e *Engine) DialNarrow(http1 bool) *Conn {
 	dialer := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) error {
 		var err error
@@ -162,7 +164,8 @@ func (c *Conn) Do(ctx context.Context, r Request) (*http.Response, error) {
 	}
 	if response.StatusCode != want || response.ProtoMajor != map[bool]int{false: 2, true: 1}[c.http1] {
 		defer response.Body.Close()
-		quoted, _ := io.ReadAll(io.LimitReader(response.Body, 500)) // the readable part is quoted; the status is the error
+		// the readable part is quoted; the status is the error
+		quoted, _ := io.ReadAll(io.LimitReader(response.Body, 500))
 		return nil, fmt.Errorf("%s %s: %w %s over %s: %s", r.method(), r.Path, ErrStatus, response.Status, response.Proto, quoted)
 	}
 	return response, nil

@@ -11,9 +11,10 @@ import (
 	"k8s.io/client-go/util/cert"
 )
 
-// Credentials let an API server prove itself to the benchmark and the benchmark to the API server. The benchmark authenticates by
-// tokens, which cost the server a look-up. Unless a workload says otherwise it is Admin: so the measurements include neither the
-// verification of a client certificate per request nor a queue.
+// Credentials let an API server prove itself to the benchmark and the benchmark to the API server.
+// The benchmark authenticates by tokens, which cost the server a look-up. Unless a workload says
+// otherwise it is Admin: so the measurements include neither the verification of a client
+// certificate per request nor a queue.
 type Credentials struct {
 	certFile, keyFile, tokenFile string
 	tokens                       map[User]string
@@ -39,7 +40,8 @@ var groups = map[User]string{
 	Agent: "system:serviceaccounts,system:serviceaccounts:bench",
 }
 
-// NewCredentials makes a serving certificate, its key and a token, and writes them into dir for the servers to read.
+// NewCredentials makes a serving certificate, its key and a token, and writes them into dir for the
+// servers to read.
 func NewCredentials(dir string) (*Credentials, error) {
 	certificate, key, err := cert.GenerateSelfSignedCertKey("127.0.0.1", nil, nil)
 	if err != nil {

@@ -19,10 +19,11 @@ import (
 
 // EngineSpec describes a server to start: an API server or the limit.
 type EngineSpec struct {
-	Label       string   // name in the table
-	Engine      string   // the value of --engine, StockEngine or LimitEngine
-	Binary      string   // the executable
-	Variant     string   // distinguishes processes of one label with different flags; "" is the usual one
+	Label  string // name in the table
+	Engine string // the value of --engine, StockEngine or LimitEngine
+	Binary string // the executable
+	// distinguishes processes of one label with different flags; "" is the usual one
+	Variant     string
 	Args        []string // further flags
 	Env         []string // further variables of the environment, as name=value
 	MemoryLimit uint64   // resident bytes beyond which it is killed; 0 means no limit
@@ -50,8 +51,8 @@ type Engine struct {
 	release     func() // ends the supervision of its memory and the reservation of its port
 }
 
-// StartEngine runs an API server on an etcd and returns when it is ready and has answered a GET for firstGet, a path; or it runs the limit.
-// Its log goes into logDir.
+// StartEngine runs an API server on an etcd and returns when it is ready and has answered a GET for
+// firstGet, a path; or it runs the limit. Its log goes into logDir.
 func StartEngine(ctx context.Context, spec EngineSpec, etcd *Etcd, credentials *Credentials, firstGet, logDir string) (*Engine, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -110,8 +111,10 @@ func startServer(spec EngineSpec, etcd *Etcd, port int, credentials *Credentials
 			"--service-account-key-file=" + credentials.keyFile,
 			"--service-account-signing-key-file=" + credentials.keyFile,
 			"--service-cluster-ip-range=10.0.0.0/24",
-			"--etcd-compaction-interval=0",           // the benchmark compacts: at the same moments for all engines
-			"--http2-max-streams-per-connection=250", // 1,000 watchers over 8 connections are 125 on each
+			// the benchmark compacts: at the same moments for all engines
+			"--etcd-compaction-interval=0",
+			// 1,000 watchers over 8 connections are 125 on each
+			"--http2-max-streams-per-connection=250",
 		}, spec.Args),
 		Env: append(os.Environ(), spec.Env...),
 		Log: filepath.Join(logDir, spec.Label+spec.Variant+".log"),
@@ -130,8 +133,8 @@ func (e *Engine) Kill() {
 	e.release()
 }
 
-// LogTime returns when the engine wrote the first line of its log that contains text, from the line's timestamp; ok is false if
-// there is none.
+// LogTime returns when the engine wrote the first line of its log that contains text, from the
+// line's timestamp; ok is false if there is none.
 func (e *Engine) LogTime(text string) (at time.Time, ok bool, err error) {
 	log, err := e.Log()
 	if err != nil {
@@ -147,7 +150,8 @@ func (e *Engine) LogTime(text string) (at time.Time, ok bool, err error) {
 	return time.Time{}, false, nil
 }
 
-// klogTime reads the time at which a line such as "I0102 15:04:05.678901 ..." was written, in local time and in the year of now.
+// klogTime reads the time at which a line such as "I0102 15:04:05.678901 ..." was written, in local
+// time and in the year of now.
 func klogTime(line string, now time.Time) (time.Time, error) {
 	const layout = "0102 15:04:05.000000"
 	if len(line) <= len(layout) {

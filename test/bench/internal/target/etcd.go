@@ -1,4 +1,5 @@
-// Package target starts the servers that a benchmark measures: an etcd, and API servers on it, each a process of its own.
+// Package target starts the servers that a benchmark measures: an etcd, and API servers on it, each
+// a process of its own.
 package target
 
 import (
@@ -22,7 +23,8 @@ import (
 )
 
 const (
-	// startTimeout bounds a start: an engine with 400,000 objects takes 9 s, on a machine that is busy otherwise several times that.
+	// startTimeout bounds a start: an engine with 400,000 objects takes 9 s, on a machine that is
+	// busy otherwise several times that.
 	startTimeout = 3 * time.Minute
 
 	// stopGrace is the time that a process may take to end after SIGTERM.
@@ -36,8 +38,9 @@ type Etcd struct {
 	Client   *clientv3.Client
 }
 
-// StartEtcd runs `binary etcd` on a data directory, on a free port of the loopback interface and without fsync: the API server is measured,
-// not the disk. Its log goes into logDir. Further flags take precedence, such as --unsafe-no-fsync=false.
+// StartEtcd runs `binary etcd` on a data directory, on a free port of the loopback interface and
+// without fsync: the API server is measured, not the disk. Its log goes into logDir. Further flags
+// take precedence, such as --unsafe-no-fsync=false.
 func StartEtcd(ctx context.Context, binary, dataDir, logDir string, flags ...string) (*Etcd, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -75,8 +78,9 @@ func (e *Etcd) Stop() {
 	_ = e.Child.Stop(syscall.SIGTERM, stopGrace) // gone in any case
 }
 
-// Requests counts the requests to etcd since it started, by gRPC method. Unary calls (Range, Txn, Put, ...) count when they end; of streams
-// (Watch, LeaseKeepAlive) each message from a client counts: opening a watch, or a progress request.
+// Requests counts the requests to etcd since it started, by gRPC method. Unary calls (Range, Txn,
+// Put, ...) count when they end; of streams (Watch, LeaseKeepAlive) each message from a client
+// counts: opening a watch, or a progress request.
 type Requests map[string]float64
 
 // streams are the methods whose calls are streams: each of their messages is a request.

@@ -20,7 +20,8 @@ type Series struct {
 	Value  float64
 }
 
-// Series returns the series that the engine exposes under these names now. An unknown name, or a counter without a count, has none.
+// Series returns the series that the engine exposes under these names now. An unknown name, or a
+// counter without a count, has none.
 func (e *Engine) Series(ctx context.Context, names ...string) ([]Series, error) {
 	conn := e.Dial()
 	defer conn.Close()
@@ -46,7 +47,8 @@ func parseSeries(r io.Reader, names []string) ([]Series, error) {
 		return nil, fmt.Errorf("read metrics: %w", err)
 	}
 	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(&exposition) // untyped, since the TYPE lines are omitted
+	// untyped, since the TYPE lines are omitted
+	families, err := parser.TextToMetricFamilies(&exposition)
 	if err != nil {
 		return nil, fmt.Errorf("read metrics: %w", err)
 	}
@@ -63,11 +65,13 @@ func parseSeries(r io.Reader, names []string) ([]Series, error) {
 	return all, nil
 }
 
-// objectReads are the operations that API servers count when they read objects of a resource from etcd.
+// objectReads are the operations that API servers count when they read objects of a resource from
+// etcd.
 var objectReads = []string{"list", "get"}
 
-// ObjectReads is the engine's own count of its reads of objects of a resource of the core group from etcd so far: ranges and single
-// objects. Reads that count keys or return etcd's revision are not included, nor are reads of a mirror of all resources together.
+// ObjectReads is the engine's own count of its reads of objects of a resource of the core group
+// from etcd so far: ranges and single objects. Reads that count keys or return etcd's revision are
+// not included, nor are reads of a mirror of all resources together.
 func (e *Engine) ObjectReads(ctx context.Context, resource string) (float64, error) {
 	all, err := e.Series(ctx, "etcd_requests_total")
 	return sumReads(all, resource), err

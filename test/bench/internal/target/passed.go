@@ -11,15 +11,17 @@ import (
 )
 
 const (
-	// passedOnMetric counts the reads that the byte read path passed on to upstream's handlers, by reason.
+	// passedOnMetric counts the reads that the byte read path passed on to upstream's handlers, by
+	// reason.
 	passedOnMetric = "strata_readpath_passed_total"
 
-	// servedMetric counts the reads that it answered. A counter of 0 is not exposed, so either shows that there is a byte path.
+	// servedMetric counts the reads that it answered. A counter of 0 is not exposed, so either
+	// shows that there is a byte path.
 	servedMetric = "strata_readpath_requests_total"
 )
 
-// PassedOn returns how many reads the engine's byte read path has passed on so far, by reason; nil if the engine has no byte path or has not
-// used it yet.
+// PassedOn returns how many reads the engine's byte read path has passed on so far, by reason; nil
+// if the engine has no byte path or has not used it yet.
 func (e *Engine) PassedOn(ctx context.Context) (map[string]float64, error) {
 	conn := e.Dial()
 	defer conn.Close()

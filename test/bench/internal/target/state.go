@@ -41,7 +41,8 @@ func (e *Engine) State(ctx context.Context) (State, error) {
 	return s, nil
 }
 
-// parseHeap reads the statistics behind a heap profile in text: lines such as "# HeapInuse = 123" and "# Stack = 123 / 456".
+// parseHeap reads the statistics behind a heap profile in text: lines such as "# HeapInuse = 123"
+// and "# Stack = 123 / 456".
 func (s *State) parseHeap(r io.Reader) error {
 	statistics := map[string]*uint64{"# HeapInuse = ": &s.Heap, "# HeapAlloc = ": &s.Live, "# Stack = ": &s.Stacks}
 	found := 0

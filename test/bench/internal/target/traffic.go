@@ -17,7 +17,8 @@ type Traffic struct {
 	Sent     atomic.Int64
 }
 
-// DialCounting returns a new connection, HTTP/2 with small receive buffers, whose bytes t counts. The caller must Close it.
+// DialCounting returns a new connection, HTTP/2 with small receive buffers, whose bytes t counts.
+// The caller must Close it.
 func (e *Engine) DialCounting(t *Traffic) *Conn {
 	const buffer = 256 << 10
 	dialer := new(net.Dialer)

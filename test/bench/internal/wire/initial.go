@@ -8,15 +8,17 @@ import (
 	"io"
 )
 
-// Initial events are the first events of a watch with sendInitialEvents: every object as an ADDED event, then a bookmark with this
-// annotation.
+// Initial events are the first events of a watch with sendInitialEvents: every object as an ADDED
+// event, then a bookmark with this annotation.
 var (
-	initialEnd     = []byte("k8s.io/initial-events-end")
-	initialEndJSON = []byte(`-events-end":"true"`) // its rare first byte makes it quick to look for; quotes in data are escaped
+	initialEnd = []byte("k8s.io/initial-events-end")
+	// its rare first byte makes it quick to look for; quotes in data are escaped
+	initialEndJSON = []byte(`-events-end":"true"`)
 )
 
-// ReadInitialJSONEvents reads the JSON of a watch up to the bookmark behind its initial events, and counts the events before it and
-// the bytes including it, and the bytes of the bookmark. It may have read further.
+// ReadInitialJSONEvents reads the JSON of a watch up to the bookmark behind its initial events, and
+// counts the events before it and the bytes including it, and the bytes of the bookmark. It may
+// have read further.
 func ReadInitialJSONEvents(r io.Reader) (List, error) {
 	buffer := buffers.Get().(*[]byte)
 	defer buffers.Put(buffer)
@@ -65,10 +67,12 @@ func tail(n int64, data []byte) int64 {
 
 var newline = []byte{'\n'}
 
-// largestBookmark bounds the protobuf frame of the bookmark behind the initial events: an object without a name, with one annotation.
+// largestBookmark bounds the protobuf frame of the bookmark behind the initial events: an object
+// without a name, with one annotation.
 const largestBookmark = 512
 
-// ReadInitialProtobufEvents is ReadInitialJSONEvents for protobuf: frames behind their length in four bytes.
+// ReadInitialProtobufEvents is ReadInitialJSONEvents for protobuf: frames behind their length in
+// four bytes.
 func ReadInitialProtobufEvents(r io.Reader) (List, error) {
 	buffered := bufio.NewReaderSize(r, bufferBytes)
 	var list List
@@ -109,5 +113,6 @@ func (t *Tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// EndsInitialEvents reports whether the bookmark behind the initial events was among the last bytes.
+// EndsInitialEvents reports whether the bookmark behind the initial events was among the last
+// bytes.
 func (t *Tail) EndsInitialEvents() bool { return bytes.Contains(t.end, initialEnd) }

@@ -16,7 +16,8 @@ const (
 	laterJSON        = `{"type":"MODIFIED","object":{}}` + "\n"
 )
 
-// initialJSON returns n ADDED events whose data looks like the marker, a bookmark, and an event behind it.
+// initialJSON returns n ADDED events whose data looks like the marker, a bookmark, and an event
+// behind it.
 func initialJSON(n int) (stream string, wantBytes int64) {
 	var b strings.Builder
 	for i := range n {

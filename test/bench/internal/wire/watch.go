@@ -24,13 +24,16 @@ var (
 	revisionMarker = []byte(`"resourceVersion":"`)
 )
 
-// ReadJSONEvents reads a watch in JSON, a line per event, and calls each for every event until the stream ends or each fails. stampKey is the
-// key in a ConfigMap's data that contains the time at which it was written, in nanoseconds since 1970.
+// ReadJSONEvents reads a watch in JSON, a line per event, and calls each for every event until the
+// stream ends or each fails. stampKey is the key in a ConfigMap's data that contains the time at
+// which it was written, in nanoseconds since 1970.
 //
-// It returns nil only if the server ended the stream in order and between two frames. An ERROR event is an error that quotes it.
+// It returns nil only if the server ended the stream in order and between two frames. An ERROR
+// event is an error that quotes it.
 func ReadJSONEvents(r io.Reader, stampKey string, each func(Event) error) error {
 	stampMarker := []byte(`"` + stampKey + `":"`)
-	// One event is often all there is to read, so a large buffer would only cost memory for each of a thousand watchers; it must hold a frame.
+	// One event is often all there is to read, so a large buffer would only cost memory for each of
+	// a thousand watchers; it must hold a frame.
 	lines := bufio.NewScanner(r)
 	lines.Buffer(make([]byte, 0, 4<<10), maxFrameBytes)
 	lines.Split(splitFrames)

@@ -1,5 +1,6 @@
-// Package wire reads API server responses as fast as they arrive: it counts their objects without decoding them, so that a
-// benchmark does not measure the client, and a short or broken response is still an error.
+// Package wire reads API server responses as fast as they arrive: it counts their objects without
+// decoding them, so that a benchmark does not measure the client, and a short or broken response is
+// still an error.
 package wire
 
 import (
@@ -24,8 +25,9 @@ const bufferBytes = 256 << 10
 
 var buffers = sync.Pool{New: func() any { b := make([]byte, bufferBytes); return &b }}
 
-// uidMarker occurs once in the JSON of an object that neither has an owner nor refers to another object, and not in the list's own
-// metadata. Quotes are escaped within JSON strings, so data never looks like it.
+// uidMarker occurs once in the JSON of an object that neither has an owner nor refers to another
+// object, and not in the list's own metadata. Quotes are escaped within JSON strings, so data never
+// looks like it.
 var uidMarker = []byte(`"uid":"`)
 
 // ReadJSONList reads the JSON of a list to its end and counts the objects by their UIDs.
@@ -66,7 +68,8 @@ func endsList(tail []byte) bool {
 	return bytes.HasSuffix(tail, []byte("]}")) || bytes.HasSuffix(tail, []byte("null}"))
 }
 
-// Protobuf field tags: field number<<3 | wire type. All fields of interest are length-delimited (wire type 2).
+// Protobuf field tags: field number<<3 | wire type. All fields of interest are length-delimited
+// (wire type 2).
 const (
 	tagUnknownRaw  = 2<<3 | 2 // runtime.Unknown.raw
 	tagListItems   = 2<<3 | 2 // items of every list type of the API
@@ -75,8 +78,8 @@ const (
 	wireTypeBytes  = 2
 )
 
-// ReadProtobufList reads the protobuf of a list ("k8s\0", runtime.Unknown, list) to its end and counts the items. It follows the lengths, so
-// items are skipped rather than parsed.
+// ReadProtobufList reads the protobuf of a list ("k8s\0", runtime.Unknown, list) to its end and
+// counts the items. It follows the lengths, so items are skipped rather than parsed.
 func ReadProtobufList(r io.Reader) (List, error) {
 	p := protobufReader{r: bufio.NewReaderSize(r, bufferBytes)}
 	var magic [4]byte
@@ -109,8 +112,8 @@ type protobufReader struct {
 	offset int64 // bytes read
 }
 
-// fields calls each for every length-delimited field of a message of length bytes, -1 for "to the end of the body"; each must read the
-// field.
+// fields calls each for every length-delimited field of a message of length bytes, -1 for "to the
+// end of the body"; each must read the field.
 func (p *protobufReader) fields(length int64, each func(tag, length uint64) error) error {
 	end := p.offset + length
 	for length < 0 || p.offset < end {

@@ -27,7 +27,8 @@ func encodeList(t *testing.T, n int, mediaType string) []byte {
 	for i := range n {
 		list.Items = append(list.Items, corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("cm-", i), UID: types.UID(fmt.Sprint("uid-", i)), ResourceVersion: fmt.Sprint(i + 1)},
-			// Data that looks like the counted marker, and that makes lengths of one, two and three bytes.
+			// Data that looks like the counted marker, and that makes lengths of one, two and three
+			// bytes.
 			Data: map[string]string{"data": `"uid":"` + strings.Repeat("x", i*i)},
 		})
 	}

@@ -35,8 +35,9 @@ func digest(items []string) [sha256.Size]byte {
 	return sha256.Sum256([]byte(strings.Join(items, "\n")))
 }
 
-// TestHistory_ContinuousWrites_StaysReadable writes continuously and repeats earlier lists at exactly their revisions: whole and in pages. All of them
-// can still be read, from memory, and the process grows by no more than the history requires.
+// TestHistory_ContinuousWrites_StaysReadable writes continuously and repeats earlier lists at
+// exactly their revisions: whole and in pages. All of them can still be read, from memory, and the
+// process grows by no more than the history requires.
 func TestHistory_ContinuousWrites_StaysReadable(t *testing.T) {
 	harness.OnlyStrata(t)
 	c := churn{objects: 5000, namespaces: 50, duration: 8 * time.Second, writers: 4}
@@ -204,7 +205,8 @@ func TestHistory_ContinuousWrites_StaysReadable(t *testing.T) {
 	if len(moments) < 20 || reads.Load() < 20 || history == 0 {
 		t.Error("too few revisions or reads for a result")
 	}
-	// The garbage collector allows the heap to double; 300 bytes per revision are for trees and events.
+	// The garbage collector allows the heap to double; 300 bytes per revision are for trees and
+	// events.
 	if bound := 2*(int64(history)+300*writes.Load()+kept) + 256<<20; most-resident > bound {
 		t.Errorf("the process has grown by %d MiB, want %d at most", (most-resident)>>20, bound>>20)
 	}

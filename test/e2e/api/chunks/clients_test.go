@@ -21,8 +21,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestClientGoPager_ReturnsCompleteLists reads pages with client-go's pager and the typed, the dynamic and the metadata client, and compacts etcd
-// under a pager that falls back to a full list.
+// TestClientGoPager_ReturnsCompleteLists reads pages with client-go's pager and the typed, the
+// dynamic and the metadata client, and compacts etcd under a pager that falls back to a full list.
 func TestClientGoPager_ReturnsCompleteLists(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	s := shared

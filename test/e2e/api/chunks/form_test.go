@@ -137,7 +137,8 @@ func (r *replica) fetch(ctx context.Context, f form, path, query string) (*page,
 		return nil, err
 	}
 	req.Header.Set("Accept", f.accept)
-	req.Header.Set("Accept-Encoding", "identity") // otherwise the client would request gzip by itself
+	// otherwise the client would request gzip by itself
+	req.Header.Set("Accept-Encoding", "identity")
 	if f.gzip {
 		req.Header.Set("Accept-Encoding", "gzip")
 	}
@@ -169,8 +170,8 @@ func (r *replica) fetch(ctx context.Context, f form, path, query string) (*page,
 	return p, err
 }
 
-// walk lists in pages, each from the server that next returns, and checks the properties of all pages: the same revision, at most
-// limit items, and the number of remaining items.
+// walk lists in pages, each from the server that next returns, and checks the properties of all
+// pages: the same revision, at most limit items, and the number of remaining items.
 func walk(ctx context.Context, f form, path, query string, limit int, next func(i int) *replica) (items []string, revision string, err error) {
 	var before *page
 	left := int64(-1)
@@ -226,8 +227,9 @@ func always(r *replica) func(int) *replica { return func(int) *replica { return 
 // inTurn returns one server after the other.
 func (s *scene) inTurn(i int) *replica { return s.replicas[i%len(s.replicas)] }
 
-// TestPagedList_EveryMediaType_IsOneSnapshot lists built-in and custom resources in pages in every form, each page from another server, under writes. The
-// pages have the objects as of their revision.
+// TestPagedList_EveryMediaType_IsOneSnapshot lists built-in and custom resources in pages in every
+// form, each page from another server, under writes. The pages have the objects as of their
+// revision.
 func TestPagedList_EveryMediaType_IsOneSnapshot(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	s := shared

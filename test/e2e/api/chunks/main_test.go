@@ -1,5 +1,6 @@
-// Package chunks tests lists in pages and at exact revisions, over HTTP, in all forms that clients request: on several servers of
-// one etcd, while some are killed and restarted, and while etcd is compacted.
+// Package chunks tests lists in pages and at exact revisions, over HTTP, in all forms that clients
+// request: on several servers of one etcd, while some are killed and restarted, and while etcd is
+// compacted.
 //
 // Environment variables, in addition to those of the harness:
 //
@@ -40,8 +41,8 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// shared is a control plane of several servers, which a test kills and restarts. The last one seals its continue tokens, and
-// omits managed fields for clients that ask for that.
+// shared is a control plane of several servers, which a test kills and restarts. The last one seals
+// its continue tokens, and omits managed fields for clients that ask for that.
 var shared *scene
 
 // scene is an etcd and servers on it.
@@ -89,7 +90,8 @@ func (s *scene) reset() {
 	}
 }
 
-// requireNoObjectReads fails the test if any server has read objects of the resource from etcd since reset.
+// requireNoObjectReads fails the test if any server has read objects of the resource from etcd
+// since reset.
 func (s *scene) requireNoObjectReads(t *testing.T, k kind) {
 	t.Helper()
 	for i, r := range s.replicas {
@@ -99,7 +101,8 @@ func (s *scene) requireNoObjectReads(t *testing.T, k kind) {
 	}
 }
 
-// objectReads returns the keys of the reads of objects of the resource. Reads of keys only are consistency checks.
+// objectReads returns the keys of the reads of objects of the resource. Reads of keys only are
+// consistency checks.
 func (r *replica) objectReads(k kind) (keys []string) {
 	for _, request := range r.proxy.Ranges() {
 		key := string(request.Key)
@@ -169,7 +172,8 @@ func (s *scene) commit(t *testing.T, ctx context.Context, ops ...clientv3.Op) in
 	return r.Header.Revision
 }
 
-// compact compacts etcd like an API server's compactor: it writes the revision to a key that servers watch.
+// compact compacts etcd like an API server's compactor: it writes the revision to a key that
+// servers watch.
 func (s *scene) compact(t *testing.T, ctx context.Context, revision int64) {
 	t.Helper()
 	_, err := s.client.Put(ctx, "compact_rev_key", fmt.Sprint(revision))
@@ -204,7 +208,8 @@ func (s *scene) defineThings(t *testing.T, ctx context.Context) {
 // object is an object to write; its shape is that of the API.
 type object = map[string]any
 
-// requireEqual compares the items of a list with the expected ones, and reports the first difference.
+// requireEqual compares the items of a list with the expected ones, and reports the first
+// difference.
 func requireEqual(t *testing.T, what string, got, want []string) {
 	t.Helper()
 	if slices.Equal(got, want) {

@@ -17,8 +17,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// managedObjects are objects that three managers apply: one that is transcoded, one that is not, one that the registry changes when it is
-// read, and a custom resource.
+// managedObjects are objects that three managers apply: one that is transcoded, one that is not,
+// one that the registry changes when it is read, and a custom resource.
 var managedObjects = []struct{ path, name, manifest string }{
 	{"/api/v1/namespaces/managed/configmaps", "a", `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a","annotations":{"a-%[1]s":"]}\"managedFields\""}},"data":{"d-%[1]s":"x"}}`},
 	{"/apis/apps/v1/namespaces/managed/deployments", "a", `{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"a","annotations":{"a-%[1]s":"x"}},
@@ -33,8 +33,8 @@ const managedDefinition = `{"apiVersion":"apiextensions.k8s.io/v1","kind":"Custo
 
 const dropManagedFields = ";drop=metadata.managedFields"
 
-// TestManagedFields_Dropped_OthersAreEqual compares GETs, LISTs, pages and watches without managed fields with those that have them, in both
-// orders.
+// TestManagedFields_Dropped_OthersAreEqual compares GETs, LISTs, pages and watches without managed
+// fields with those that have them, in both orders.
 func TestManagedFields_Dropped_OthersAreEqual(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	api := shared.replicas[len(shared.replicas)-1].api
@@ -83,7 +83,8 @@ func TestManagedFields_Dropped_OthersAreEqual(t *testing.T) {
 									return true, nil // its bookmark is not compared
 								}
 							}
-							return bytes.Equal(bodies[first], again), nil // both answers are of one revision, although other objects change
+							// both answers are of one revision, although other objects change
+							return bytes.Equal(bodies[first], again), nil
 						}))
 						whole, cut := bodies[r.accept], bodies[r.accept+dropManagedFields]
 						compareManaged(t, fmt.Sprintf("%s?%s as %s", r.path, r.query, r.accept), r.accept, watch, whole, cut)
@@ -132,7 +133,8 @@ func applyManaged(t *testing.T, ctx context.Context, api *harness.API) {
 	t.Helper()
 	for path, manifest := range map[string]string{
 		"/apis/apiextensions.k8s.io/v1/customresourcedefinitions": managedDefinition,
-		"/api/v1/namespaces": `{"metadata":{"name":"managed"}}`, // the server writes objects of its own to the namespace default
+		// the server writes objects of its own to the namespace default
+		"/api/v1/namespaces": `{"metadata":{"name":"managed"}}`,
 	} {
 		r, err := api.Do(ctx, http.MethodPost, path, "", manifest)
 		harness.Check(t, err)
@@ -143,7 +145,8 @@ func applyManaged(t *testing.T, ctx context.Context, api *harness.API) {
 	for _, o := range managedObjects {
 		for _, manager := range []string{"one", "two", "three"} {
 			var answer *harness.Response
-			harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (_ bool, err error) { // a definition is served after a moment
+			harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (_ bool, err error) {
+				// a definition is served after a moment
 				answer, err = api.DoAs(ctx, http.MethodPatch, o.path+"/"+o.name, "fieldManager="+manager, "application/apply-patch+yaml", "", fmt.Sprintf(o.manifest, manager))
 				return err == nil && answer.Code != http.StatusNotFound, err
 			}))

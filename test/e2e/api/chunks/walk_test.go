@@ -19,7 +19,8 @@ import (
 
 var plainJSON = forms[0]
 
-// createTemplates creates pod templates through the API, like Kubernetes' conformance test, and returns their names.
+// createTemplates creates pod templates through the API, like Kubernetes' conformance test, and
+// returns their names.
 func createTemplates(t *testing.T, ctx context.Context, namespace string, n int) (names []string) {
 	t.Helper()
 	var creating sync.WaitGroup
@@ -44,8 +45,8 @@ func createTemplates(t *testing.T, ctx context.Context, namespace string, n int)
 	return names
 }
 
-// TestPagedList_AnyLimit_ReturnsEveryItem repeats Kubernetes' conformance test of chunking: 400 pod templates, three times in pages of a
-// random limit and of 17, then as a whole.
+// TestPagedList_AnyLimit_ReturnsEveryItem repeats Kubernetes' conformance test of chunking: 400 pod
+// templates, three times in pages of a random limit and of 17, then as a whole.
 func TestPagedList_AnyLimit_ReturnsEveryItem(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const total = 400
@@ -90,8 +91,8 @@ func TestPagedList_AnyLimit_ReturnsEveryItem(t *testing.T) {
 	requireEqual(t, "all at once", list.Names(), names)
 }
 
-// TestPagedList_ServersKilled_ContinuesAtRevision kills all servers in the middle of paged lists. Those continue at their revision, and
-// exact lists return the same items, from memory.
+// TestPagedList_ServersKilled_ContinuesAtRevision kills all servers in the middle of paged lists.
+// Those continue at their revision, and exact lists return the same items, from memory.
 func TestPagedList_ServersKilled_ContinuesAtRevision(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
@@ -115,7 +116,8 @@ func TestPagedList_ServersKilled_ContinuesAtRevision(t *testing.T) {
 	}
 }
 
-// beginPages begins a paged list in each form, and changes objects. The returned function continues the lists.
+// beginPages begins a paged list in each form, and changes objects. The returned function continues
+// the lists.
 func (s *scene) beginPages(t *testing.T, ctx context.Context, k kind) (after func(*testing.T)) {
 	type begun struct {
 		form  form
@@ -162,8 +164,8 @@ func (s *scene) beginPages(t *testing.T, ctx context.Context, k kind) (after fun
 	}
 }
 
-// beginExact lists at several revisions. The returned function lists at them again: with resourceVersionMatch=Exact, and in the older form
-// of a limit and a resource version.
+// beginExact lists at several revisions. The returned function lists at them again: with
+// resourceVersionMatch=Exact, and in the older form of a limit and a resource version.
 func (s *scene) beginExact(t *testing.T, ctx context.Context, k kind) (after func(*testing.T)) {
 	type moment struct {
 		revision string
@@ -208,8 +210,8 @@ func (s *scene) beginAtLatest(t *testing.T, ctx context.Context, k kind) (after 
 	return func(t *testing.T) { s.finish(t, ctx, e, len(s.replicas)-1, list) }
 }
 
-// TestExactList_OlderThanMemory_ReadsEtcd lists at revisions that a server does not have in memory. It reads them from etcd: the same objects,
-// in pages, with a few concurrent lists.
+// TestExactList_OlderThanMemory_ReadsEtcd lists at revisions that a server does not have in memory.
+// It reads them from etcd: the same objects, in pages, with a few concurrent lists.
 func TestExactList_OlderThanMemory_ReadsEtcd(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
@@ -356,7 +358,8 @@ type expired struct {
 	rest      []string // the names that follow
 }
 
-// expire begins a paged list, changes objects, and compacts etcd. All servers soon refuse the token, and return another one.
+// expire begins a paged list, changes objects, and compacts etcd. All servers soon refuse the
+// token, and return another one.
 func (s *scene) expire(t *testing.T, ctx context.Context, k kind) expired {
 	t.Helper()
 	namespace := harness.NewName("ns")
@@ -391,7 +394,8 @@ func (s *scene) expire(t *testing.T, ctx context.Context, k kind) expired {
 	return e
 }
 
-// first returns the page of the token of server i, from the next server, and then changes an object.
+// first returns the page of the token of server i, from the next server, and then changes an
+// object.
 func (s *scene) first(t *testing.T, ctx context.Context, e expired, i int) *harness.List {
 	t.Helper()
 	list, err := s.inTurn(i+1).api.List(ctx, e.kind.path(e.namespace), "limit=17&continue="+url.QueryEscape(e.tokens[i]))
@@ -420,8 +424,9 @@ func (s *scene) finish(t *testing.T, ctx context.Context, e expired, i int, list
 	requireEqual(t, "the rest", got, e.rest)
 }
 
-// TestPagedList_Compacted_Returns410WithNewToken compacts etcd during a paged list. All servers soon refuse the token, and return another
-// one that continues from there: its pages share one revision again, on any server.
+// TestPagedList_Compacted_Returns410WithNewToken compacts etcd during a paged list. All servers
+// soon refuse the token, and return another one that continues from there: its pages share one
+// revision again, on any server.
 func TestPagedList_Compacted_Returns410WithNewToken(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	s := shared

@@ -27,8 +27,9 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// Most objects are custom resources whose status a controller writes, or ConfigMaps. They have a limited lifetime: each creation
-// also deletes an earlier object, unless it is one of the survivors.
+// Most objects are custom resources whose status a controller writes, or ConfigMaps. They have a
+// limited lifetime: each creation also deletes an earlier object, unless it is one of the
+// survivors.
 var (
 	mapCount   = harness.Pick(2100, 7000)
 	gizmoCount = harness.Pick(900, 3000)
@@ -41,8 +42,9 @@ const (
 	inNamespace = 8   // namespaces
 )
 
-// TestInformers_ObjectChurn_CachesEqualFreshList runs informers and a manager over the lifetime of 3,000 objects, or 10,000 in the long form. In the
-// end every cache equals a fresh list, every reconciler has seen the last state of every object, and no informer has relisted.
+// TestInformers_ObjectChurn_CachesEqualFreshList runs informers and a manager over the lifetime of
+// 3,000 objects, or 10,000 in the long form. In the end every cache equals a fresh list, every
+// reconciler has seen the last state of every object, and no informer has relisted.
 func TestInformers_ObjectChurn_CachesEqualFreshList(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	createGizmos(t, ctx, api)
@@ -155,8 +157,9 @@ func awaitState(ctx context.Context, who string, current func() map[string]strin
 // informing are informers of several kinds.
 type informing struct {
 	typed, dynamic, metadata requests
-	paths                    map[string]string                   // the path that each informer follows
-	stores                   map[string]func() map[string]string // the content of its cache
+	// the path that each informer follows
+	paths  map[string]string
+	stores map[string]func() map[string]string // the content of its cache
 }
 
 // startInformers starts informers that last as long as the test and returns when all have synced.
@@ -222,12 +225,14 @@ type managing struct {
 	lists       map[string]func() map[string]string // the content of the manager's cache
 }
 
-// startManager starts a manager that lasts as long as the test and returns when its caches have synced.
+// startManager starts a manager that lasts as long as the test and returns when its caches have
+// synced.
 func startManager(t *testing.T, ctx context.Context) *managing {
 	t.Helper()
 	m := &managing{reconcilers: map[string]*reconciler{}}
 	manager, err := ctrl.NewManager(m.requests.config(cluster.Config), ctrl.Options{
-		Client:                  client.Options{Cache: &client.CacheOptions{Unstructured: true}}, // gizmos too are read from the cache
+		// gizmos too are read from the cache
+		Client:                  client.Options{Cache: &client.CacheOptions{Unstructured: true}},
 		Metrics:                 metricsserver.Options{BindAddress: "0"},
 		LeaderElection:          true, // it reads and writes a lease periodically
 		LeaderElectionID:        "churn",
@@ -291,7 +296,8 @@ func (m *managing) settled(ctx context.Context, api *harness.API) (bool, error) 
 	return true, nil
 }
 
-// reconciler records the last observed state of each object. A gizmo's status has to equal the value in its spec.
+// reconciler records the last observed state of each object. A gizmo's status has to equal the
+// value in its spec.
 type reconciler struct {
 	client client.Client
 	kind   client.Object

@@ -15,7 +15,8 @@ import (
 
 const definitionsPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
-// definition is a definition without a conversion webhook, whose versions differ only in the schema of spec.
+// definition is a definition without a conversion webhook, whose versions differ only in the schema
+// of spec.
 type definition struct {
 	plural   string
 	versions []version
@@ -72,7 +73,8 @@ func (d definition) create(t *testing.T, ctx context.Context) {
 	d.await(t, ctx)
 }
 
-// update replaces the definition and returns when each version is available, or is not, according to it.
+// update replaces the definition and returns when each version is available, or is not, according
+// to it.
 func (d definition) update(t *testing.T, ctx context.Context) {
 	t.Helper()
 	o := d.object()
@@ -102,7 +104,8 @@ func (d definition) await(t *testing.T, ctx context.Context) {
 
 const anySpec = `{"type":"object","x-kubernetes-preserve-unknown-fields":true}`
 
-// TestCRD_VersionsChanged_AreServedAccordingly serves, stops serving and adds versions while objects exist.
+// TestCRD_VersionsChanged_AreServedAccordingly serves, stops serving and adds versions while
+// objects exist.
 func TestCRD_VersionsChanged_AreServedAccordingly(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	harness.Namespace(t, ctx, api, "versions")
@@ -142,8 +145,8 @@ func TestCRD_VersionsChanged_AreServedAccordingly(t *testing.T) {
 	d.update(t, ctx)
 	same("v2")
 
-	// The storage version changes: existing objects stay in their stored version, new ones use the new version, and reads are not
-	// affected.
+	// The storage version changes: existing objects stay in their stored version, new ones use the
+	// new version, and reads are not affected.
 	d.versions[0].storage, d.versions[2].storage = false, true
 	d.update(t, ctx)
 	_, err = api.Patch(ctx, d.path("v2", "versions")+"/gadget-07", `{"spec":{"more":"data"}}`)
@@ -155,8 +158,8 @@ func TestCRD_VersionsChanged_AreServedAccordingly(t *testing.T) {
 	}
 }
 
-// TestCRD_NewDefault_AppearsInStoredObjects adds a default to a schema after objects were stored without that field: the objects do not
-// change in etcd, but all reads return it.
+// TestCRD_NewDefault_AppearsInStoredObjects adds a default to a schema after objects were stored
+// without that field: the objects do not change in etcd, but all reads return it.
 func TestCRD_NewDefault_AppearsInStoredObjects(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	harness.Namespace(t, ctx, api, "defaults")
@@ -196,7 +199,8 @@ func TestCRD_NewDefault_AppearsInStoredObjects(t *testing.T) {
 	}))
 }
 
-// TestCRD_SelectableField_SelectsInListAndWatch lists and watches by a selectable field of the definition.
+// TestCRD_SelectableField_SelectsInListAndWatch lists and watches by a selectable field of the
+// definition.
 func TestCRD_SelectableField_SelectsInListAndWatch(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	harness.Namespace(t, ctx, api, "fields")
@@ -246,8 +250,8 @@ func TestCRD_SelectableField_SelectsInListAndWatch(t *testing.T) {
 	}
 }
 
-// TestCRD_Recreated_HasNoPreviousObjects creates and deletes definitions of the same name, each with objects, and looks for objects of the
-// previous one.
+// TestCRD_Recreated_HasNoPreviousObjects creates and deletes definitions of the same name, each
+// with objects, and looks for objects of the previous one.
 func TestCRD_Recreated_HasNoPreviousObjects(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	harness.Namespace(t, ctx, api, "rounds")

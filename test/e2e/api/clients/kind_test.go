@@ -42,7 +42,8 @@ func createGizmos(t *testing.T, ctx context.Context, api *harness.API) {
 	})
 	harness.Check(t, err)
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-		// Discovery lists the resource later than its path is served; controller-runtime uses discovery.
+		// Discovery lists the resource later than its path is served; controller-runtime uses
+		// discovery.
 		r, err := api.Do(ctx, http.MethodGet, "/apis/"+gizmoGroup+"/v1", "", nil)
 		if err != nil || r.Code != http.StatusOK {
 			return false, err

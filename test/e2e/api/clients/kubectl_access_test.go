@@ -10,7 +10,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestKubectlDelete_Namespace_WaitsForFinalizer deletes a namespace with objects of several kinds, one of which a finalizer blocks for a while.
+// TestKubectlDelete_Namespace_WaitsForFinalizer deletes a namespace with objects of several kinds,
+// one of which a finalizer blocks for a while.
 func TestKubectlDelete_Namespace_WaitsForFinalizer(t *testing.T) {
 	t.Parallel() // these wait for controllers and caches most of the time
 	u := newUser(t)
@@ -44,7 +45,8 @@ func TestKubectlDelete_Namespace_WaitsForFinalizer(t *testing.T) {
 	admin.ok("delete", "namespace", u.namespace)
 }
 
-// TestGarbageCollector_OwnerDeleted_DeletesDependents relies on the garbage collector, which reads the metadata of all objects.
+// TestGarbageCollector_OwnerDeleted_DeletesDependents relies on the garbage collector, which reads
+// the metadata of all objects.
 func TestGarbageCollector_OwnerDeleted_DeletesDependents(t *testing.T) {
 	t.Parallel() // these wait for controllers and caches most of the time
 	u := newUser(t)
@@ -56,7 +58,8 @@ func TestGarbageCollector_OwnerDeleted_DeletesDependents(t *testing.T) {
 	u.fails([]string{"NotFound"}, "get", "cm", "child")
 }
 
-// TestRBAC_KubectlUsers_SeePermittedObjectsOnly tests the answers to users without rights, with some rights, and to anonymous users.
+// TestRBAC_KubectlUsers_SeePermittedObjectsOnly tests the answers to users without rights, with
+// some rights, and to anonymous users.
 func TestRBAC_KubectlUsers_SeePermittedObjectsOnly(t *testing.T) {
 	t.Parallel() // these wait for controllers and caches most of the time
 	u := newUser(t)

@@ -95,7 +95,8 @@ func TestKubectlPatch_EveryPatchType_IsApplied(t *testing.T) {
 		return u.ok("get", "deployment", "web", "-o", "jsonpath={range .spec.template.spec.containers[*]}{.name}={.image} {end}{.spec.replicas}")
 	}
 	images().prints("server=web:1 sidecar=proxy:1 2")
-	// A strategic merge patch merges containers by name, a merge patch replaces the list, a JSON patch works by position.
+	// A strategic merge patch merges containers by name, a merge patch replaces the list, a JSON
+	// patch works by position.
 	u.ok("patch", "deployment", "web", "-p", `{"spec":{"template":{"spec":{"containers":[{"name":"sidecar","image":"proxy:2"}]}}}}`).
 		prints("deployment.apps/web patched")
 	images().prints("server=web:1 sidecar=proxy:2 2")

@@ -1,8 +1,9 @@
-// Package clients uses a control plane of `strata up` as its users do: kubectl, informers of client-go and a manager of
-// controller-runtime, the definitions of well-known projects, and workloads that run on simulated nodes.
+// Package clients uses a control plane of `strata up` as its users do: kubectl, informers of
+// client-go and a manager of controller-runtime, the definitions of well-known projects, and
+// workloads that run on simulated nodes.
 //
-// The tests share one control plane, each with namespaces and definitions of its own. Tests that read the objects of all namespaces
-// are not parallel: they run before the parallel ones.
+// The tests share one control plane, each with namespaces and definitions of its own. Tests that
+// read the objects of all namespaces are not parallel: they run before the parallel ones.
 package clients
 
 import (
@@ -45,7 +46,8 @@ func TestMain(m *testing.M) {
 // object is an object to write; its shape is that of the API.
 type object = map[string]any
 
-// inParallel calls do for 0 to n-1, in this order, with as many concurrent calls as two cores can serve.
+// inParallel calls do for 0 to n-1, in this order, with as many concurrent calls as two cores can
+// serve.
 func inParallel(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
 	const workers = 8
 	group, ctx := errgroup.WithContext(ctx)
@@ -66,7 +68,8 @@ type user struct {
 	kubeconfig string
 }
 
-// newUser returns the administrator of the shared control plane in a new namespace that has its service account.
+// newUser returns the administrator of the shared control plane in a new namespace that has its
+// service account.
 func newUser(t *testing.T) user {
 	t.Helper()
 	u := newAdmin(t, cluster)

@@ -11,8 +11,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestManagers_OfWorkload_AreThoseOfCluster: metadata.managedFields, and `strata history log` thereby, names the programs that a cluster
-// of several processes names.
+// TestManagers_OfWorkload_AreThoseOfCluster: metadata.managedFields, and `strata history log`
+// thereby, names the programs that a cluster of several processes names.
 func TestManagers_OfWorkload_AreThoseOfCluster(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)

@@ -46,8 +46,8 @@ func pending(pod *corev1.Pod) error {
 	return nil
 }
 
-// One data directory is started with two nodes, with three and with none: the workloads continue each time. In the long form it is
-// started with none before.
+// One data directory is started with two nodes, with three and with none: the workloads continue
+// each time. In the long form it is started with none before.
 func TestRestart_WithMoreAndFewerNodes_Continues(t *testing.T) {
 	t.Parallel()
 	env := harness.New(t)

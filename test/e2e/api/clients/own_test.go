@@ -23,11 +23,12 @@ rules:
   verbs: [watch, list]
 `
 
-// ownWatch matches the log of an ended watch of the server's own clients: the path and the address that it came from.
+// ownWatch matches the log of an ended watch of the server's own clients: the path and the address
+// that it came from.
 var ownWatch = regexp.MustCompile(`"HTTP" verb="WATCH" URI="([^"?]*)[^"]*" .*userAgent="strata/[^"]*" .*srcIP="([^"]*)"`)
 
-// ownInformers are the informers of a server itself. They are authenticated, audited and served, and their watches come from no
-// connection (port 0).
+// ownInformers are the informers of a server itself. They are authenticated, audited and served,
+// and their watches come from no connection (port 0).
 type ownInformers struct {
 	audit string // path of the audit log
 	users int    // that a role has reached
@@ -41,10 +42,12 @@ func (o *ownInformers) flags(env *harness.Env) []string {
 
 var ownWatched = []string{"pods", "nodes", "namespaces", "clusterroles", "customresourcedefinitions", "apiservices", "resourcequotas"}
 
-// stop demands that the informers of a server run, and stops it: it stops with them, without an error.
+// stop demands that the informers of a server run, and stops it: it stops with them, without an
+// error.
 func (o *ownInformers) stop(t *testing.T, ctx context.Context, server *harness.Server) {
 	t.Helper()
-	if harness.Engine() != harness.Strata { // upstream's engine leaves the server's clients as they are
+	if harness.Engine() != harness.Strata {
+		// upstream's engine leaves the server's clients as they are
 		harness.Check(t, server.Stop())
 		return
 	}
@@ -83,7 +86,8 @@ func (o *ownInformers) stop(t *testing.T, ctx context.Context, server *harness.S
 	}
 }
 
-// roleReachesAuthorizer binds a user to a role, and waits until the authorizer, which reads bindings with an informer, permits the user's reads.
+// roleReachesAuthorizer binds a user to a role, and waits until the authorizer, which reads
+// bindings with an informer, permits the user's reads.
 func roleReachesAuthorizer(t *testing.T, ctx context.Context, api *harness.API, user string) {
 	t.Helper()
 	allowed := func(ctx context.Context) (bool, error) {

@@ -64,7 +64,8 @@ var projects = []project{
 	},
 }
 
-// download returns the directory of the project's module at the version that testdata/projects pins.
+// download returns the directory of the project's module at the version that testdata/projects
+// pins.
 func (p project) download(t *testing.T, ctx context.Context) string {
 	t.Helper()
 	cmd := exec.CommandContext(ctx, "go", "mod", "download", "-json", p.module)
@@ -100,8 +101,9 @@ func (p project) awaitServed(t *testing.T, ctx context.Context) {
 	}
 }
 
-// TestCRD_ProjectDefinitions_ServeEveryVersion installs the definitions of a project, fills a resource with 400 objects, or 1,000 in the
-// long form, reads and watches it in each served version, deletes the definition and creates it again.
+// TestCRD_ProjectDefinitions_ServeEveryVersion installs the definitions of a project, fills a
+// resource with 400 objects, or 1,000 in the long form, reads and watches it in each served
+// version, deletes the definition and creates it again.
 func TestCRD_ProjectDefinitions_ServeEveryVersion(t *testing.T) {
 	for _, p := range projects {
 		t.Run(p.group, func(t *testing.T) { p.test(t) })
@@ -182,7 +184,8 @@ func (p project) test(t *testing.T) {
 	})
 }
 
-// testList lists all objects in one version, in every way, and compares them with the list in another version.
+// testList lists all objects in one version, in every way, and compares them with the list in
+// another version.
 func (p project) testList(t *testing.T, ctx context.Context, version string, all *harness.List, namespace string) {
 	path := p.path(version, "")
 	list := func(path, query string) *harness.List {
@@ -257,7 +260,8 @@ func (p project) testWatch(t *testing.T, ctx context.Context, all *harness.List,
 		defer w.Close()
 		watches[version] = w
 	}
-	seenBy := map[string]map[string]string{} // by version and key: the resource version of the update
+	// by version and key: the resource version of the update
+	seenBy := map[string]map[string]string{}
 	reading, readCtx := errgroup.WithContext(ctx)
 	for version, w := range watches {
 		seen := map[string]string{}
@@ -309,7 +313,8 @@ func (p project) testWatch(t *testing.T, ctx context.Context, all *harness.List,
 	}
 }
 
-// testDelete deletes the definition: watchers receive the deletion of all objects, then the API is not served.
+// testDelete deletes the definition: watchers receive the deletion of all objects, then the API is
+// not served.
 func (p project) testDelete(t *testing.T, ctx context.Context) {
 	list, err := api.List(ctx, p.path(p.versions[0], ""), "")
 	harness.Check(t, err)

@@ -9,8 +9,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// requests counts the requests for all objects of a collection: LISTs, and watches with initial events. An informer sends one, and
-// further ones only if it cannot resume.
+// requests counts the requests for all objects of a collection: LISTs, and watches with initial
+// events. An informer sends one, and further ones only if it cannot resume.
 type requests struct {
 	mu    sync.Mutex
 	lists map[string][]string // by path: the query of each that was answered with 200
@@ -43,7 +43,8 @@ func (r roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// isCollection reports whether path is that of all objects of a resource, in all namespaces: /api/v1/pods, /apis/group/v1/things.
+// isCollection reports whether path is that of all objects of a resource, in all namespaces:
+// /api/v1/pods, /apis/group/v1/things.
 func isCollection(path string) bool {
 	parts := strings.Split(strings.Trim(path, "/"), "/")
 	return len(parts) == 3 && parts[0] == "api" || len(parts) == 4 && parts[0] == "apis"

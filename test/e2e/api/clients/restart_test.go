@@ -12,9 +12,10 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestInformers_ServerRestart_ReceiveEveryWrite restarts an API server while another one writes to the same etcd. Informers of the first
-// receive all these writes, and relist at most once: a server that has just started need not have earlier history. The informers of
-// the server itself run without a connection, before and after the restart.
+// TestInformers_ServerRestart_ReceiveEveryWrite restarts an API server while another one writes to
+// the same etcd. Informers of the first receive all these writes, and relist at most once: a server
+// that has just started need not have earlier history. The informers of the server itself run
+// without a connection, before and after the restart.
 func TestInformers_ServerRestart_ReceiveEveryWrite(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)

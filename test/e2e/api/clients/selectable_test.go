@@ -14,9 +14,10 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestCRD_SelectableFieldAndLabels_OfAnyStoredForm_EqualFilter: objects whose stored form lacks the field, which has a default since, have characters that JSON
-// escapes, members of the same name elsewhere, or another version than the one that is read are selected by their field and labels as a filter of
-// all objects selects them.
+// TestCRD_SelectableFieldAndLabels_OfAnyStoredForm_EqualFilter: objects whose stored form lacks the
+// field, which has a default since, have characters that JSON escapes, members of the same name
+// elsewhere, or another version than the one that is read are selected by their field and labels as
+// a filter of all objects selects them.
 func TestCRD_SelectableFieldAndLabels_OfAnyStoredForm_EqualFilter(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	harness.Namespace(t, ctx, api, "stored-forms")

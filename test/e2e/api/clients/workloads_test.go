@@ -15,7 +15,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// workload returns the manifest of a workload whose pods have the label app=name. more is added to its spec.
+// workload returns the manifest of a workload whose pods have the label app=name. more is added to
+// its spec.
 func workload(kind, name, more string) string {
 	return fmt.Sprintf(`{apiVersion: apps/v1, kind: %s, metadata: {name: %s}, spec: {selector: {matchLabels: {app: %s}},
   template: {metadata: {labels: {app: %s}}, spec: {containers: [{name: c, image: example.test/i}]}}, %s}}`, kind, name, name, name, more)
@@ -88,7 +89,8 @@ func TestJob_Completes(t *testing.T) {
 	}
 }
 
-// A CronJob that missed its time starts a Job at once, so the test does not wait for the next minute.
+// A CronJob that missed its time starts a Job at once, so the test does not wait for the next
+// minute.
 func TestCronJob_MissedSchedule_CreatesJobThatCompletes(t *testing.T) {
 	t.Parallel()
 	u := newUser(t)

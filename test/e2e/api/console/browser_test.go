@@ -27,7 +27,8 @@ import (
 // chromiumEnv is the path of Chromium.
 const chromiumEnv = "STRATA_TEST_CHROMIUM"
 
-// chromium returns the path of the browser. If there is none the test is skipped; its name in STRATA_TEST_REQUIRE is chromium.
+// chromium returns the path of the browser. If there is none the test is skipped; its name in
+// STRATA_TEST_REQUIRE is chromium.
 func chromium(t *testing.T) string {
 	t.Helper()
 	for _, name := range []string{os.Getenv(chromiumEnv), "chromium", "chromium-browser", "google-chrome"} {
@@ -49,13 +50,15 @@ type browser struct {
 	requests []string // paths
 }
 
-// process is the only process of Chromium. The first tab starts it, and one after its end starts another.
+// process is the only process of Chromium. The first tab starts it, and one after its end starts
+// another.
 var process struct {
 	ctx  context.Context // nil until it runs
 	stop func()
 }
 
-// startTimeout bounds a start of Chromium that hangs, and startAttempts the starts: Debian's Chromium may exit at once.
+// startTimeout bounds a start of Chromium that hangs, and startAttempts the starts: Debian's
+// Chromium may exit at once.
 const (
 	startTimeout  = 30 * time.Second
 	startAttempts = 3
@@ -92,7 +95,8 @@ func stopChromium() {
 	}
 }
 
-// openBrowser opens a tab with an empty profile, for pages of a server, which is given by its URL. It ends with the test.
+// openBrowser opens a tab with an empty profile, for pages of a server, which is given by its URL.
+// It ends with the test.
 func openBrowser(t *testing.T, server string) *browser {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(startChromium(t), testTimeout, fmt.Errorf("not done after %v", testTimeout))
@@ -162,8 +166,8 @@ func (b *browser) run(actions ...action) {
 	}
 }
 
-// reloads reports whether an expression was not evaluated because the page reloads itself, before or
-// meanwhile.
+// reloads reports whether an expression was not evaluated because the page reloads itself, before
+// or meanwhile.
 func reloads(err error) bool {
 	return err != nil && (strings.Contains(err.Error(), "Cannot find context") || strings.Contains(err.Error(), "Inspected target navigated"))
 }

@@ -78,7 +78,8 @@ func write(t *testing.T, ctx context.Context, method, path string, body any) int
 	return revision
 }
 
-// past writes ConfigMaps to a namespace: settings changes its colour after the returned revision, temporary is deleted, and other is added.
+// past writes ConfigMaps to a namespace: settings changes its colour after the returned revision,
+// temporary is deleted, and other is added.
 func past(t *testing.T, ctx context.Context, namespace string) (before int64) {
 	t.Helper()
 	write(t, ctx, http.MethodPost, "/api/v1/namespaces", object{"metadata": object{"name": namespace}})
@@ -91,7 +92,8 @@ func past(t *testing.T, ctx context.Context, namespace string) (before int64) {
 	return before
 }
 
-// use reads and writes ten times a second until the test ends, so that the plots have something to show.
+// use reads and writes ten times a second until the test ends, so that the plots have something to
+// show.
 func use(t *testing.T, ctx context.Context) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(ctx)
@@ -126,7 +128,8 @@ func press(element chromedp.CSS, key string) action {
 	return chromedp.Steps(chromedp.Focus(element), chromedp.KeyEvent(key))
 }
 
-// TestConsole_PrintedLink_ShowsServerAndPast is a session: link, overview, resources, the past with the keyboard, checks, servers.
+// TestConsole_PrintedLink_ShowsServerAndPast is a session: link, overview, resources, the past with
+// the keyboard, checks, servers.
 func TestConsole_PrintedLink_ShowsServerAndPast(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	link := printedLink(t)
@@ -158,13 +161,15 @@ func TestConsole_PrintedLink_ShowsServerAndPast(t *testing.T) {
 	}
 	b.run(chromedp.SendKeys(chromedp.CSS("#resources-filter"), "namespaces"))
 	b.until(`document.querySelectorAll('#resources-table tbody tr').length === 1`)
-	// The line of events is as long as the readings since the page was opened, and the test writes ten times a second.
+	// The line of events is as long as the readings since the page was opened, and the test writes
+	// ten times a second.
 	b.until(`(document.querySelector('#resources-table path').getAttribute('d').match(/L/g) ?? []).length > 1`)
 	b.until(`/^events: at most [1-9]/.test(document.querySelector('#resources-table svg').ariaLabel)`)
 	b.run(script("const filter = document.getElementById('resources-filter'); filter.value = ''; filter.dispatchEvent(new Event('input'))"))
 	b.until(`document.querySelectorAll('#resources-table tbody tr').length > 5`)
 	if *update {
-		b.until("performance.now() > 15000") // the lines of the screenshot begin when the page is opened
+		// the lines of the screenshot begin when the page is opened
+		b.until("performance.now() > 15000")
 	}
 	capture(t, b, "resources-light.png")
 	b.run(chromedp.SendKeys(chromedp.CSS("#resources-filter"), "configm"))
@@ -188,7 +193,8 @@ func TestConsole_PrintedLink_ShowsServerAndPast(t *testing.T) {
 	b.look(1200, 800, "dark")
 	b.until(`document.querySelectorAll('#plots canvas').length === 4 && !/–/.test(document.querySelector('#plots [role=img]').ariaLabel)`)
 	if *update {
-		b.until("performance.now() > 20000") // the plots of the screenshot begin when the page is opened
+		// the plots of the screenshot begin when the page is opened
+		b.until("performance.now() > 20000")
 	}
 	capture(t, b, "overview-dark.png")
 	b.requireClean()
@@ -208,7 +214,8 @@ func TestConsole_PrintedLink_ShowsServerAndPast(t *testing.T) {
 	b.requireClean()
 }
 
-// showPast moves through the past of the ConfigMaps of the namespace shop with the keyboard; before is the revision that past has returned.
+// showPast moves through the past of the ConfigMaps of the namespace shop with the keyboard; before
+// is the revision that past has returned.
 func showPast(t *testing.T, b *browser, before int64) {
 	t.Helper()
 	b.until(`!document.getElementById('past-from').disabled && document.getElementById('past-resource').value === 'configmaps'`)
@@ -234,7 +241,8 @@ func showPast(t *testing.T, b *browser, before int64) {
 	b.until(`!document.getElementById('object').open`)
 }
 
-// TestConsole_PhoneAndColours_FitAndAreReadable visits each section at the width of a small phone, in light and dark.
+// TestConsole_PhoneAndColours_FitAndAreReadable visits each section at the width of a small phone,
+// in light and dark.
 func TestConsole_PhoneAndColours_FitAndAreReadable(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	link := newLink(t, ctx)
@@ -272,7 +280,8 @@ func TestConsole_PhoneAndColours_FitAndAreReadable(t *testing.T) {
 	b.requireClean()
 }
 
-// TestConsole_KubectlProxy_NeedsNoLink: behind the proxy, the page has the rights of the kubeconfig, and no session to end.
+// TestConsole_KubectlProxy_NeedsNoLink: behind the proxy, the page has the rights of the
+// kubeconfig, and no session to end.
 func TestConsole_KubectlProxy_NeedsNoLink(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	if cluster == nil {
@@ -307,8 +316,8 @@ const contrastOfText = `(() => {
     ['--ground', '--panel'].map((ground) => contrast(luminance(text), luminance(ground)))));
 })()`
 
-// capture writes the visible part of the page to docs/images with -update. It ends the test if the image is too large for
-// a repository, or empty.
+// capture writes the visible part of the page to docs/images with -update. It ends the test if the
+// image is too large for a repository, or empty.
 func capture(t *testing.T, b *browser, name string) {
 	t.Helper()
 	data := b.screenshot()

@@ -91,15 +91,16 @@ func TestPage_WithoutCredentials_HasFilesAndNoData(t *testing.T) {
 		}
 	}
 	for path, want := range map[string]int{
-		"/debug/strata/status":             http.StatusUnauthorized,
-		"/debug/strata/consistency":        http.StatusUnauthorized,
-		"/api/v1/pods":                     http.StatusUnauthorized,
-		"/apis":                            http.StatusUnauthorized,
-		"/version":                         http.StatusUnauthorized,
-		"/debug/strata/consoles/":          http.StatusUnauthorized,
-		"/debug/strata/console/link":       http.StatusUnauthorized,
-		"/debug/strata/console/session":    http.StatusMethodNotAllowed,
-		"/debug/strata/console/../status":  http.StatusNotFound, // the prefix is that of the console, and it has no such file
+		"/debug/strata/status":          http.StatusUnauthorized,
+		"/debug/strata/consistency":     http.StatusUnauthorized,
+		"/api/v1/pods":                  http.StatusUnauthorized,
+		"/apis":                         http.StatusUnauthorized,
+		"/version":                      http.StatusUnauthorized,
+		"/debug/strata/consoles/":       http.StatusUnauthorized,
+		"/debug/strata/console/link":    http.StatusUnauthorized,
+		"/debug/strata/console/session": http.StatusMethodNotAllowed,
+		// the prefix is that of the console, and it has no such file
+		"/debug/strata/console/../status":  http.StatusNotFound,
 		"/debug/strata/console/none":       http.StatusNotFound,
 		"/debug/strata/console%2f..%2fapi": http.StatusNotFound,
 	} {
@@ -122,27 +123,28 @@ func TestSession_Requests_OnlyRead(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	session := begin(t, ctx)
 	for target, want := range map[string]int{
-		"/debug/strata/status":                                  http.StatusOK,
-		"/debug/strata/consistency":                             http.StatusOK,
-		"/readyz?verbose":                                       http.StatusOK,
-		"/apis":                                                 http.StatusOK,
-		"/api/v1/pods?limit=5":                                  http.StatusOK,
-		"/api/v1/namespaces/kube-system/configmaps":             http.StatusOK,
-		"/api/v1/namespaces/default":                            http.StatusOK,
-		"/apis/coordination.k8s.io/v1/leases":                   http.StatusOK,
-		"/api/v1/secrets":                                       http.StatusForbidden,
-		"/api/v1/namespaces/default/secrets/x":                  http.StatusForbidden,
-		"/api/v1/pods?watch=1":                                  http.StatusForbidden,
-		"/api/v1/watch/pods":                                    http.StatusForbidden,
-		"/api/v1/namespaces/default/pods/x/log":                 http.StatusForbidden,
-		"/api/v1/namespaces/default/pods/x/exec?command=sh":     http.StatusForbidden,
-		"/api/v1/namespaces/default/services/x/proxy/":          http.StatusForbidden,
-		"/api/v1/nodes/x/proxy/configz":                         http.StatusForbidden,
-		"/metrics":                                              http.StatusForbidden,
-		"/debug/pprof/cmdline":                                  http.StatusForbidden,
-		"/configz":                                              http.StatusForbidden,
-		"/logs/":                                                http.StatusForbidden,
-		"/apis/authentication.k8s.io/v1/selfsubjectreviews/foo": http.StatusNotFound, // no such object
+		"/debug/strata/status":                              http.StatusOK,
+		"/debug/strata/consistency":                         http.StatusOK,
+		"/readyz?verbose":                                   http.StatusOK,
+		"/apis":                                             http.StatusOK,
+		"/api/v1/pods?limit=5":                              http.StatusOK,
+		"/api/v1/namespaces/kube-system/configmaps":         http.StatusOK,
+		"/api/v1/namespaces/default":                        http.StatusOK,
+		"/apis/coordination.k8s.io/v1/leases":               http.StatusOK,
+		"/api/v1/secrets":                                   http.StatusForbidden,
+		"/api/v1/namespaces/default/secrets/x":              http.StatusForbidden,
+		"/api/v1/pods?watch=1":                              http.StatusForbidden,
+		"/api/v1/watch/pods":                                http.StatusForbidden,
+		"/api/v1/namespaces/default/pods/x/log":             http.StatusForbidden,
+		"/api/v1/namespaces/default/pods/x/exec?command=sh": http.StatusForbidden,
+		"/api/v1/namespaces/default/services/x/proxy/":      http.StatusForbidden,
+		"/api/v1/nodes/x/proxy/configz":                     http.StatusForbidden,
+		"/metrics":                                          http.StatusForbidden,
+		"/debug/pprof/cmdline":                              http.StatusForbidden,
+		"/configz":                                          http.StatusForbidden,
+		"/logs/":                                            http.StatusForbidden,
+		// no such object
+		"/apis/authentication.k8s.io/v1/selfsubjectreviews/foo": http.StatusNotFound,
 	} {
 		if a := send(t, ctx, http.MethodGet, target, session, ""); a.code != want {
 			t.Errorf("GET %s: %d, want %d: %.200s", target, a.code, want, a.body)
@@ -214,7 +216,8 @@ func TestTokens_LogOfServer_HasNone(t *testing.T) {
 	send(t, ctx, http.MethodPost, "/debug/strata/console/session", "", `{"token":"`+link+`"}`)
 	send(t, ctx, http.MethodGet, "/api/v1/pods", session.Token+"x", "")
 	var log []byte
-	harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) { // the log is written in the background
+	harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+		// the log is written in the background
 		var err error
 		log, err = os.ReadFile(filepath.Join(filepath.Dir(cluster.Kubeconfig), "strata.log"))
 		return bytes.Contains(log, []byte("Began a session of the console")) && bytes.Contains(log, []byte("Refused a session of the console")), err

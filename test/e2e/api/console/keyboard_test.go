@@ -13,7 +13,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// stops is a function of the page: the names of the elements that the Tab key has to reach, in the order of the document.
+// stops is a function of the page: the names of the elements that the Tab key has to reach, in the
+// order of the document.
 const stops = `
   globalThis.nameOf = (e) => e.id || e.tagName.toLowerCase() + ' ' + (e.getAttribute('href') ?? e.innerText);
   globalThis.stops = () => [...document.querySelectorAll('a[href], button, input, select, [tabindex]')]
@@ -26,8 +27,8 @@ const (
 	outlined = "(() => { const s = getComputedStyle(document.activeElement); return s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) > 0; })()"
 )
 
-// walk presses the Tab key from the first element of the page to the last, and returns the names of those that had the focus and of those
-// that had it without an outline.
+// walk presses the Tab key from the first element of the page to the last, and returns the names of
+// those that had the focus and of those that had it without an outline.
 func walk(b *browser, most int) (reached, unmarked []string) {
 	b.t.Helper()
 	b.run(script("document.querySelector('.skip').focus()"))
@@ -45,7 +46,8 @@ func walk(b *browser, most int) (reached, unmarked []string) {
 	return reached, unmarked
 }
 
-// TestConsole_TabKey_ReachesEverythingInOrder walks each section with the Tab key only, and back with Shift.
+// TestConsole_TabKey_ReachesEverythingInOrder walks each section with the Tab key only, and back
+// with Shift.
 func TestConsole_TabKey_ReachesEverythingInOrder(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	b, _ := openSession(t, ctx)
@@ -64,7 +66,8 @@ func TestConsole_TabKey_ReachesEverythingInOrder(t *testing.T) {
 		if strings.HasPrefix(section, "past") {
 			b.until("!document.getElementById('past-from').disabled")
 			b.run(chromedp.SetValue(chromedp.CSS("#past-namespace"), "keyboard"), script("document.getElementById('past-namespace').dispatchEvent(new Event('change'))"))
-			// The page disables the slider while it loads a list, so the newest revision is chosen whenever it is not.
+			// The page disables the slider while it loads a list, so the newest revision is chosen
+			// whenever it is not.
 			b.until(`(() => {
 				const slider = document.getElementById('past-from');
 				if (!slider.disabled && slider.value !== slider.max) {

@@ -1,6 +1,7 @@
-// Package console opens the console of `strata up` in Chromium: by the link that it prints, with the keyboard, at the width of a phone,
-// in light and dark. It makes the screenshots of docs/console.md. Without a browser it sends requests: links, sessions, and the rights of
-// a session.
+// Package console opens the console of `strata up` in Chromium: by the link that it prints, with
+// the keyboard, at the width of a phone, in light and dark. It makes the screenshots of
+// docs/console.md. Without a browser it sends requests: links, sessions, and the rights of a
+// session.
 package console
 
 import (

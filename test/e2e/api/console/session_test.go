@@ -16,7 +16,8 @@ const (
 	message    = "document.getElementById('problem').innerText"
 )
 
-// openSession opens a link that `strata console` prints, and returns the tab and the token of its session.
+// openSession opens a link that `strata console` prints, and returns the tab and the token of its
+// session.
 func openSession(t *testing.T, ctx context.Context) (b *browser, token string) {
 	t.Helper()
 	link := newLink(t, ctx)
@@ -48,7 +49,8 @@ func requireForgotten(t *testing.T, b *browser) {
 	}
 }
 
-// timers counts the page's own timers: of the status, of checks and servers, and of sliders. The others are those of the test.
+// timers counts the page's own timers: of the status, of checks and servers, and of sliders. The
+// others are those of the test.
 const timers = `
   globalThis.timers = new Set();
   const [set, clear] = [setTimeout, clearTimeout];
@@ -60,7 +62,8 @@ const timers = `
   clearTimeout = (id) => { timers.delete(id); clear(id); };
 `
 
-// TestConsole_EndOfSession_RemovesTokenAndData ends a session with its button, and begins another one in the same tab.
+// TestConsole_EndOfSession_RemovesTokenAndData ends a session with its button, and begins another
+// one in the same tab.
 func TestConsole_EndOfSession_RemovesTokenAndData(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	b, token := openSession(t, ctx)
@@ -83,7 +86,8 @@ func TestConsole_EndOfSession_RemovesTokenAndData(t *testing.T) {
 	b.requireClean()
 }
 
-// TestConsole_EndOfSessionFails_IsReported: the tab forgets its session although the server does not end it, and says so.
+// TestConsole_EndOfSessionFails_IsReported: the tab forgets its session although the server does
+// not end it, and says so.
 func TestConsole_EndOfSessionFails_IsReported(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	b, token := openSession(t, ctx)

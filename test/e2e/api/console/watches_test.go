@@ -14,7 +14,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestConsole_WatchThatIsNotRead_IsSlow: a watch whose client does not read appears with its user and namespace, and disappears when it ends.
+// TestConsole_WatchThatIsNotRead_IsSlow: a watch whose client does not read appears with its user
+// and namespace, and disappears when it ends.
 func TestConsole_WatchThatIsNotRead_IsSlow(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	link := newLink(t, ctx)
@@ -56,7 +57,8 @@ func withSmallBuffer(ctx context.Context, network, address string) (net.Conn, er
 	return conn, err
 }
 
-// TestConsole_Fields_AreThoseThatDiffer runs the comparison of objects, which is a module of the page.
+// TestConsole_Fields_AreThoseThatDiffer runs the comparison of objects, which is a module of the
+// page.
 func TestConsole_Fields_AreThoseThatDiffer(t *testing.T) {
 	link := newLink(t, harness.Context(t, testTimeout))
 	b := openBrowser(t, cluster.URL)

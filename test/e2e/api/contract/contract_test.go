@@ -1,5 +1,6 @@
-// Package contract runs the tests of etcdsource/contracttest on each store that Strata is tested with, and compares the answers with the
-// matrix in docs/etcd-contract.md. With -update it writes the columns of the stores that are present.
+// Package contract runs the tests of etcdsource/contracttest on each store that Strata is tested
+// with, and compares the answers with the matrix in docs/etcd-contract.md. With -update it writes
+// the columns of the stores that are present.
 package contract
 
 import (
@@ -19,8 +20,9 @@ const testTimeout = 2 * time.Minute
 
 var update = flag.Bool("update", false, "write the matrix of docs/etcd-contract.md")
 
-// stores are the columns of the matrix. kine and the etcd with the bug of progress are skipped where they are missing; make etcd-contract
-// requires them. Stock etcds are built if needed: half a minute.
+// stores are the columns of the matrix. kine and the etcd with the bug of progress are skipped
+// where they are missing; make etcd-contract requires them. Stock etcds are built if needed: half a
+// minute.
 var stores = []struct {
 	name string
 	open func(*testing.T, *harness.Env) *harness.Etcd
@@ -73,7 +75,8 @@ func TestStores_Answers_EqualMatrix(t *testing.T) {
 	}
 }
 
-// checkRequirements fails unless the document has a row for every requirement, in both tables, with its name.
+// checkRequirements fails unless the document has a row for every requirement, in both tables, with
+// its name.
 func checkRequirements(t *testing.T, text string, m *matrix) {
 	t.Helper()
 	var ids []string

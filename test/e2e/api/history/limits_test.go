@@ -28,7 +28,8 @@ func define(t *testing.T, ctx context.Context) {
 	}))
 }
 
-// TestHistory_Rights_AreThoseOfTheList tests a user with the right to list ConfigMaps, and nothing else.
+// TestHistory_Rights_AreThoseOfTheList tests a user with the right to list ConfigMaps, and nothing
+// else.
 func TestHistory_Rights_AreThoseOfTheList(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
@@ -86,7 +87,8 @@ func TestHistory_ServerWithoutHistory_IsNamed(t *testing.T) {
 	fails(t, ctx, upstream, []string{"the server is not Strata"}, "top")
 }
 
-// TestHistory_BeyondTheWindow_NamesTheOldestRevision makes etcd forget its history, and the server with it.
+// TestHistory_BeyondTheWindow_NamesTheOldestRevision makes etcd forget its history, and the server
+// with it.
 func TestHistory_BeyondTheWindow_NamesTheOldestRevision(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
@@ -95,7 +97,8 @@ func TestHistory_BeyondTheWindow_NamesTheOldestRevision(t *testing.T) {
 	revision := first.Metadata.ResourceVersion
 	last := harness.Must[harness.Object](t)(api.Patch(ctx, maps(namespace)+"/a", `{"data":{"x":"2"}}`))
 	client := etcd.Client()
-	harness.Must[*clientv3.PutResponse](t)(client.Put(ctx, "compact_rev_key", last.Metadata.ResourceVersion)) // as another API server does
+	// as another API server does
+	harness.Must[*clientv3.PutResponse](t)(client.Put(ctx, "compact_rev_key", last.Metadata.ResourceVersion))
 	harness.Must[*clientv3.CompactResponse](t)(client.Compact(ctx, harness.Revision(t, last.Metadata.ResourceVersion)))
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		_, times, err := revisionTimes(ctx, server, "", "/api/v1/configmaps")

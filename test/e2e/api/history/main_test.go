@@ -1,4 +1,5 @@
-// Package history tests `strata history` and the plugin kubectl-strata against servers with real writes.
+// Package history tests `strata history` and the plugin kubectl-strata against servers with real
+// writes.
 package history
 
 import (
@@ -52,7 +53,8 @@ func run(t *testing.T, ctx context.Context, s *harness.Server, args ...string) h
 	return harness.Must[harness.Result](t)(env.Run(ctx, "", append([]string{"history", "--kubeconfig=" + s.Kubeconfig}, args...)...))
 }
 
-// ok runs `strata history` against the shared server, which has to succeed, and returns its standard output.
+// ok runs `strata history` against the shared server, which has to succeed, and returns its
+// standard output.
 func ok(t *testing.T, ctx context.Context, args ...string) string {
 	t.Helper()
 	r := run(t, ctx, server, args...)
@@ -62,8 +64,9 @@ func ok(t *testing.T, ctx context.Context, args ...string) string {
 	return r.Stdout
 }
 
-// fails runs `strata history` against a server, which has to fail with one line that has all texts. The exit code is 2 if the line names
-// the help of the command, because the command line is wrong, and otherwise 1.
+// fails runs `strata history` against a server, which has to fail with one line that has all texts.
+// The exit code is 2 if the line names the help of the command, because the command line is wrong,
+// and otherwise 1.
 func fails(t *testing.T, ctx context.Context, s *harness.Server, want []string, args ...string) {
 	t.Helper()
 	r := run(t, ctx, s, args...)
@@ -111,8 +114,8 @@ func revisionTimes(ctx context.Context, s *harness.Server, user, path string) (*
 	return r, times, json.Unmarshal(r.Body, times)
 }
 
-// timeOf waits until the server has recorded a time at or after a revision, which later writes do not change: a record that is a second
-// old. Reads of that time see the revision.
+// timeOf waits until the server has recorded a time at or after a revision, which later writes do
+// not change: a record that is a second old. Reads of that time see the revision.
 func timeOf(t *testing.T, ctx context.Context, revision int64) (at time.Time) {
 	t.Helper()
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {

@@ -20,8 +20,9 @@ type state struct {
 	items    []any
 }
 
-// story writes to a namespace and returns the states that a client read after each write: a is created, changed by another manager,
-// relabelled, deleted and created again; b is there at the end, c in between only.
+// story writes to a namespace and returns the states that a client read after each write: a is
+// created, changed by another manager, relabelled, deleted and created again; b is there at the
+// end, c in between only.
 func story(t *testing.T, ctx context.Context, namespace string) []state {
 	t.Helper()
 	harness.Namespace(t, ctx, api, namespace)
@@ -66,7 +67,8 @@ func patch(ctx context.Context, path, manager, body string) (harness.Object, err
 	return harness.Object{}, err
 }
 
-// TestGet_OldRevision_IsAsItWasRead compares lists of the past with those that a client had read when they were the present.
+// TestGet_OldRevision_IsAsItWasRead compares lists of the past with those that a client had read
+// when they were the present.
 func TestGet_OldRevision_IsAsItWasRead(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)

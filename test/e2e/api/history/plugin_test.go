@@ -55,8 +55,9 @@ var update = flag.Bool("update", false, "write the output of the commands of doc
 
 const document = "../../../../docs/history.md"
 
-// TestDocument_Sessions_HaveTheirOutput runs the commands of docs/history.md in order, and compares their output. With -update, the
-// output is written into the document. $REV in a command is the revision that the command before has printed.
+// TestDocument_Sessions_HaveTheirOutput runs the commands of docs/history.md in order, and compares
+// their output. With -update, the output is written into the document. $REV in a command is the
+// revision that the command before has printed.
 func TestDocument_Sessions_HaveTheirOutput(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
@@ -90,7 +91,8 @@ func TestDocument_Sessions_HaveTheirOutput(t *testing.T) {
 	}.Check(t, 10)
 }
 
-// TestKrewManifest_Release_NamesItsArchive makes the archive of one platform as a release does, and reads the manifest.
+// TestKrewManifest_Release_NamesItsArchive makes the archive of one platform as a release does, and
+// reads the manifest.
 func TestKrewManifest_Release_NamesItsArchive(t *testing.T) {
 	dir := t.TempDir()
 	cmd := exec.CommandContext(t.Context(), "go", "run", "./release", "-only-plugin", "-version", "1.2.3", "-url", "https://example.com/files/",
@@ -100,7 +102,8 @@ func TestKrewManifest_Release_NamesItsArchive(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	ctx := harness.Context(t, testTimeout) // not for the builds above, which take minutes the first time
+	// not for the builds above, which take minutes the first time
+	ctx := harness.Context(t, testTimeout)
 	var manifest struct {
 		APIVersion, Kind string
 		Metadata         struct{ Name string }

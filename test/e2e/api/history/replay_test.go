@@ -64,7 +64,8 @@ func TestReplay_Window_PrintsItsEvents(t *testing.T) {
 	}
 }
 
-// serve starts a replay server and returns its kubeconfig. It is stopped with SIGINT at the end of the test, and has to exit with 0.
+// serve starts a replay server and returns its kubeconfig. It is stopped with SIGINT at the end of
+// the test, and has to exit with 0.
 func serve(t *testing.T, args ...string) (kubeconfig string) {
 	t.Helper()
 	binary := harness.Must[string](t)(harness.Binary())
@@ -89,7 +90,8 @@ func serve(t *testing.T, args ...string) (kubeconfig string) {
 // second returns its second argument.
 func second(_ any, err error) error { return err }
 
-// TestReplayServer_StandingStill_IsThePast tests all reads at one revision, and that writes are refused.
+// TestReplayServer_StandingStill_IsThePast tests all reads at one revision, and that writes are
+// refused.
 func TestReplayServer_StandingStill_IsThePast(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
@@ -159,8 +161,8 @@ func TestReplayServer_Informer_SeesTheEvents(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	namespace := harness.NewName("informer")
 	states := story(t, ctx, namespace)
-	// The informer may begin after some of the events, depending on the machine. It never sees other versions than those of the window,
-	// and has the final state at the end.
+	// The informer may begin after some of the events, depending on the machine. It never sees
+	// other versions than those of the window, and has the final state at the end.
 	kubeconfig := serve(t, "--speed=1x", "--since-revision", fmt.Sprint(states[0].revision), "--until-revision", fmt.Sprint(states[len(states)-1].revision))
 	config := harness.Must[*rest.Config](t)(clientcmd.BuildConfigFromFlags("", kubeconfig))
 	factory := informers.NewSharedInformerFactoryWithOptions(kubernetes.NewForConfigOrDie(config), 0, informers.WithNamespace(namespace))

@@ -18,8 +18,9 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// onTerminal runs `strata history` with a terminal as its standard output, and returns the text that the terminal received. environment
-// is added to that of the test, which has neither NO_COLOR nor TERM there.
+// onTerminal runs `strata history` with a terminal as its standard output, and returns the text
+// that the terminal received. environment is added to that of the test, which has neither NO_COLOR
+// nor TERM there.
 func onTerminal(t *testing.T, ctx context.Context, environment []string, args ...string) string {
 	t.Helper()
 	screen, tty, err := pty.Open()
@@ -53,7 +54,8 @@ const (
 	clear = "\x1b[H\x1b[2J"
 )
 
-// TestTables_OnTerminal_HaveColoursUnlessTurnedOff: created objects are green, deleted ones red, and changed ones yellow.
+// TestTables_OnTerminal_HaveColoursUnlessTurnedOff: created objects are green, deleted ones red,
+// and changed ones yellow.
 func TestTables_OnTerminal_HaveColoursUnlessTurnedOff(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
@@ -79,7 +81,8 @@ func TestTables_OnTerminal_HaveColoursUnlessTurnedOff(t *testing.T) {
 	}
 }
 
-// TestTop_OnTerminal_RedrawsTable: each table replaces the one before, and those after the first have rates.
+// TestTop_OnTerminal_RedrawsTable: each table replaces the one before, and those after the first
+// have rates.
 func TestTop_OnTerminal_RedrawsTable(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
@@ -103,7 +106,8 @@ func TestTop_OnTerminal_RedrawsTable(t *testing.T) {
 	}
 }
 
-// TestCompletions_Scripts_AreValid has the shells that are installed, bash at least, parse the scripts of both programs.
+// TestCompletions_Scripts_AreValid has the shells that are installed, bash at least, parse the
+// scripts of both programs.
 func TestCompletions_Scripts_AreValid(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)

@@ -27,8 +27,8 @@ const (
 	figuresRounds = 3 // of each server, alternating: a minute each
 )
 
-// TestKine_LatencyComparedToStock measures Strata and the stock kube-apiserver of the same minor version (make stock) on one kine with 20,000
-// ConfigMaps of 1 KB (docs/benchmarks.md).
+// TestKine_LatencyComparedToStock measures Strata and the stock kube-apiserver of the same minor
+// version (make stock) on one kine with 20,000 ConfigMaps of 1 KB (docs/benchmarks.md).
 func TestKine_LatencyComparedToStock(t *testing.T) {
 	if !harness.Long() {
 		t.Skip("set STRATA_TEST_LONG=1")
@@ -89,7 +89,8 @@ func quantile(all []time.Duration, percent int) string {
 	return all[min(len(all)-1, len(all)*percent/100)].Round(10 * time.Microsecond).String()
 }
 
-// fill writes n ConfigMaps of 1 KB to kine in an API server's format, ten of them in a separate namespace.
+// fill writes n ConfigMaps of 1 KB to kine in an API server's format, ten of them in a separate
+// namespace.
 func (f *fixture) fill(n int) {
 	f.Helper()
 	codec := protobuf.NewSerializer(scheme.Scheme, scheme.Scheme)

@@ -1,4 +1,5 @@
-// Package kine runs the API server on kine with SQLite, the store of k3s, with both engines side by side.
+// Package kine runs the API server on kine with SQLite, the store of k3s, with both engines side by
+// side.
 package kine
 
 import (
@@ -37,7 +38,8 @@ type fixture struct {
 	apis             [2]*harness.API // Strata's and upstream's
 }
 
-// TestKine_ReadsAndWatches_MatchUpstream is a single test, because starting a kine and two servers dominates its time.
+// TestKine_ReadsAndWatches_MatchUpstream is a single test, because starting a kine and two servers
+// dominates its time.
 func TestKine_ReadsAndWatches_MatchUpstream(t *testing.T) {
 	env := harness.New(t)
 	f := &fixture{T: t, kine: env.Kine(t)}
@@ -117,7 +119,8 @@ func (f *fixture) body(api *harness.API, path, query string) string {
 // rangesOfMaps returns the number of Strata's reads of ConfigMaps since the proxy was reset.
 func (f *fixture) rangesOfMaps() (n int) {
 	for _, r := range f.proxy.Ranges() {
-		if !r.KeysOnly && strings.HasPrefix(string(r.Key), stored) { // otherwise a consistency check
+		if !r.KeysOnly && strings.HasPrefix(string(r.Key), stored) {
+			// otherwise a consistency check
 			n++
 		}
 	}
@@ -156,7 +159,8 @@ func (f *fixture) linearizable() {
 	}
 }
 
-// fromMemory: reads cost kine only a read of its revision, also when the last write is not to an object.
+// fromMemory: reads cost kine only a read of its revision, also when the last write is not to an
+// object.
 func (f *fixture) fromMemory() {
 	f.put(f.apis[1], "from-memory", "1")
 	for range 10 {
@@ -281,7 +285,8 @@ func (f *fixture) watches() {
 	}
 }
 
-// bookmarks: a watch of an unchanged resource follows the store's revision: with its initial events, and shortly before its end.
+// bookmarks: a watch of an unchanged resource follows the store's revision: with its initial
+// events, and shortly before its end.
 func (f *fixture) bookmarks() {
 	rev := f.elsewhere()
 	w := f.watch(f.apis[0], "allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&fieldSelector=metadata.name%3Dnone&timeoutSeconds=4")
@@ -351,8 +356,8 @@ func (f *fixture) kineRestarts() {
 	}
 }
 
-// compaction: compactions are coordinated by kube-apiserver's protocol, and the keys of sealed tokens are written by a transaction,
-// in the forms that kine supports.
+// compaction: compactions are coordinated by kube-apiserver's protocol, and the keys of sealed
+// tokens are written by a transaction, in the forms that kine supports.
 func (f *fixture) compaction() {
 	harness.Check(f.T, f.strata.Stop())
 	f.strata.Restart("--etcd-compaction-interval=1s", "--strata-feature-gates=SealedContinueTokens=true")

@@ -1,8 +1,9 @@
-// Package monitoring compares the files of deploy/monitoring with the metrics of a running server: Prometheus rules with their unit
-// tests, and the Grafana dashboard. It also tests that the server has the metrics of the rules that most clusters run, those of
-// kubernetes-mixin.
+// Package monitoring compares the files of deploy/monitoring with the metrics of a running server:
+// Prometheus rules with their unit tests, and the Grafana dashboard. It also tests that the server
+// has the metrics of the rules that most clusters run, those of kubernetes-mixin.
 //
-// The tests with promtool and prometheus are skipped where these are not installed, or fail if STRATA_TEST_REQUIRE names prometheus.
+// The tests with promtool and prometheus are skipped where these are not installed, or fail if
+// STRATA_TEST_REQUIRE names prometheus.
 package monitoring
 
 import (
@@ -45,8 +46,8 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// use sends requests of every verb and scope, with a token and with a client certificate, and a request that its timeout ends. It
-// returns when each has left a metric.
+// use sends requests of every verb and scope, with a token and with a client certificate, and a
+// request that its timeout ends. It returns when each has left a metric.
 func use(certificate harness.Certificate) error {
 	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
@@ -131,7 +132,8 @@ func deliverEvent(ctx context.Context, api *harness.API, path string) error {
 	}
 }
 
-// loseAPIService creates an APIService that is available, because this server serves it, and moves it to a service that does not exist.
+// loseAPIService creates an APIService that is available, because this server serves it, and moves
+// it to a service that does not exist.
 func loseAPIService(ctx context.Context, api *harness.API) error {
 	const all, one = "/apis/apiregistration.k8s.io/v1/apiservices", "/apis/apiregistration.k8s.io/v1/apiservices/v1.unavailable.example.com"
 	spec := map[string]any{"group": "unavailable.example.com", "version": "v1", "groupPriorityMinimum": 10, "versionPriority": 10}
@@ -166,7 +168,8 @@ func scrape(t *testing.T) (metrics, []byte) {
 	return families, r.Body
 }
 
-// family returns the metric that has the series, which may be the buckets, the sum or the count of a histogram; nil if there is none.
+// family returns the metric that has the series, which may be the buckets, the sum or the count of
+// a histogram; nil if there is none.
 func (m metrics) family(series string) *dto.MetricFamily {
 	if f := m[series]; f != nil {
 		return f

@@ -6,10 +6,11 @@ import (
 	"testing"
 )
 
-// TestKubernetesMixin_MetricsAndLabels_Exist: the server has every series that the alerts, recording rules and dashboard of
-// kubernetes-mixin select for kube-apiserver (version of August 2026), with the labels and values that they group by or filter. Names
-// and labels are those of their expressions; up, cluster, job and instance are Prometheus' own. Read requests are answered by the
-// byte read path, writes by upstream's handlers.
+// TestKubernetesMixin_MetricsAndLabels_Exist: the server has every series that the alerts,
+// recording rules and dashboard of kubernetes-mixin select for kube-apiserver (version of August
+// 2026), with the labels and values that they group by or filter. Names and labels are those of
+// their expressions; up, cluster, job and instance are Prometheus' own. Read requests are answered
+// by the byte read path, writes by upstream's handlers.
 func TestKubernetesMixin_MetricsAndLabels_Exist(t *testing.T) {
 	verbs := []string{"GET", "LIST", "POST", "PUT", "PATCH", "DELETE"}
 	scopes := []string{"resource", "namespace", "cluster"}
@@ -57,7 +58,8 @@ func TestKubernetesMixin_MetricsAndLabels_Exist(t *testing.T) {
 				t.Errorf("%s has no label %s", series, label)
 			}
 			for _, value := range values {
-				if !has[label][value] && !(label == "le" && value == "+Inf") { // the text parser omits the last bucket
+				if !has[label][value] && !(label == "le" && value == "+Inf") {
+					// the text parser omits the last bucket
 					t.Errorf("%s has no sample with %s=%q, but %q", series, label, value, slices.Sorted(maps.Keys(has[label])))
 				}
 			}

@@ -99,7 +99,8 @@ func (d dashboard) expressions() map[string]string {
 	return found
 }
 
-// TestRules_NamesAndLabels_ExistOnServer: a name, a label or the value of a label that no server has is an alert that never fires.
+// TestRules_NamesAndLabels_ExistOnServer: a name, a label or the value of a label that no server
+// has is an alert that never fires.
 func TestRules_NamesAndLabels_ExistOnServer(t *testing.T) {
 	checker := newChecker(t)
 	for _, r := range readRules(t).all() {
@@ -139,7 +140,8 @@ func TestDashboard_NamesAndLabels_ExistOnServer(t *testing.T) {
 	}
 }
 
-// TestAlerts_AreDocumentedAndTested: docs/metrics.yaml names each alert, and names no other; rules_test.yaml tests each.
+// TestAlerts_AreDocumentedAndTested: docs/metrics.yaml names each alert, and names no other;
+// rules_test.yaml tests each.
 func TestAlerts_AreDocumentedAndTested(t *testing.T) {
 	documented, err := os.ReadFile("../../../../docs/metrics.yaml")
 	harness.Check(t, err)
@@ -188,8 +190,9 @@ func TestAlerts_AreDocumentedAndTested(t *testing.T) {
 
 // checker knows the series of the server and of the recording rules.
 type checker struct {
-	server   metrics
-	rows     map[string]string // of metrics in docs/reference.md, which is generated from the code: labels and meaning
+	server metrics
+	// of metrics in docs/reference.md, which is generated from the code: labels and meaning
+	rows     map[string]string
 	recorded map[string]rule
 }
 
@@ -210,8 +213,8 @@ func newChecker(t *testing.T) *checker {
 	return c
 }
 
-// labels returns the labels of a series, beside those of the target; ok is false if there is no such series. The labels of a metric
-// without samples are those of docs/reference.md.
+// labels returns the labels of a series, beside those of the target; ok is false if there is no
+// such series. The labels of a metric without samples are those of docs/reference.md.
 func (c *checker) labels(series string) (labels []string, ok bool) {
 	if c.server.family(series) != nil {
 		labels = slices.Collect(maps.Keys(c.server.labels(series)))
@@ -302,7 +305,8 @@ func seriesOf(expr string) (names []string) {
 	return names
 }
 
-// resultHas reports whether the result of an expression has a label: a metric in it has the label, and no aggregation removes it.
+// resultHas reports whether the result of an expression has a label: a metric in it has the label,
+// and no aggregation removes it.
 func (c *checker) resultHas(t *testing.T, expr, label string) bool {
 	t.Helper()
 	if slices.Contains(ofTarget, label) {

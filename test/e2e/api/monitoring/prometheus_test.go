@@ -35,7 +35,8 @@ func TestPromtool_UnitTestsOfRulesPass(t *testing.T) {
 	promtool(t, nil, "test", "rules", "rules_test.yaml")
 }
 
-// TestPromtool_MetricsPassLint checks the metrics of Strata for names, units and help texts; the names of others are upstream's.
+// TestPromtool_MetricsPassLint checks the metrics of Strata for names, units and help texts; the
+// names of others are upstream's.
 func TestPromtool_MetricsPassLint(t *testing.T) {
 	_, text := scrape(t)
 	var own []byte
@@ -50,8 +51,9 @@ func TestPromtool_MetricsPassLint(t *testing.T) {
 	promtool(t, own, "check", "metrics")
 }
 
-// TestPrometheus_ScrapesServer_EvaluatesRulesAndDashboard: a Prometheus that scrapes the server evaluates every rule without an error,
-// and every query of the dashboard; queries of a state that every server has return a result.
+// TestPrometheus_ScrapesServer_EvaluatesRulesAndDashboard: a Prometheus that scrapes the server
+// evaluates every rule without an error, and every query of the dashboard; queries of a state that
+// every server has return a result.
 func TestPrometheus_ScrapesServer_EvaluatesRulesAndDashboard(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	base := startPrometheus(t)
@@ -80,7 +82,8 @@ func TestPrometheus_ScrapesServer_EvaluatesRulesAndDashboard(t *testing.T) {
 	}))
 	for where, expr := range readDashboard(t).expressions() {
 		stored := !strings.Contains(expr, "rate(") && !strings.Contains(expr, "increase(") && !strings.Contains(expr, "instance:")
-		event := strings.Contains(expr, "strata_watch_lag_events") || strings.Contains(expr, "strata_compaction_kept_revisions") // an open watch, a compaction
+		// an open watch, a compaction
+		event := strings.Contains(expr, "strata_watch_lag_events") || strings.Contains(expr, "strata_compaction_kept_revisions")
 		// The samples of a target are stale while its last scrape failed, as on a busy machine.
 		err := harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			var result struct{ Result []json.RawMessage }
@@ -95,7 +98,8 @@ func TestPrometheus_ScrapesServer_EvaluatesRulesAndDashboard(t *testing.T) {
 	}
 }
 
-// startPrometheus starts a Prometheus with rules.yaml that scrapes the server, and returns its URL when a scrape has succeeded.
+// startPrometheus starts a Prometheus with rules.yaml that scrapes the server, and returns its URL
+// when a scrape has succeeded.
 func startPrometheus(t *testing.T) string {
 	t.Helper()
 	ctx := harness.Context(t, testTimeout)

@@ -16,8 +16,9 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestAudit_EveryLevel_EqualsUpstream: at every audit level, equal requests leave equal events in both engines' audit logs: stages, user, verb, object, code,
-// annotations, and the objects that the level includes.
+// TestAudit_EveryLevel_EqualsUpstream: at every audit level, equal requests leave equal events in
+// both engines' audit logs: stages, user, verb, object, code, annotations, and the objects that the
+// level includes.
 func TestAudit_EveryLevel_EqualsUpstream(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -84,7 +85,8 @@ func TestAudit_EveryLevel_EqualsUpstream(t *testing.T) {
 					if got := answer.Header.Get("Audit-Id"); got != id {
 						t.Errorf("%s: GET %s: the answer's Audit-Id is %q, want %q", engine.name, path, got, id)
 					}
-					due := perGet > 1 || perGet == 1 && answer.Code != http.StatusUnauthorized // a 401 has one event, of an omitted stage
+					// a 401 has one event, of an omitted stage
+					due := perGet > 1 || perGet == 1 && answer.Code != http.StatusUnauthorized
 					events := harness.Must[[]auditv1.Event](t)(engine.audited(ctx, id, due))
 					if n := len(events); i == 0 && n != perGet {
 						t.Errorf("%s: GET %s left %d audit events, want %d", engine.name, path, n, perGet)
@@ -99,7 +101,8 @@ func TestAudit_EveryLevel_EqualsUpstream(t *testing.T) {
 	}
 }
 
-// audited returns the events of an answered request; if due is set it waits until they are complete.
+// audited returns the events of an answered request; if due is set it waits until they are
+// complete.
 func (e *engine) audited(ctx context.Context, id string, due bool) (events []auditv1.Event, err error) {
 	err = harness.Poll(ctx, func(context.Context) (bool, error) {
 		events = nil
@@ -124,7 +127,8 @@ func (e *engine) audited(ctx context.Context, id string, due bool) (events []aud
 			events = append(events, event)
 		}
 		complete := slices.ContainsFunc(events, func(event auditv1.Event) bool {
-			unauthorized := event.ResponseStatus != nil && event.ResponseStatus.Code == http.StatusUnauthorized // its only event
+			// its only event
+			unauthorized := event.ResponseStatus != nil && event.ResponseStatus.Code == http.StatusUnauthorized
 			return event.Stage == auditv1.StageResponseComplete || unauthorized
 		})
 		if due && !complete {

@@ -33,7 +33,8 @@ for (const { target, accept } of lists) {
 await fetch('/readings', { method: 'POST', body: JSON.stringify(readings) });
 </script>`
 
-// TestGzip_ChromiumCrossOrigin_DecodesLists: a page of another origin reads lists from the API server directly, as CORS permits.
+// TestGzip_ChromiumCrossOrigin_DecodesLists: a page of another origin reads lists from the API
+// server directly, as CORS permits.
 func TestGzip_ChromiumCrossOrigin_DecodesLists(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -60,7 +61,8 @@ func TestGzip_ChromiumCrossOrigin_DecodesLists(t *testing.T) {
 	site := httptest.NewServer(mux)
 	defer site.Close()
 
-	// A browser's user agent gets indented JSON unless the query disables it: this one gets the compact form, for the comparison.
+	// A browser's user agent gets indented JSON unless the query disables it: this one gets the
+	// compact form, for the comparison.
 	browsing, stop := context.WithCancel(ctx)
 	defer stop()
 	var output strings.Builder
@@ -77,8 +79,9 @@ func TestGzip_ChromiumCrossOrigin_DecodesLists(t *testing.T) {
 		stop()
 		<-ended
 		for i := range readings {
-			// A page of another origin cannot read the Content-Encoding. A browser sends Accept-Encoding: gzip, and the other
-			// clients of these tests verify that the server then compresses.
+			// A page of another origin cannot read the Content-Encoding. A browser sends
+			// Accept-Encoding: gzip, and the other clients of these tests verify that the server
+			// then compresses.
 			readings[i].Encoding = "gzip"
 		}
 		expectReadings(t, lists, []string{"Chromium"}, readings)

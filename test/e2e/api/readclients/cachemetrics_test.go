@@ -11,9 +11,9 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// cacheMetrics are the metrics of the watch cache that Kubernetes' scale tests and dashboards read, except two that count failures:
-// apiserver_watch_cache_initialization_errors_total and apiserver_terminated_watchers_total (kube/kubestorage,
-// metrics_cache_test.go).
+// cacheMetrics are the metrics of the watch cache that Kubernetes' scale tests and dashboards read,
+// except two that count failures: apiserver_watch_cache_initialization_errors_total and
+// apiserver_terminated_watchers_total (kube/kubestorage, metrics_cache_test.go).
 var cacheMetrics = []string{
 	"apiserver_watch_cache_resource_version",
 	"apiserver_watch_cache_events_received_total",
@@ -30,8 +30,9 @@ var cacheMetrics = []string{
 	"apiserver_storage_list_returned_objects_total",
 }
 
-// TestCacheMetrics_EqualUpstream: the same requests increase the same time series of the watch cache in both engines, for a built-in and a custom
-// resource that are listed, watched and written. Event counters increase by the number of events.
+// TestCacheMetrics_EqualUpstream: the same requests increase the same time series of the watch
+// cache in both engines, for a built-in and a custom resource that are listed, watched and written.
+// Event counters increase by the number of events.
 func TestCacheMetrics_EqualUpstream(t *testing.T) {
 	ctx := harness.Context(t, testTimeout) // not in parallel: other tests read these resources
 	api := both.strata.API()
@@ -77,7 +78,8 @@ func TestCacheMetrics_EqualUpstream(t *testing.T) {
 		now, err := scrape(ctx, engine.API(), cacheMetrics...)
 		series := map[string]float64{}
 		for _, s := range since(before[engine.name], now) {
-			// Lists from etcd and initializations happen at the start, and the engines report them at different times.
+			// Lists from etcd and initializations happen at the start, and the engines report them
+			// at different times.
 			started := s.labels["storage"] == "etcd" || strings.HasPrefix(s.name, "apiserver_watch_cache_initialization")
 			if resources[s.labels["resource"]] != "" && !started && !strings.HasSuffix(s.name, "_seconds_sum") {
 				series[s.String()] = s.value

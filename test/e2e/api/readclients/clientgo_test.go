@@ -36,15 +36,16 @@ var (
 	gizmoResource = schema.GroupVersionResource{Group: gizmoGroup, Version: "v1", Resource: "gizmos"}
 )
 
-// reads are the operations of a client on the objects of one namespace. The functions return client-go's objects and errors.
+// reads are the operations of a client on the objects of one namespace. The functions return
+// client-go's objects and errors.
 type reads struct {
 	get   func(name string) (runtime.Object, error)
 	list  func(metav1.ListOptions) (runtime.Object, error)
 	watch func(metav1.ListOptions) (watch.Interface, error)
 }
 
-// expectReads makes a client read objects that create writes: two existing ones, and one that is created, changed and deleted
-// during a watch.
+// expectReads makes a client read objects that create writes: two existing ones, and one that is
+// created, changed and deleted during a watch.
 func expectReads(t *testing.T, ctx context.Context, path string, create func(name string) object, r reads) {
 	t.Helper()
 	api := cluster.API()
@@ -67,7 +68,8 @@ func expectReads(t *testing.T, ctx context.Context, path string, create func(nam
 		items, err := meta.ExtractList(o)
 		harness.Check(t, err)
 		for _, item := range items {
-			if name := harness.Must[metav1.Object](t)(meta.Accessor(item)).GetName(); !strings.HasSuffix(name, ".crt") { // made by Kubernetes
+			if name := harness.Must[metav1.Object](t)(meta.Accessor(item)).GetName(); !strings.HasSuffix(name, ".crt") {
+				// made by Kubernetes
 				names = append(names, name)
 			}
 		}

@@ -10,8 +10,9 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestClientLibraries_ReadsUseBytePath runs one client library after the other against a control plane, whose controllers are clients too. The byte path
-// passes none of their reads to upstream's handlers, except tables.
+// TestClientLibraries_ReadsUseBytePath runs one client library after the other against a control
+// plane, whose controllers are clients too. The byte path passes none of their reads to upstream's
+// handlers, except tables.
 func TestClientLibraries_ReadsUseBytePath(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	createGizmos(t, ctx, cluster.API())
@@ -49,7 +50,8 @@ func readMetrics(t *testing.T, ctx context.Context) []sample {
 	return harness.Must[[]sample](t)(scrape(ctx, cluster.API(), answered, passedOn))
 }
 
-// expectNothingPassed fails the test unless the byte path has answered reads of each verb, and passed on only reads of tables.
+// expectNothingPassed fails the test unless the byte path has answered reads of each verb, and
+// passed on only reads of tables.
 func expectNothingPassed(t *testing.T, grown []sample, used []string) {
 	t.Helper()
 	verbs := map[string]bool{}

@@ -173,7 +173,8 @@ func (e *engine) raw(ctx context.Context, token, method, target string, header h
 	return &harness.Response{Code: resp.StatusCode, Header: resp.Header, Body: body}, nil
 }
 
-// listRevision finds the revision of a list, as JSON or YAML, which advances when other tests write.
+// listRevision finds the revision of a list, as JSON or YAML, which advances when other tests
+// write.
 var listRevision = regexp.MustCompile(`("metadata":\s*\{(?:\s*"continue":\s*"",)?\s*"resourceVersion":\s*"|(?m:^metadata:\n(?:  continue: ""\n)?  resourceVersion: "))[0-9]+"`)
 
 // age finds the age of an object in a table.
@@ -197,10 +198,12 @@ func comparable(r *harness.Response) string {
 type request struct {
 	token, method, target string
 	header                http.Header
-	also                  func(*harness.Response) error // an additional condition on the answer; it always has to equal upstream's
+	// an additional condition on the answer; it always has to equal upstream's
+	also func(*harness.Response) error
 }
 
-// sameAnswers fails the test unless each request is answered by both engines with the same code, headers and body.
+// sameAnswers fails the test unless each request is answered by both engines with the same code,
+// headers and body.
 func (e *engines) sameAnswers(t *testing.T, ctx context.Context, requests []request) {
 	t.Helper()
 	harness.Check(t, inParallel(ctx, len(requests), func(ctx context.Context, i int) error {

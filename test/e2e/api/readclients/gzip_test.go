@@ -22,7 +22,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// compressed is a LIST that is large enough to be compressed (128 KiB), at a fixed revision, with its uncompressed body.
+// compressed is a LIST that is large enough to be compressed (128 KiB), at a fixed revision, with
+// its uncompressed body.
 type compressed struct {
 	Target string `json:"target"` // path and query
 	Accept string `json:"accept"`
@@ -40,8 +41,9 @@ var (
 	gzipLists []compressed
 )
 
-// compressedLists fills a namespace, reads it with gzip, changes some objects and returns LISTs of both states: all namespaces, one
-// namespace, pages and selections. Their responses join parts that were compressed before and after the change.
+// compressedLists fills a namespace, reads it with gzip, changes some objects and returns LISTs of
+// both states: all namespaces, one namespace, pages and selections. Their responses join parts that
+// were compressed before and after the change.
 func compressedLists(t *testing.T, ctx context.Context) []compressed {
 	t.Helper()
 	gzipOnce.Do(func() { gzipLists = makeCompressedLists(t, ctx) })
@@ -129,7 +131,8 @@ type reading struct {
 	Error    string `json:"error"`
 }
 
-// expectReadings fails the test unless each list was read in each way, and equals its uncompressed form.
+// expectReadings fails the test unless each list was read in each way, and equals its uncompressed
+// form.
 func expectReadings(t *testing.T, lists []compressed, ways []string, readings []reading) {
 	t.Helper()
 	if got, want := len(readings), len(lists)*len(ways); got != want {
@@ -191,7 +194,8 @@ func TestGzip_Curl_DecodesLists(t *testing.T) {
 		dir := t.TempDir()
 		for i, l := range lists {
 			body, header := filepath.Join(dir, fmt.Sprint(i)), filepath.Join(dir, fmt.Sprint(i, ".header"))
-			agent := "reader/1" // curl's default agent gets indented JSON, unless the query disables it
+			// curl's default agent gets indented JSON, unless the query disables it
+			agent := "reader/1"
 			if strings.Contains(l.Target, "pretty=false") {
 				agent = "curl/7"
 			}
@@ -235,7 +239,8 @@ func TestGzip_CurlIndentedJSON_DecodesLists(t *testing.T) {
 	}
 }
 
-// TestGzip_NodeClient_DecodesLists: fetch decompresses by itself; with https and http2 the test uses zlib.
+// TestGzip_NodeClient_DecodesLists: fetch decompresses by itself; with https and http2 the test
+// uses zlib.
 func TestGzip_NodeClient_DecodesLists(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)

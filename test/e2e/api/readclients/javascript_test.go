@@ -14,8 +14,9 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// useJavaScript runs the JavaScript client (npm: @kubernetes/client-node) on built-in and custom resources: get, list, watch,
-// informer, and a list that is compressed because the client asks for gzip by default.
+// useJavaScript runs the JavaScript client (npm: @kubernetes/client-node) on built-in and custom
+// resources: get, list, watch, informer, and a list that is compressed because the client asks for
+// gzip by default.
 func useJavaScript(t *testing.T, ctx context.Context) {
 	node := program(t, "node")
 	script := filepath.Join(installModules(t, ctx), "client.mjs")
@@ -64,8 +65,8 @@ func useJavaScript(t *testing.T, ctx context.Context) {
 	}
 }
 
-// installModules returns a directory with the scripts of testdata/js and the modules of package-lock.json. The modules are cached
-// in the user's cache directory.
+// installModules returns a directory with the scripts of testdata/js and the modules of
+// package-lock.json. The modules are cached in the user's cache directory.
 func installModules(t *testing.T, ctx context.Context) string {
 	t.Helper()
 	npm := program(t, "npm")
@@ -82,7 +83,8 @@ func installModules(t *testing.T, ctx context.Context) string {
 		}
 		harness.Check(t, os.MkdirAll(filepath.Dir(kept), 0o755))
 		if err := os.Rename(filepath.Join(dir, "node_modules"), kept); err != nil {
-			t.Logf("the modules are not stored for the next run: %v", err) // another file system, or a concurrent test has cached them
+			// another file system, or a concurrent test has cached them
+			t.Logf("the modules are not stored for the next run: %v", err)
 			return dir
 		}
 	}

@@ -1,10 +1,11 @@
-// Package readclients makes third-party clients read from the binary with the byte path on: kubectl, client-go, controller-runtime,
-// the JavaScript client, curl, Node and Chromium. It also tests features that a handler in front of upstream's must preserve: audit
-// events, request metrics, traces, seats of priority and fairness, and answers to paths and methods that it does not handle. In
-// these tests both engines read one etcd, and upstream's answer is the reference.
+// Package readclients makes third-party clients read from the binary with the byte path on:
+// kubectl, client-go, controller-runtime, the JavaScript client, curl, Node and Chromium. It also
+// tests features that a handler in front of upstream's must preserve: audit events, request
+// metrics, traces, seats of priority and fairness, and answers to paths and methods that it does
+// not handle. In these tests both engines read one etcd, and upstream's answer is the reference.
 //
-// Node, npm, curl and Chromium are used where they are installed; otherwise their tests are skipped, or fail if STRATA_TEST_REQUIRE
-// (a comma-separated list) names them.
+// Node, npm, curl and Chromium are used where they are installed; otherwise their tests are
+// skipped, or fail if STRATA_TEST_REQUIRE (a comma-separated list) names them.
 package readclients
 
 import (
@@ -24,7 +25,8 @@ import (
 // testTimeout bounds a failing test.
 const testTimeout = 2 * time.Minute
 
-// The servers of this package. Controllers run beside cluster only: on the other servers only tests write.
+// The servers of this package. Controllers run beside cluster only: on the other servers only tests
+// write.
 var (
 	cluster *harness.Server // `strata up`
 	both    *engines
@@ -73,8 +75,8 @@ func gizmo(name, want string) object {
 	return object{"apiVersion": gizmoGroup + "/v1", "kind": "Gizmo", "metadata": object{"name": name}, "spec": object{"want": want}}
 }
 
-// createGizmos creates the definition of the custom resource of these tests, if it does not exist, and returns when all the servers
-// serve it.
+// createGizmos creates the definition of the custom resource of these tests, if it does not exist,
+// and returns when all the servers serve it.
 func createGizmos(t *testing.T, ctx context.Context, servers ...*harness.API) {
 	t.Helper()
 	open := object{"type": "object", "x-kubernetes-preserve-unknown-fields": true}

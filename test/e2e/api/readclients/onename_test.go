@@ -10,8 +10,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestRBAC_SingleName_ReadsThatObjectOnly: a user who may read only one name lists and watches it with a field selector for that name. No other form of
-// selector or path shows another object.
+// TestRBAC_SingleName_ReadsThatObjectOnly: a user who may read only one name lists and watches it
+// with a field selector for that name. No other form of selector or path shows another object.
 func TestRBAC_SingleName_ReadsThatObjectOnly(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)

@@ -10,7 +10,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// fillPaths creates a namespace with one object of some kinds, and returns when both engines have observed them.
+// fillPaths creates a namespace with one object of some kinds, and returns when both engines have
+// observed them.
 func fillPaths(t *testing.T, ctx context.Context, prefix string) (namespace string) {
 	t.Helper()
 	api := both.strata.API()
@@ -33,7 +34,8 @@ func fillPaths(t *testing.T, ctx context.Context, prefix string) (namespace stri
 	return namespace
 }
 
-// TestUnusualPathsAndMethods_MatchUpstream: requests other than simple reads of canonical paths get upstream's answer, with equal headers.
+// TestUnusualPathsAndMethods_MatchUpstream: requests other than simple reads of canonical paths get
+// upstream's answer, with equal headers.
 func TestUnusualPathsAndMethods_MatchUpstream(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -53,7 +55,8 @@ func TestUnusualPathsAndMethods_MatchUpstream(t *testing.T) {
 		"/api//v1/namespaces/NS/configmaps",
 		"/api/v1/namespaces/NS//configmaps",
 		"/api/v1/namespaces/NS/configmaps//one",
-		"/api/v1/namespaces//replicationcontrollers", // of all namespaces: other tests must not write these
+		// of all namespaces: other tests must not write these
+		"/api/v1/namespaces//replicationcontrollers",
 		"/api/v1/namespaces//configmaps/one",
 		"/api/v1/./namespaces/NS/configmaps",
 		"/api/v1/namespaces/NS/configmaps/./one",
@@ -159,7 +162,8 @@ func TestUnusualPathsAndMethods_MatchUpstream(t *testing.T) {
 	both.sameAnswers(t, ctx, requests)
 }
 
-// TestPretty_IndentsJSONExceptWatchEvents: browsers, curl and Wget get indented JSON, and so do requests with ?pretty. A watch always has one line per event.
+// TestPretty_IndentsJSONExceptWatchEvents: browsers, curl and Wget get indented JSON, and so do
+// requests with ?pretty. A watch always has one line per event.
 func TestPretty_IndentsJSONExceptWatchEvents(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -192,7 +196,8 @@ func TestPretty_IndentsJSONExceptWatchEvents(t *testing.T) {
 		}
 		if strings.HasSuffix(path, "/one") {
 			add(path, "pretty=true", "", metadata, true)
-			add(path, "watch=true", "curl/7.88.1", "", true) // an object's path is a GET, even with watch=true
+			// an object's path is a GET, even with watch=true
+			add(path, "watch=true", "curl/7.88.1", "", true)
 		} else {
 			add(path, "watch=true&timeoutSeconds=1&resourceVersion=0", "curl/7.88.1", "", false)
 			add(path, "watch=true&timeoutSeconds=1&resourceVersion=0&pretty=true", "curl/7.88.1", metadata, false)

@@ -7,8 +7,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// program returns the path of the first of the names that is installed. If none is, the test is skipped, or fails if the
-// first name is required.
+// program returns the path of the first of the names that is installed. If none is, the test is
+// skipped, or fails if the first name is required.
 func program(t *testing.T, names ...string) string {
 	t.Helper()
 	for _, name := range names {

@@ -12,7 +12,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// requestMetrics are the metrics that upstream's handlers record for a request. Durations differ, their counts do not.
+// requestMetrics are the metrics that upstream's handlers record for a request. Durations differ,
+// their counts do not.
 var requestMetrics = []string{
 	"apiserver_request_total",
 	"apiserver_request_duration_seconds",
@@ -26,8 +27,8 @@ var requestMetrics = []string{
 	"apiserver_requested_deprecated_apis",
 }
 
-// TestRequestMetrics_EqualUpstream sends the same requests to both engines and compares the increase of each time series. No other test reads
-// their resources.
+// TestRequestMetrics_EqualUpstream sends the same requests to both engines and compares the
+// increase of each time series. No other test reads their resources.
 func TestRequestMetrics_EqualUpstream(t *testing.T) {
 	ctx := harness.Context(t, testTimeout) // not in parallel: other tests read these resources
 	api := both.strata.API()
@@ -95,8 +96,8 @@ func TestRequestMetrics_EqualUpstream(t *testing.T) {
 		requests = append(requests, measured{adminToken, http.MethodHead, resource.in, ""}, measured{adminToken, http.MethodHead, resource.in + "/one", ""},
 			measured{adminToken, http.MethodOptions, resource.in, ""})
 	}
-	// Upstream sends a watch that lasts longer than its second, on a busy machine, one more bookmark:
-	// a difference counts if it occurs three times.
+	// Upstream sends a watch that lasts longer than its second, on a busy machine, one more
+	// bookmark: a difference counts if it occurs three times.
 	var differences []string
 	for range 3 {
 		if differences = requestMetricsDiffer(t, ctx, requests); len(differences) == 0 {
@@ -109,7 +110,8 @@ func TestRequestMetrics_EqualUpstream(t *testing.T) {
 // measured is a request of requestMetricsDiffer.
 type measured struct{ token, method, target, accept string }
 
-// requestMetricsDiffer sends the requests to both engines, and returns the differences of the growth of metrics.
+// requestMetricsDiffer sends the requests to both engines, and returns the differences of the
+// growth of metrics.
 func requestMetricsDiffer(t *testing.T, ctx context.Context, requests []measured) (differences []string) {
 	t.Helper()
 	grown := map[string]map[string]float64{}
@@ -123,7 +125,8 @@ func requestMetricsDiffer(t *testing.T, ctx context.Context, requests []measured
 			_, err := engine.raw(ctx, r.token, r.method, r.target, header)
 			return err
 		}))
-		// Some metrics are recorded after the answer's last byte: read until two readings are equal.
+		// Some metrics are recorded after the answer's last byte: read until two readings are
+		// equal.
 		var last []sample
 		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			now, err := scrape(ctx, engine.API(), requestMetrics...)
@@ -150,7 +153,8 @@ func requestMetricsDiffer(t *testing.T, ctx context.Context, requests []measured
 	}
 	for series, n := range want {
 		tolerated := 0.0
-		if strings.Contains(series, "_sum{") { // the number of digits of a list's or bookmark's revision may change in between
+		if strings.Contains(series, "_sum{") {
+			// the number of digits of a list's or bookmark's revision may change in between
 			tolerated = want[strings.Replace(series, "_sum{", "_count{", 1)]
 		}
 		if math.Abs(got[series]-n) > tolerated {
@@ -165,7 +169,8 @@ func requestMetricsDiffer(t *testing.T, ctx context.Context, requests []measured
 	return differences
 }
 
-// TestWatch_Open_CountsAsLongRunning: an open watch counts as one long-running request until it ends.
+// TestWatch_Open_CountsAsLongRunning: an open watch counts as one long-running request until it
+// ends.
 func TestWatch_Open_CountsAsLongRunning(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)

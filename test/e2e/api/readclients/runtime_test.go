@@ -24,8 +24,9 @@ import (
 
 var gizmoKind = schema.GroupVersionKind{Group: gizmoGroup, Version: "v1", Kind: "Gizmo"}
 
-// useControllerRuntime runs a manager with two controllers: one writes the status of custom resources and a ConfigMap for each, the
-// other reconciles the ConfigMaps, with a metadata-only cache.
+// useControllerRuntime runs a manager with two controllers: one writes the status of custom
+// resources and a ConfigMap for each, the other reconciles the ConfigMaps, with a metadata-only
+// cache.
 func useControllerRuntime(t *testing.T, ctx context.Context) {
 	namespace := newClusterNamespace(t, ctx)
 	manager, err := ctrl.NewManager(cluster.Config, ctrl.Options{
@@ -87,7 +88,8 @@ func useControllerRuntime(t *testing.T, ctx context.Context) {
 	harness.Check(t, cluster.API().Delete(ctx, maps(namespace)+"/gizmo-0"))
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		r, err := cluster.API().Do(ctx, http.MethodGet, maps(namespace)+"/gizmo-0", "", nil)
-		return err == nil && r.Code == http.StatusOK, err // its owner's controller has created it again
+		// its owner's controller has created it again
+		return err == nil && r.Code == http.StatusOK, err
 	}))
 }
 

@@ -14,8 +14,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// sample is the value of one time series of a server at one time. A histogram has two samples, with _count and _sum added to its
-// name.
+// sample is the value of one time series of a server at one time. A histogram has two samples, with
+// _count and _sum added to its name.
 type sample struct {
 	name   string
 	labels map[string]string

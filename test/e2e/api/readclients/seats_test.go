@@ -95,8 +95,9 @@ func awaitFreeSeats(ctx context.Context, api *harness.API) error {
 	})
 }
 
-// TestWatch_AfterInitialEvents_ReleasesSeat: at a priority level with one seat, many watches of every form are open at the same time, and
-// receive later events: each has released its seat after its initial events.
+// TestWatch_AfterInitialEvents_ReleasesSeat: at a priority level with one seat, many watches of
+// every form are open at the same time, and receive later events: each has released its seat after
+// its initial events.
 func TestWatch_AfterInitialEvents_ReleasesSeat(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)

@@ -13,12 +13,14 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// selectable is the number of objects in the namespaces of TestSelectors: a range of up to 64 objects is examined without an index.
+// selectable is the number of objects in the namespaces of TestSelectors: a range of up to 64
+// objects is examined without an index.
 const selectable = 160
 
-// TestSelectors_Plan_IsInTrace: the first list of events by their object, through both APIs, and that of custom resources by a
-// selectable field use an index; that by a label does from the second use. The first one finds candidates in stored values, or examines all objects of a kind
-// without a finder. The initial events of a watch have a plan too. The answers are upstream's.
+// TestSelectors_Plan_IsInTrace: the first list of events by their object, through both APIs, and
+// that of custom resources by a selectable field use an index; that by a label does from the second
+// use. The first one finds candidates in stored values, or examines all objects of a kind without a
+// finder. The initial events of a watch have a plan too. The answers are upstream's.
 func TestSelectors_Plan_IsInTrace(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -54,7 +56,8 @@ func TestSelectors_Plan_IsInTrace(t *testing.T) {
 		{"services by a label twice", services, "labelSelector=" + fields("half=1"), "List", fmt.Sprint("plan=index examined=", selectable/2)},
 		{"watch of events by object", events, watch + fields("involvedObject.name=pod-7"), "WatchList", of4},
 	} {
-		t.Run(test.name, func(t *testing.T) { // in order: the second use of the label makes its index
+		t.Run(test.name, func(t *testing.T) {
+			// in order: the second use of the label makes its index
 			trace := fmt.Sprintf("%032x", 0x5e1ec7000+i)
 			header := http.Header{"Traceparent": {"00-" + trace + "-" + clientSpan + "-01"}}
 			names := map[string][]string{}
@@ -103,7 +106,8 @@ func fields(requirements ...string) string {
 	return strings.NewReplacer("=", "%3D", ",", "%2C", "!", "%21").Replace(strings.Join(requirements, ","))
 }
 
-// createColors creates the definition of a custom resource with a selectable field, and returns its plural when all servers serve it.
+// createColors creates the definition of a custom resource with a selectable field, and returns its
+// plural when all servers serve it.
 func createColors(t *testing.T, ctx context.Context, servers ...*harness.API) (plural string) {
 	t.Helper()
 	const name = "colors"

@@ -21,12 +21,14 @@ import (
 const (
 	bigObjects     = 40
 	bigObjectBytes = 900 << 10
-	// bigListBytes is far above the capacity of the socket buffers (about 10 MB on Linux's loopback).
+	// bigListBytes is far above the capacity of the socket buffers (about 10 MB on Linux's
+	// loopback).
 	bigListBytes = bigObjects * bigObjectBytes
 )
 
-// TestSlowReader_IsEndedAtRequestTimeout: the request timeout ends clients that read a big list at one byte a second, and releases their seats; meanwhile
-// memory does not grow by their unread bytes.
+// TestSlowReader_IsEndedAtRequestTimeout: the request timeout ends clients that read a big list at
+// one byte a second, and releases their seats; meanwhile memory does not grow by their unread
+// bytes.
 func TestSlowReader_IsEndedAtRequestTimeout(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -119,7 +121,8 @@ func TestSlowReader_IsEndedAtRequestTimeout(t *testing.T) {
 	})
 }
 
-// openHTTP1 sends a LIST over a connection of its own and returns when the headers of the answer arrive.
+// openHTTP1 sends a LIST over a connection of its own and returns when the headers of the answer
+// arrive.
 func (e *engine) openHTTP1(ctx context.Context, token, path string) (*slowReader, error) {
 	conn, err := e.dial(ctx)
 	if err != nil {
@@ -197,7 +200,8 @@ func (r *slowReader) read(body io.Reader) {
 	}
 }
 
-// another sends the administrator's request over the connection of the list, if possible, and requires its success.
+// another sends the administrator's request over the connection of the list, if possible, and
+// requires its success.
 func (r *slowReader) another(ctx context.Context, url string) error {
 	if r.client == nil {
 		return nil
@@ -219,7 +223,8 @@ func (r *slowReader) another(ctx context.Context, url string) error {
 	return nil
 }
 
-// finish reads the rest and returns the total number of bytes, with an error unless the body was complete.
+// finish reads the rest and returns the total number of bytes, with an error unless the body was
+// complete.
 func (r *slowReader) finish() (int64, error) {
 	close(r.hurry)
 	<-r.ended

@@ -63,8 +63,9 @@ func (c *collector) Export(_ context.Context, r *collectorpb.ExportTraceServiceR
 	return &collectorpb.ExportTraceServiceResponse{}, nil
 }
 
-// await returns the spans of a trace once it has the request's span, whose parent is the client's, and a span with the name
-// handler. Spans arrive in the order in which they end, the request's span after those of its callees.
+// await returns the spans of a trace once it has the request's span, whose parent is the client's,
+// and a span with the name handler. Spans arrive in the order in which they end, the request's span
+// after those of its callees.
 func (c *collector) await(ctx context.Context, trace, handler string) (root *tracepb.Span, all []*tracepb.Span, err error) {
 	err = harness.Poll(ctx, func(context.Context) (bool, error) {
 		c.mu.Lock()
@@ -84,8 +85,9 @@ func (c *collector) await(ctx context.Context, trace, handler string) (root *tra
 
 const clientSpan = "00f067aa0ba902b7"
 
-// TestTraces: a traced request leaves the same spans with both engines, except those of etcd: a consistent GET or LIST of the engine
-// shares a read of etcd's revision with others, and upstream answers a consistent GET from etcd.
+// TestTraces: a traced request leaves the same spans with both engines, except those of etcd: a
+// consistent GET or LIST of the engine shares a read of etcd's revision with others, and upstream
+// answers a consistent GET from etcd.
 func TestTraces(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -106,7 +108,8 @@ func TestTraces(t *testing.T) {
 		{"list not older than", maps(namespace), "resourceVersionMatch=NotOlderThan&resourceVersion=" + created.Metadata.ResourceVersion, "List"},
 		{"list an exact revision", maps(namespace), "resourceVersionMatch=Exact&resourceVersion=" + created.Metadata.ResourceVersion, "List"},
 		{"list no object", maps(namespace), "labelSelector=name%3Dthree", "List"},
-		{"watch", maps(namespace), "watch=true&timeoutSeconds=1", "audit"}, // its handler has no span
+		// its handler has no span
+		{"watch", maps(namespace), "watch=true&timeoutSeconds=1", "audit"},
 		{"watch with initial events", maps(namespace), "watch=true&sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan&timeoutSeconds=1", "WatchList"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -149,7 +152,8 @@ func TestTraces(t *testing.T) {
 	}
 }
 
-// attributes returns the attributes of a span that do not depend on the time, the port or the length of an answer.
+// attributes returns the attributes of a span that do not depend on the time, the port or the
+// length of an answer.
 func attributes(span *tracepb.Span) string {
 	var pairs []string
 	for _, a := range span.Attributes {
@@ -162,7 +166,8 @@ func attributes(span *tracepb.Span) string {
 	return strings.Join(pairs, " ")
 }
 
-// planOf returns the plan of a list with a selector in the span of the watch cache, and the number of objects that it examined.
+// planOf returns the plan of a list with a selector in the span of the watch cache, and the number
+// of objects that it examined.
 func planOf(spans []*tracepb.Span) string {
 	var pairs []string
 	for _, span := range spans {
@@ -186,7 +191,8 @@ func withoutLine(text, prefix string) string {
 	return strings.Join(slices.DeleteFunc(strings.Split(text, "\n"), func(line string) bool { return strings.HasPrefix(line, prefix) }), "\n")
 }
 
-// inServer describes the spans of upstream's handlers and watch cache, and their events, one per line.
+// inServer describes the spans of upstream's handlers and watch cache, and their events, one per
+// line.
 func inServer(spans []*tracepb.Span) string {
 	var lines []string
 	for _, span := range spans {

@@ -40,7 +40,8 @@ func (e *engine) firstMessage(ctx context.Context, target string) (string, error
 	}
 	dialer := websocket.Dialer{TLSClientConfig: tlsConfig}
 	conn, resp, err := dialer.DialContext(ctx, "wss"+strings.TrimPrefix(e.URL, "https")+target, http.Header{
-		"Authorization": {"Bearer " + adminToken}, "Origin": {e.URL}, // without an Origin header the handshake fails
+		// without an Origin header the handshake fails
+		"Authorization": {"Bearer " + adminToken}, "Origin": {e.URL},
 	})
 	if err != nil {
 		if resp != nil {

@@ -15,7 +15,8 @@ import (
 // aggregatedAnswer is the aggregated server's answer to every request.
 const aggregatedAnswer = `{"kind":"Elsewhere","apiVersion":"test.example.com/v1"}`
 
-// startAggregated starts a server on this host and returns the service for an APIService that refers to it.
+// startAggregated starts a server on this host and returns the service for an APIService that
+// refers to it.
 func startAggregated(t *testing.T, ctx context.Context) (service object) {
 	t.Helper()
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -56,7 +57,8 @@ func moveAPIService(t *testing.T, ctx context.Context, name string, service obje
 	}
 }
 
-// TestAPIService_MovedToOtherServer_IsProxied: the aggregated server's answers are returned, also for resources that are stored here.
+// TestAPIService_MovedToOtherServer_IsProxied: the aggregated server's answers are returned, also
+// for resources that are stored here.
 func TestAPIService_MovedToOtherServer_IsProxied(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "moves")

@@ -36,7 +36,8 @@ func TestInvalidResourcePath_MatchesUpstream(t *testing.T) {
 	newNamespace(t, ctx, "paths")
 	same(t, ctx, "/api/v1/nodes", "")
 	for _, path := range []string{
-		"/api/v1/namespaces/paths/nodes", "/api/v1/namespaces/paths/nodes/a", "/api/v1/namespaces/paths/namespaces", // cluster-scoped
+		// cluster-scoped
+		"/api/v1/namespaces/paths/nodes", "/api/v1/namespaces/paths/nodes/a", "/api/v1/namespaces/paths/namespaces",
 		"/api/v1/configmaps/a", // namespaced
 		"/api/v1/namespaces/paths", "/api/v1/namespaces", "/api/v1/namespaces/none", "/api/v1/namespaces/paths/status",
 		"/api/v1/namespaces/paths/configmaps/kube-root-ca.crt", "/api/v1/namespaces/paths/configmaps/UPPER",

@@ -11,8 +11,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestContinueToken_OtherSelector_MatchesUpstream continues paged lists with another selector, limit or namespace, on both servers. Tokens
-// of either engine give the same result.
+// TestContinueToken_OtherSelector_MatchesUpstream continues paged lists with another selector,
+// limit or namespace, on both servers. Tokens of either engine give the same result.
 func TestContinueToken_OtherSelector_MatchesUpstream(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)

@@ -8,7 +8,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// old are objects of old releases, without fields that were added later, and the fields that reads return in addition.
+// old are objects of old releases, without fields that were added later, and the fields that reads
+// return in addition.
 var old = []struct{ key, path, spec, shows string }{
 	{"services/specs", "services", `{"clusterIP":"10.0.0.77","ports":[{"port":80,"protocol":"TCP","targetPort":80}],"sessionAffinity":"None","type":"ClusterIP"}`,
 		`"clusterIPs":["10.0.0.77"]`},
@@ -23,7 +24,8 @@ var old = []struct{ key, path, spec, shows string }{
 		`"dataSourceRef":{"apiGroup":null,"kind":"PersistentVolumeClaim","name":"other"}`},
 }
 
-// TestOldStoredObject_IsDecoratedOnRead: Services and PersistentVolumeClaims are changed above the storage layer.
+// TestOldStoredObject_IsDecoratedOnRead: Services and PersistentVolumeClaims are changed above the
+// storage layer.
 func TestOldStoredObject_IsDecoratedOnRead(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "old")

@@ -131,7 +131,8 @@ func (d definition) reads(version, namespace string) [][2]string {
 	}
 }
 
-// TestCRD_Changed_ReadsFollowDefinition: changes of a definition's versions and schemas take effect in reads.
+// TestCRD_Changed_ReadsFollowDefinition: changes of a definition's versions and schemas take effect
+// in reads.
 func TestCRD_Changed_ReadsFollowDefinition(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -222,8 +223,8 @@ func TestCRD_Changed_ReadsFollowDefinition(t *testing.T) {
 	})
 }
 
-// settled returns when reads of path are no longer passed to upstream's handlers: from then on a change of the definition has to be
-// detected by the byte path itself.
+// settled returns when reads of path are no longer passed to upstream's handlers: from then on a
+// change of the definition has to be detected by the byte path itself.
 func settled(t *testing.T, ctx context.Context, paths ...string) {
 	t.Helper()
 	if harness.Engine() == harness.Upstream {
@@ -239,9 +240,9 @@ func settled(t *testing.T, ctx context.Context, paths ...string) {
 	}))
 }
 
-// TestCRD_FrequentChanges_ReadsUseNewStorage is read while it changes, so that some readers use it before the handler of custom resources has
-// replaced its storage. No reader may continue with the old storage. Concurrent changes and reads of other definitions add load to
-// that handler.
+// TestCRD_FrequentChanges_ReadsUseNewStorage is read while it changes, so that some readers use it
+// before the handler of custom resources has replaced its storage. No reader may continue with the
+// old storage. Concurrent changes and reads of other definitions add load to that handler.
 func TestCRD_FrequentChanges_ReadsUseNewStorage(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "often")
@@ -291,7 +292,8 @@ func TestCRD_FrequentChanges_ReadsUseNewStorage(t *testing.T) {
 	}
 }
 
-// TestCRD_Changed_EndsOpenWatches when the definition changes, and not before their storage is released.
+// TestCRD_Changed_EndsOpenWatches when the definition changes, and not before their storage is
+// released.
 func TestCRD_Changed_EndsOpenWatches(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)

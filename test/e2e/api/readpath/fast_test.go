@@ -6,8 +6,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestFastChain_ServesPlainReads: the filters of plain reads are not measured individually, which distinguishes the fast chain from
-// upstream's; those of all other requests are.
+// TestFastChain_ServesPlainReads: the filters of plain reads are not measured individually, which
+// distinguishes the fast chain from upstream's; those of all other requests are.
 func TestFastChain_ServesPlainReads(t *testing.T) {
 	if harness.Engine() == harness.Upstream {
 		t.Skip("upstream has one chain")

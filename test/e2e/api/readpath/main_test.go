@@ -1,6 +1,7 @@
-// Package readpath tests changes that could make bytes from memory differ from the answers of upstream's handlers: definitions that
-// change, API groups that move to other servers, objects that are changed on read, deprecated versions. Each answer is compared
-// with that of a second server on the same etcd, which runs with --engine=upstream; and each test verifies that the answer was
+// Package readpath tests changes that could make bytes from memory differ from the answers of
+// upstream's handlers: definitions that change, API groups that move to other servers, objects that
+// are changed on read, deprecated versions. Each answer is compared with that of a second server on
+// the same etcd, which runs with --engine=upstream; and each test verifies that the answer was
 // bytes from memory.
 package readpath
 
@@ -65,7 +66,8 @@ func get(t *testing.T, ctx context.Context, from *harness.API, path, query strin
 // listVersion is the resource version of a list, which advances with the servers' own writes.
 var listVersion = regexp.MustCompile(`"metadata":\{("continue":"",)?"resourceVersion":"[0-9]+"`)
 
-// same reads from both servers and fails unless the answers have equal code, warnings and body. It returns the answer.
+// same reads from both servers and fails unless the answers have equal code, warnings and body. It
+// returns the answer.
 func same(t *testing.T, ctx context.Context, path, query string) *harness.Response {
 	t.Helper()
 	var got, want *harness.Response
@@ -84,8 +86,9 @@ func same(t *testing.T, ctx context.Context, path, query string) *harness.Respon
 	return got
 }
 
-// until waits until both servers answer a read as wanted. On the server under test it polls upstream's own handlers, by a request
-// for indented JSON, which is passed to them: once they answer as wanted, every other read has to, at once and from then on.
+// until waits until both servers answer a read as wanted. On the server under test it polls
+// upstream's own handlers, by a request for indented JSON, which is passed to them: once they
+// answer as wanted, every other read has to, at once and from then on.
 func until(t *testing.T, ctx context.Context, path, query string, wanted func(*harness.Response) bool) *harness.Response {
 	t.Helper()
 	poll := func(server *harness.API, query string) {
@@ -123,7 +126,8 @@ func untilCode(t *testing.T, ctx context.Context, path, query string, code int) 
 	until(t, ctx, path, query, func(r *harness.Response) bool { return r.Code == code })
 }
 
-// untilGone waits until neither server has the path of a deleted definition. Before that, they report a missing object.
+// untilGone waits until neither server has the path of a deleted definition. Before that, they
+// report a missing object.
 func untilGone(t *testing.T, ctx context.Context, path, query string) {
 	t.Helper()
 	until(t, ctx, path, query, func(r *harness.Response) bool {
@@ -144,8 +148,9 @@ func byBytes(t *testing.T, ctx context.Context, path, query string) {
 	allByBytes(t, ctx, [2]string{path, query})
 }
 
-// allByBytes is byBytes for reads of a path and a query each, which are sent at the same time. The metrics count other readers too,
-// mainly those of a server that has just started and of parallel tests, so each read is retried by itself when one was passed on.
+// allByBytes is byBytes for reads of a path and a query each, which are sent at the same time. The
+// metrics count other readers too, mainly those of a server that has just started and of parallel
+// tests, so each read is retried by itself when one was passed on.
 func allByBytes(t *testing.T, ctx context.Context, reads ...[2]string) {
 	t.Helper()
 	if harness.Engine() == harness.Upstream {
@@ -166,8 +171,8 @@ func allByBytes(t *testing.T, ctx context.Context, reads ...[2]string) {
 	}
 }
 
-// passedBeside sends reads at the same time and returns the series of reads that were passed on meanwhile. Reads of indented JSON do
-// not count: those of until in parallel tests.
+// passedBeside sends reads at the same time and returns the series of reads that were passed on
+// meanwhile. Reads of indented JSON do not count: those of until in parallel tests.
 func passedBeside(t *testing.T, ctx context.Context, reads [][2]string) (why []string, err error) {
 	t.Helper()
 	before := passedReads(t, ctx)
@@ -239,7 +244,8 @@ func series(t *testing.T, ctx context.Context, of *harness.API, prefix string) m
 	return values
 }
 
-// startWatch starts a watch on a server that lasts as long as the test. It retries while a new storage is not ready.
+// startWatch starts a watch on a server that lasts as long as the test. It retries while a new
+// storage is not ready.
 func startWatch(t *testing.T, ctx context.Context, on *harness.API, path, query string) *harness.Watch {
 	t.Helper()
 	var w *harness.Watch

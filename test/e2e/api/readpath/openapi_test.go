@@ -14,8 +14,9 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestOpenAPI_CustomResource_DocumentEqualsUpstream compares the OpenAPI v3 documents of custom resources, which are built on request, with those
-// of upstream's controller: for a new definition, for a second one in the same group, after a change, and after the deletion.
+// TestOpenAPI_CustomResource_DocumentEqualsUpstream compares the OpenAPI v3 documents of custom
+// resources, which are built on request, with those of upstream's controller: for a new definition,
+// for a second one in the same group, after a change, and after the deletion.
 func TestOpenAPI_CustomResource_DocumentEqualsUpstream(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const document = "apis/" + group + "/v7" // no other test has this version

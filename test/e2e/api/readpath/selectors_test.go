@@ -9,8 +9,10 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestSelectors_NumberOutOfRange_FailsEveryList: a decoder of JSON fails at a number out of range. A list by a label that the object does not have reports it as
-// one without a selector, and as upstream does, though the label could be read in the stored bytes; when the object is gone, lists succeed again.
+// TestSelectors_NumberOutOfRange_FailsEveryList: a decoder of JSON fails at a number out of range.
+// A list by a label that the object does not have reports it as one without a selector, and as
+// upstream does, though the label could be read in the stored bytes; when the object is gone, lists
+// succeed again.
 func TestSelectors_NumberOutOfRange_FailsEveryList(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -30,7 +32,8 @@ func TestSelectors_NumberOutOfRange_FailsEveryList(t *testing.T) {
 	answer := func(code int) {
 		t.Helper()
 		for _, server := range []*harness.API{api, upstream} {
-			for _, query := range []string{"", "labelSelector=n%3D0", "labelSelector=n%3D0", "labelSelector=n%3D7"} { // by stored values, and by the index
+			for _, query := range []string{"", "labelSelector=n%3D0", "labelSelector=n%3D0", "labelSelector=n%3D7"} {
+				// by stored values, and by the index
 				harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 					r, err := server.Do(ctx, http.MethodGet, d.path("v1", "floats"), query, nil)
 					if err != nil {

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// byDesign lists all permitted differences between the two servers, with reasons. Each entry makes its part of both answers equal,
-// and changes nothing else.
+// byDesign lists all permitted differences between the two servers, with reasons. Each entry makes
+// its part of both answers equal, and changes nothing else.
 var byDesign = []struct {
 	what, why string
 	apply     func(r request, got, want *response)

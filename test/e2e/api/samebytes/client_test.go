@@ -41,7 +41,8 @@ func newClient(server *harness.Server, http1 bool) *http.Client {
 	return &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
-// request is a request to both servers. The zero value is the administrator's GET over HTTP/2 without an Accept header.
+// request is a request to both servers. The zero value is the administrator's GET over HTTP/2
+// without an Accept header.
 type request struct {
 	method string
 	path   string
@@ -113,8 +114,8 @@ func (e *engine) begin(ctx context.Context, r request) (*http.Response, error) {
 	case r.http1:
 		client = e.http1
 	case r.token == tokenAnonymous || r.token == tokenUnknown:
-		// The server closes the HTTP/2 connection of an unauthenticated request, with the last bytes of other responses on it
-		// (UnauthenticatedHTTP2DOSMitigation).
+		// The server closes the HTTP/2 connection of an unauthenticated request, with the last
+		// bytes of other responses on it (UnauthenticatedHTTP2DOSMitigation).
 		client = newClient(e.server, false)
 	}
 	return client.Do(req)

@@ -15,13 +15,14 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// same sends the request to both servers and fails the test unless the answers are equal. It returns upstream's answer.
+// same sends the request to both servers and fails the test unless the answers are equal. It
+// returns upstream's answer.
 func (w *world) same(t *testing.T, ctx context.Context, r request) *response {
 	t.Helper()
 	_, want, all := w.compare(t, ctx, r)
 	for len(all) > 0 {
-		// A server may have written by itself, and the two servers may have received the change at different times. A difference
-		// without a change is a failure.
+		// A server may have written by itself, and the two servers may have received the change at
+		// different times. A difference without a change is a failure.
 		before, err := w.revision(ctx)
 		harness.Check(t, err)
 		if w.comparedAt(r.path) != before {
@@ -44,7 +45,8 @@ func (w *world) same(t *testing.T, ctx context.Context, r request) *response {
 	return want
 }
 
-// compare sends the request to both servers once, and returns the answers and the differences that byDesign does not permit.
+// compare sends the request to both servers once, and returns the answers and the differences that
+// byDesign does not permit.
 func (w *world) compare(t *testing.T, ctx context.Context, r request) (got, want *response, all []string) {
 	t.Helper()
 	answers := w.ask(t, ctx, r)
@@ -53,8 +55,8 @@ func (w *world) compare(t *testing.T, ctx context.Context, r request) (got, want
 	return got, want, differences(got, want)
 }
 
-// comparedAt returns the last revision at which both servers were known to be current for a path: that of an earlier comparison, or
-// that at which they had become quiet before the tests began.
+// comparedAt returns the last revision at which both servers were known to be current for a path:
+// that of an earlier comparison, or that at which they had become quiet before the tests began.
 func (w *world) comparedAt(path string) int64 {
 	if rev, ok := w.compared.Load(path); ok {
 		return rev.(int64)
@@ -93,8 +95,8 @@ func differences(got, want *response) []string {
 	return all
 }
 
-// differingBytes describes the first difference between two bodies, with its context, and whether the bodies are semantically
-// equal; "" if they are equal.
+// differingBytes describes the first difference between two bodies, with its context, and whether
+// the bodies are semantically equal; "" if they are equal.
 func differingBytes(got, want []byte) string {
 	if bytes.Equal(got, want) {
 		return ""
@@ -135,14 +137,15 @@ func (w *world) run(t *testing.T, ctx context.Context, all cases) {
 	}
 }
 
-// settle brings both servers to the current revision for the resource at path: a LIST from memory without a consistent read is only
-// as new as the last event that its server has received.
+// settle brings both servers to the current revision for the resource at path: a LIST from memory
+// without a consistent read is only as new as the last event that its server has received.
 func (w *world) settle(t *testing.T, ctx context.Context, path string) {
 	t.Helper()
 	harness.Check(t, w.awaitList(ctx, path))
 }
 
-// awaitList returns when both servers list path: a resource without earlier requests may not be in memory.
+// awaitList returns when both servers list path: a resource without earlier requests may not be in
+// memory.
 func (w *world) awaitList(ctx context.Context, path string) error {
 	return harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		for _, e := range w.engines {

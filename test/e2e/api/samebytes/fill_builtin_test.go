@@ -21,14 +21,17 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// createStubs creates an object of every built-in resource through the API, with the data of upstream's test of storage paths.
+// createStubs creates an object of every built-in resource through the API, with the data of
+// upstream's test of storage paths.
 func createStubs(ctx context.Context, api *harness.API, resources []resource) error {
 	stubs := upstream.GetEtcdStorageDataForNamespace(stubNamespace)
 	var errs []error
 	for _, r := range resources {
 		stub, ok := stubs[r.gvr]
 		if !ok {
-			continue // objects of this version are created through another one; TestList_EveryResource_MatchesUpstream detects a missing one
+			// objects of this version are created through another one;
+			// TestList_EveryResource_MatchesUpstream detects a missing one
+			continue
 		}
 		o := object{}
 		if err := json.Unmarshal([]byte(stub.Stub), &o); err != nil {
@@ -44,17 +47,18 @@ func createStubs(ctx context.Context, api *harness.API, resources []resource) er
 	return errors.Join(errs...)
 }
 
-// releases are the directories of k8s.io/api/testdata. Each contains an object of every kind and version with every field set,
-// encoded by that release.
+// releases are the directories of k8s.io/api/testdata. Each contains an object of every kind and
+// version with every field set, encoded by that release.
 var releases = []string{"HEAD", "v1.33.0", "v1.35.0"}
 
 // tooOddToStartWith are the resources that a server repairs when it starts; it exits if it cannot.
 var tooOddToStartWith = map[string]bool{"services": true, "servicecidrs": true, "ipaddresses": true}
 
-// storeFixtures writes these objects to etcd as they might have been stored: by every release, in every version that can still be
-// decoded, as protobuf and as JSON. Admission would reject them.
+// storeFixtures writes these objects to etcd as they might have been stored: by every release, in
+// every version that can still be decoded, as protobuf and as JSON. Admission would reject them.
 //
-// Without late it omits the objects with which a server does not start; with late it writes only those.
+// Without late it omits the objects with which a server does not start; with late it writes only
+// those.
 func storeFixtures(ctx context.Context, kv *clientv3.Client, resources []resource, late bool) error {
 	dir, err := moduleDir("k8s.io/api")
 	if err != nil {
@@ -98,7 +102,8 @@ func storeFixtures(ctx context.Context, kv *clientv3.Client, resources []resourc
 	return nil
 }
 
-// fixtureName parses a name such as apps.v1.Deployment.pb or rbac.authorization.k8s.io.v1.Role.json.
+// fixtureName parses a name such as apps.v1.Deployment.pb or
+// rbac.authorization.k8s.io.v1.Role.json.
 func fixtureName(name string) (group, version, kind, encoding string, ok bool) {
 	parts := strings.Split(name, ".")
 	n := len(parts)
@@ -111,7 +116,8 @@ func fixtureName(name string) (group, version, kind, encoding string, ok bool) {
 	return group, parts[n-3], parts[n-2], parts[n-1], true
 }
 
-// storedBy returns the resource that stores objects of the kind. Resources of group extensions have moved to other groups.
+// storedBy returns the resource that stores objects of the kind. Resources of group extensions have
+// moved to other groups.
 func storedBy(resources []resource, group, kind string) *resource {
 	for _, r := range resources {
 		if r.kind == kind && !r.custom && (r.gvr.Group == group || group == "extensions" && (r.gvr.Group == "apps" || r.gvr.Group == "networking.k8s.io")) {

@@ -23,7 +23,8 @@ var definitionsYAML []byte
 //go:embed testdata/created.yaml
 var createdYAML []byte
 
-// createDefinitions creates the definitions of the custom resources and returns when all of them are served.
+// createDefinitions creates the definitions of the custom resources and returns when all of them
+// are served.
 func createDefinitions(ctx context.Context, api *harness.API) error {
 	const path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 	definitions, err := documents(definitionsYAML)
@@ -93,7 +94,8 @@ func createObjects(ctx context.Context, api *harness.API) error {
 	return err
 }
 
-// megabyte returns a text of about 1 MB as JSON stores it, made of one character and noise, so that it compresses to some extent.
+// megabyte returns a text of about 1 MB as JSON stores it, made of one character and noise, so that
+// it compresses to some extent.
 func megabyte(character string) string {
 	var b strings.Builder
 	for i := uint32(1); b.Len() < 900_000; i = i*1664525 + 1013904223 {
@@ -127,8 +129,8 @@ func collection(o object) string {
 	return resource{gvr: gvr}.in(oddNamespace)
 }
 
-// bulkObjects is the number of ConfigMaps in namespace bulk. They make a list larger than the 128 KiB from which responses are
-// compressed.
+// bulkObjects is the number of ConfigMaps in namespace bulk. They make a list larger than the 128
+// KiB from which responses are compressed.
 const bulkObjects = 250
 
 func createBulk(ctx context.Context, api *harness.API) error {

@@ -13,16 +13,17 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// Names that only a direct write to etcd can give. (An object without a name, with a percent sign in it, or with a name or
-// namespace other than that of its key, prevents upstream's cacher from becoming ready.)
+// Names that only a direct write to etcd can give. (An object without a name, with a percent sign
+// in it, or with a name or namespace other than that of its key, prevents upstream's cacher from
+// becoming ready.)
 const (
 	nameUnicode = "ünï-東京"
 	nameUpper   = "UPPER_case"
 	nameSpaces  = "a b+c&d=e?f#g"
 )
 
-// storeOdd writes objects to etcd that the API would refuse or complete: as old releases stored them, without today's defaults, in
-// other encodings, with invalid UTF-8.
+// storeOdd writes objects to etcd that the API would refuse or complete: as old releases stored
+// them, without today's defaults, in other encodings, with invalid UTF-8.
 func storeOdd(ctx context.Context, kv *clientv3.Client) error {
 	for key, value := range merged(
 		oddConfigMaps(), oldClaims(), oldPods(), oddWidgets(), oldAPIServices(), oldWorkloads(),
@@ -98,7 +99,8 @@ func protobufOf(o runtime.Object) string {
 	return string(data)
 }
 
-// oldServices lack fields that were added later and are defaulted on read: clusterIPs, ipFamilies, policies.
+// oldServices lack fields that were added later and are defaulted on read: clusterIPs, ipFamilies,
+// policies.
 func oldServices() map[string]string {
 	const dir = "services/specs/" + oddNamespace + "/"
 	service := func(name, spec string) string {
@@ -160,7 +162,8 @@ func oldPods() map[string]string {
 	}
 }
 
-// oddWidgets are custom resources from before their schema had any rules, in several of their versions.
+// oddWidgets are custom resources from before their schema had any rules, in several of their
+// versions.
 func oddWidgets() map[string]string {
 	const dir = customGroup + "/widgets/" + oddNamespace + "/"
 	widget := func(version, name, rest string) string {
@@ -191,7 +194,8 @@ func oldAPIServices() map[string]string {
 	}
 }
 
-// oldWorkloads are stored in versions that are no longer served, and lack the defaults of those versions.
+// oldWorkloads are stored in versions that are no longer served, and lack the defaults of those
+// versions.
 func oldWorkloads() map[string]string {
 	const template = `{"metadata":{"labels":{"a":"b"}},"spec":{"containers":[{"name":"c","image":"i"}]}}`
 	return map[string]string{

@@ -1,9 +1,10 @@
-// Package samebytes fills one etcd, starts two servers on it that differ only in --engine, and compares their answers: status,
-// headers and every byte of the body.
+// Package samebytes fills one etcd, starts two servers on it that differ only in --engine, and
+// compares their answers: status, headers and every byte of the body.
 //
-// The etcd is filled through a server that is stopped before the two start, and partly by direct writes, with objects in the form
-// in which older releases and other configurations stored them (fill_*_test.go). The requests are in tables (requests_*_test.go).
-// The permitted differences, with reasons, are in one table (bydesign_test.go); every other difference is a failure.
+// The etcd is filled through a server that is stopped before the two start, and partly by direct
+// writes, with objects in the form in which older releases and other configurations stored them
+// (fill_*_test.go). The requests are in tables (requests_*_test.go). The permitted differences,
+// with reasons, are in one table (bydesign_test.go); every other difference is a failure.
 //
 //	STRATA_TEST_LONG  1: every built-in resource is requested in every media type (default: those of the byte path, except for
 //	                  some resources), and every case is tried for every subject (default: see partOf)
@@ -26,8 +27,9 @@ const testTimeout = 3 * time.Minute
 
 // Users without administrator rights, with their bearer tokens.
 const (
-	tokenNoRights  = "nobody-token"      // may do nothing
-	tokenOneName   = "one-name-token"    // may get, list and watch the ConfigMap plain-1 of namespace odd
+	tokenNoRights = "nobody-token" // may do nothing
+	// may get, list and watch the ConfigMap plain-1 of namespace odd
+	tokenOneName   = "one-name-token"
 	tokenAnonymous = "-"                 // sends no token
 	tokenUnknown   = "not-a-known-token" // rejected by authentication
 )
@@ -85,7 +87,8 @@ var newWorld = sync.OnceValues(func() (*world, error) {
 	if w.resources, err = discover(ctx, w.engines[0].server.API()); err != nil {
 		return nil, err
 	}
-	for _, r := range w.resources { // upstream has the history of custom resources only from the first request on
+	for _, r := range w.resources {
+		// upstream has the history of custom resources only from the first request on
 		if err := w.awaitList(ctx, r.path()); err != nil {
 			return nil, err
 		}
@@ -113,8 +116,9 @@ func open(t *testing.T) *world {
 	return w
 }
 
-// serverFlags returns the flags common to all servers. Every version of every built-in resource is served. A server does not
-// advance the revision by itself: it renews no lease of its own, and compacts nothing.
+// serverFlags returns the flags common to all servers. Every version of every built-in resource is
+// served. A server does not advance the revision by itself: it renews no lease of its own, and
+// compacts nothing.
 func serverFlags(e *harness.Env) []string {
 	tokens := ""
 	for token, user := range map[string]string{
@@ -129,14 +133,16 @@ func serverFlags(e *harness.Env) []string {
 		"--runtime-config=api/all=true",
 		"--feature-gates=APIServerIdentity=false,UnknownVersionInteroperabilityProxy=false,ClusterTrustBundle=true,PodCertificateRequest=true,StorageVersionMigrator=true,GenericWorkload=true,ShardedListAndWatch=true",
 		"--etcd-compaction-interval=0",
-		"--disable-admission-plugins=ServiceAccount,Priority", // the odd objects include those that these plugins read
+		// the odd objects include those that these plugins read
+		"--disable-admission-plugins=ServiceAccount,Priority",
 	}
 }
 
 // adminToken is that of the harness.
 const adminToken = "admin-token"
 
-// compact advances etcd by one revision and compacts it there. It returns the revision before that, which can no longer be read.
+// compact advances etcd by one revision and compacts it there. It returns the revision before that,
+// which can no longer be read.
 func compact(ctx context.Context, kv *clientv3.Client) (int64, error) {
 	before, err := kv.Get(ctx, "compacted")
 	if err != nil {
@@ -150,7 +156,8 @@ func compact(ctx context.Context, kv *clientv3.Client) (int64, error) {
 	return before.Header.Revision, err
 }
 
-// awaitQuiet returns when the revision has not changed for a while: controllers inside the servers write when they start.
+// awaitQuiet returns when the revision has not changed for a while: controllers inside the servers
+// write when they start.
 func (w *world) awaitQuiet(ctx context.Context) error {
 	const quiet = 2 * time.Second
 	last, since := int64(0), time.Now()

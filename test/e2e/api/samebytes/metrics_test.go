@@ -14,8 +14,9 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestBytePath_AnswersReadsOfEveryCachedResource: the byte path itself answers GET, LIST and WATCH of every cached resource, in JSON and protobuf, and passes
-// none of them to upstream's handlers. Otherwise the comparisons of this package would not cover it.
+// TestBytePath_AnswersReadsOfEveryCachedResource: the byte path itself answers GET, LIST and WATCH
+// of every cached resource, in JSON and protobuf, and passes none of them to upstream's handlers.
+// Otherwise the comparisons of this package would not cover it.
 func TestBytePath_AnswersReadsOfEveryCachedResource(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)

@@ -7,9 +7,10 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestPagesOfNamespaceBySelector_AllNamespaces_AreComplete (D-PAGES): a list of all namespaces whose field selector selects one has the
-// same objects in pages as without a limit. Upstream's second page ends the list or begins it again, by the order of the names of
-// objects and namespaces; if it no longer does, remove the difference.
+// TestPagesOfNamespaceBySelector_AllNamespaces_AreComplete (D-PAGES): a list of all namespaces
+// whose field selector selects one has the same objects in pages as without a limit. Upstream's
+// second page ends the list or begins it again, by the order of the names of objects and
+// namespaces; if it no longer does, remove the difference.
 func TestPagesOfNamespaceBySelector_AllNamespaces_AreComplete(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)

@@ -10,7 +10,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestList_EveryResource_MatchesUpstream lists all objects of every resource, in every version, in its media types, over every wire.
+// TestList_EveryResource_MatchesUpstream lists all objects of every resource, in every version, in
+// its media types, over every wire.
 func TestList_EveryResource_MatchesUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)

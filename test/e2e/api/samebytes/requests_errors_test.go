@@ -8,7 +8,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestErrors_MatchUpstream sends requests for missing objects, forbidden requests and invalid requests.
+// TestErrors_MatchUpstream sends requests for missing objects, forbidden requests and invalid
+// requests.
 func TestErrors_MatchUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)

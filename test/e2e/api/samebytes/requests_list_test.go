@@ -24,8 +24,9 @@ type subject struct {
 	fields    []string // field selectors for this resource
 }
 
-// subjects are resources that are served in different ways: by the API server's own registries, with and without changes on read,
-// by the handler of custom resources in the stored and in a converted version, by the aggregator.
+// subjects are resources that are served in different ways: by the API server's own registries,
+// with and without changes on read, by the handler of custom resources in the stored and in a
+// converted version, by the aggregator.
 var subjects = []subject{
 	{core("configmaps"), oddNamespace, "plain-1", nil},
 	{core("secrets"), oddNamespace, "opaque", []string{"type=Opaque", "type!=Opaque"}},
@@ -73,8 +74,8 @@ func (s subject) part(all cases) cases {
 	return partOf(all, s.String(), slices.IndexFunc(subjects, func(o subject) bool { return o.gvr == s.gvr }))
 }
 
-// partOf returns the cases for a resource: all in the long form and for a complete subject, and a third for each other one, by its
-// number, so that three of these cover every case.
+// partOf returns the cases for a resource: all in the long form and for a complete subject, and a
+// third for each other one, by its number, so that three of these cover every case.
 func partOf(all cases, resource string, number int) cases {
 	if harness.Long() || slices.Contains(complete, resource) {
 		return all
@@ -91,7 +92,8 @@ func partOf(all cases, resource string, number int) cases {
 	return part
 }
 
-// listOptions are queries with the same meaning for every resource, by name, that do not concern revisions.
+// listOptions are queries with the same meaning for every resource, by name, that do not concern
+// revisions.
 var listOptions = map[string]string{
 	"none":                        "",
 	"limit-1":                     "limit=1",
@@ -247,7 +249,8 @@ func TestList_EveryOption_MatchesUpstream(t *testing.T) {
 // agents are user agents that get indented responses, and similar ones that do not.
 var agents = []string{"curl/8.5.0", "Wget/1.21", "Mozilla/5.0 (X11; Linux x86_64)", "mozilla/5.0", "curl", "kubectl/v1.37.1 (linux/amd64)", "Mozilla/4.0"}
 
-// TestList_ResourceVersionAndLimit_MatchUpstream combines resourceVersion, resourceVersionMatch and limit, valid or not.
+// TestList_ResourceVersionAndLimit_MatchUpstream combines resourceVersion, resourceVersionMatch and
+// limit, valid or not.
 func TestList_ResourceVersionAndLimit_MatchUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
@@ -261,7 +264,8 @@ func TestList_ResourceVersionAndLimit_MatchUpstream(t *testing.T) {
 				"unset": "", "0": "0", "present": fmt.Sprint(present), "past": fmt.Sprint(w.past), "compacted": fmt.Sprint(w.compacted), "1": "1",
 				"garbage": "x", "negative": "-1", "zeros": "00", "fraction": "1.5", "too-large": "18446744073709551616",
 			}
-			if s.name == "plain-1" || s.name == "full" { // a future version makes a server wait for some seconds
+			if s.name == "plain-1" || s.name == "full" {
+				// a future version makes a server wait for some seconds
 				versions["future"] = fmt.Sprint(present + 1_000_000)
 			}
 			all := cases{}
@@ -295,7 +299,8 @@ func set(values url.Values, name, value string) {
 	}
 }
 
-// TestPagedList_MatchesUpstream reads lists in pages; both servers get a request for each page, with upstream's token and with Strata's token.
+// TestPagedList_MatchesUpstream reads lists in pages; both servers get a request for each page,
+// with upstream's token and with Strata's token.
 func TestPagedList_MatchesUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
@@ -334,7 +339,8 @@ func (w *world) pages(t *testing.T, path, query, accept string) {
 		}
 		r := request{path: path, query: values.Encode(), accept: accept}
 		w.same(t, ctx, r)
-		// The tokens of the two servers are equal, or same would have failed. They are easy to read in JSON.
+		// The tokens of the two servers are equal, or same would have failed. They are easy to read
+		// in JSON.
 		r.accept = jsonType
 		answer := w.same(t, ctx, r)
 		var list struct {

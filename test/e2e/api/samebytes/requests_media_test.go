@@ -49,8 +49,9 @@ var fewMedia = slices.DeleteFunc(slices.Clone(media), func(m mediaType) bool {
 	return !slices.Contains([]string{"json", "protobuf", "metadata-v1-json", "metadata-v1-protobuf", "table-v1"}, m.name)
 })
 
-// media returns the media types for tests of the resource: all for a custom resource, for a subject of other tests, or in the long
-// form. For other resources the encoders treat all types alike, so few media types suffice.
+// media returns the media types for tests of the resource: all for a custom resource, for a subject
+// of other tests, or in the long form. For other resources the encoders treat all types alike, so
+// few media types suffice.
 func (r resource) media() []mediaType {
 	if harness.Long() || r.custom || slices.ContainsFunc(subjects, func(s subject) bool { return s.gvr == r.gvr }) {
 		return media

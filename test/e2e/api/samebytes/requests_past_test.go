@@ -7,13 +7,15 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestList_OlderThanMemory_MatchesUpstream lists a revision that a server does not have in memory, because it restores no history and was started
-// later: the server reads etcd, and answers with the same bytes as upstream. Large objects are among them.
+// TestList_OlderThanMemory_MatchesUpstream lists a revision that a server does not have in memory,
+// because it restores no history and was started later: the server reads etcd, and answers with the
+// same bytes as upstream. Large objects are among them.
 func TestList_OlderThanMemory_MatchesUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
 	e := harness.New(t)
-	// It does not register as a member of the cluster: the end of its lease would advance the revision during other tests.
+	// It does not register as a member of the cluster: the end of its lease would advance the
+	// revision during other tests.
 	late := newEngine(harness.Strata, e.APIServer(w.etcd, append(serverFlags(e), "--engine="+harness.Strata, "--strata-feature-gates=WatchHistoryRestore=false",
 		"--endpoint-reconciler-type=none")...))
 	withoutHistory := &world{kv: w.kv, engines: [2]*engine{late, w.engines[1]}, resources: w.resources, compacted: w.compacted, past: w.past, quiet: w.quiet}

@@ -13,7 +13,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// shardRange is a shard selector for the hashes of a field from the start-th to the end-th sixteenth.
+// shardRange is a shard selector for the hashes of a field from the start-th to the end-th
+// sixteenth.
 func shardRange(field string, start, end int) string {
 	bound := func(i int) string {
 		if i == 16 {
@@ -51,7 +52,8 @@ var shardSelectors = map[string]string{
 	"unclosed":         "shardRange(object.metadata.uid",
 }
 
-// TestShards_ListAndWatch_MatchUpstream lists and watches shards of resources, combined with all other selectors of a request.
+// TestShards_ListAndWatch_MatchUpstream lists and watches shards of resources, combined with all
+// other selectors of a request.
 func TestShards_ListAndWatch_MatchUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
@@ -108,8 +110,9 @@ func TestShards_PagedList_MatchesUpstream(t *testing.T) {
 	}
 }
 
-// TestShards_LiveWatch_MatchesUpstream compares watches of shards while objects are created, changed and deleted. All shards together contain every
-// object once. No other test compares the history of ServiceAccounts, whose oldest events upstream drops here.
+// TestShards_LiveWatch_MatchesUpstream compares watches of shards while objects are created,
+// changed and deleted. All shards together contain every object once. No other test compares the
+// history of ServiceAccounts, whose oldest events upstream drops here.
 func TestShards_LiveWatch_MatchesUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
@@ -139,8 +142,9 @@ func TestShards_LiveWatch_MatchesUpstream(t *testing.T) {
 	name := func(i int) string { return fmt.Sprintf("%s%02d", prefix, i) }
 	path := accounts.in(liveNamespace)
 
-	// Upstream ends a watch that is more than ten events behind, so the writer waits for the watches. An event concerns two of the
-	// three watches of each kind: the one of all namespaces, and the one of a half.
+	// Upstream ends a watch that is more than ten events behind, so the writer waits for the
+	// watches. An event concerns two of the three watches of each kind: the one of all namespaces,
+	// and the one of a half.
 	var received atomic.Int64
 	written := 0
 	wrote := func() {

@@ -17,8 +17,8 @@ import (
 // initialEvents asks for all objects and then a bookmark.
 const initialEvents = "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true"
 
-// TestWatch_EveryResource_MatchesUpstream watches every resource, in every version and its media types, over every wire, until all initial events
-// have arrived.
+// TestWatch_EveryResource_MatchesUpstream watches every resource, in every version and its media
+// types, over every wire, until all initial events have arrived.
 func TestWatch_EveryResource_MatchesUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
@@ -48,7 +48,8 @@ func TestWatch_EveryResource_MatchesUpstream(t *testing.T) {
 	}
 }
 
-// watchOptions are queries of watches that end by themselves, because they are refused or after a second, by name.
+// watchOptions are queries of watches that end by themselves, because they are refused or after a
+// second, by name.
 var watchOptions = map[string]string{
 	"watch-1":                  "watch=1",
 	"watch-True":               "watch=True",
@@ -87,7 +88,8 @@ var watchOptions = map[string]string{
 	"unknown":                  "watch=true&unknown=1",
 }
 
-// TestWatch_EveryOption_MatchesUpstream tries every option of a WATCH, with valid and invalid values, from its first event on.
+// TestWatch_EveryOption_MatchesUpstream tries every option of a WATCH, with valid and invalid
+// values, from its first event on.
 func TestWatch_EveryOption_MatchesUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
@@ -136,8 +138,8 @@ func (r request) longer() (request, bool) {
 	return r, ok
 }
 
-// watchAll starts all watches on both servers, calls write and compares the frames up to the one that meets until, in a subtest for
-// each. The result of until may be called while write runs.
+// watchAll starts all watches on both servers, calls write and compares the frames up to the one
+// that meets until, in a subtest for each. The result of until may be called while write runs.
 func (w *world) watchAll(t *testing.T, ctx context.Context, all cases, write func(), until func() func([]byte) bool) {
 	t.Helper()
 	type pair [2]chan *stream
@@ -158,8 +160,8 @@ func (w *world) watchAll(t *testing.T, ctx context.Context, all cases, write fun
 			}()
 		}
 	}
-	// All are read concurrently: those that end by themselves do so at about the same time, and upstream ends a watch that is not
-	// read.
+	// All are read concurrently: those that end by themselves do so at about the same time, and
+	// upstream ends a watch that is not read.
 	for range 2 * len(all) {
 		r := <-results
 		if r.err != nil {
@@ -182,8 +184,9 @@ func (w *world) watchAll(t *testing.T, ctx context.Context, all cases, write fun
 			streams := [2]*stream{<-p[0], <-p[1]}
 			differ := streams[0].code != streams[1].code || streams[0].events() != streams[1].events()
 			if r, ok := all[name].longer(); ok && differ {
-				// A second may have been too short for one of the two: strata answers 429 if it cannot verify within the
-				// watch's duration that it is current. A longer watch decides.
+				// A second may have been too short for one of the two: strata answers 429 if it
+				// cannot verify within the watch's duration that it is current. A longer watch
+				// decides.
 				if more, err := w.watchBoth(ctx, r, until); err == nil {
 					streams = more
 				}
@@ -195,7 +198,8 @@ func (w *world) watchAll(t *testing.T, ctx context.Context, all cases, write fun
 		t.Run(name, func(t *testing.T) {
 			streams := <-read[name]
 			if !bytes.Equal(streams[0].initialEventsEnd(), streams[1].initialEventsEnd()) {
-				// The two may be of different revisions, since servers occasionally write by themselves.
+				// The two may be of different revisions, since servers occasionally write by
+				// themselves.
 				w.sameWatch(t, ctx, all[name], until)
 				return
 			}
@@ -211,10 +215,11 @@ const theEnd = "this-is-the-end"
 type live struct {
 	resource
 	namespace string
-	spec      string   // fields of each object, as JSON, with a leading comma
-	change    []string // merge patches that change selected fields; the last one restores the object
-	fields    []string // selectors that select the unchanged object
-	status    string   // a merge patch of the subresource status
+	spec      string // fields of each object, as JSON, with a leading comma
+	// merge patches that change selected fields; the last one restores the object
+	change []string
+	fields []string // selectors that select the unchanged object
+	status string   // a merge patch of the subresource status
 }
 
 var lives = []live{
@@ -234,7 +239,8 @@ var lives = []live{
 	{resource: resource{gvr: apiServices.gvr}, spec: `,"spec":{"group":"live.example.com","version":"%s","groupPriorityMinimum":10,"versionPriority":10,"service":{"name":"missing","namespace":"odd"},"insecureSkipTLSVerify":true}`},
 }
 
-// watches returns the watches of a live resource that begin at revision, or with initial events if that is 0.
+// watches returns the watches of a live resource that begin at revision, or with initial events if
+// that is 0.
 func (l live) watches(revision int64) cases {
 	version := fmt.Sprintf("&resourceVersion=%d", revision)
 	if revision == 0 {
@@ -298,8 +304,9 @@ func (l live) name(name string) string {
 // apiServices are served by the aggregator.
 var apiServices = subjects[len(subjects)-1]
 
-// TestWatch_LiveChanges_MatchUpstream compares watches while objects are created, changed so that selectors start and stop selecting them, and deleted;
-// then it compares watches that begin at a revision before these changes, or between them.
+// TestWatch_LiveChanges_MatchUpstream compares watches while objects are created, changed so that
+// selectors start and stop selecting them, and deleted; then it compares watches that begin at a
+// revision before these changes, or between them.
 func TestWatch_LiveChanges_MatchUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
@@ -323,8 +330,8 @@ func TestWatch_LiveChanges_MatchUpstream(t *testing.T) {
 	}
 }
 
-// write changes objects in all supported ways. The final state has object one, which all watches select. It returns a revision in
-// between.
+// write changes objects in all supported ways. The final state has object one, which all watches
+// select. It returns a revision in between.
 func (l live) write(t *testing.T, ctx context.Context, w *world, api *harness.API) (middle int64) {
 	t.Helper()
 	path := l.in(l.namespace)
@@ -349,7 +356,8 @@ func (l live) write(t *testing.T, ctx context.Context, w *world, api *harness.AP
 	}
 	remove := func(name string) {
 		if l.gvr.Resource == "persistentvolumeclaims" {
-			patch(name, "", `{"metadata":{"finalizers":null}}`) // admission adds one, and no controller removes it
+			// admission adds one, and no controller removes it
+			patch(name, "", `{"metadata":{"finalizers":null}}`)
 		}
 		r, err := api.Do(ctx, http.MethodDelete, path+"/"+l.name(name), "gracePeriodSeconds=0", nil)
 		harness.Check(t, err)

@@ -18,7 +18,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// stream is the answer to a WATCH: like any other answer, except that its body is a sequence of frames.
+// stream is the answer to a WATCH: like any other answer, except that its body is a sequence of
+// frames.
 type stream struct {
 	response
 	frames [][]byte
@@ -30,7 +31,8 @@ type openStream struct {
 	until func(frame []byte) bool
 }
 
-// watch starts a watch. It is read up to the first frame for which until returns true, or to its end.
+// watch starts a watch. It is read up to the first frame for which until returns true, or to its
+// end.
 func (e *engine) watch(ctx context.Context, r request, until func([]byte) bool) (*openStream, error) {
 	resp, err := e.begin(ctx, r)
 	if err != nil {
@@ -122,7 +124,8 @@ func wholeBody(body io.Reader) func() ([]byte, error) {
 	}
 }
 
-// endOfInitialEvents reports whether a frame is the bookmark after the initial events, in any media type.
+// endOfInitialEvents reports whether a frame is the bookmark after the initial events, in any media
+// type.
 func endOfInitialEvents(frame []byte) bool {
 	return bytes.Contains(frame, []byte("k8s.io/initial-events-end"))
 }
@@ -169,7 +172,8 @@ func (s *stream) initialEventsEnd() []byte {
 	return nil
 }
 
-// sameStreams fails the test unless two streams are equal. Bookmarks are not compared: see byDesign.
+// sameStreams fails the test unless two streams are equal. Bookmarks are not compared: see
+// byDesign.
 func sameStreams(t *testing.T, r request, got, want *stream) {
 	t.Helper()
 	for _, s := range []*stream{got, want} {
@@ -197,9 +201,9 @@ func sameStreams(t *testing.T, r request, got, want *stream) {
 	}
 }
 
-// sameWatch watches on both servers and fails the test unless the streams are equal. The bookmark after the initial events has the
-// current revision, so a pair of watches counts only if etcd's revision was the same before and after it: servers occasionally
-// write by themselves.
+// sameWatch watches on both servers and fails the test unless the streams are equal. The bookmark
+// after the initial events has the current revision, so a pair of watches counts only if etcd's
+// revision was the same before and after it: servers occasionally write by themselves.
 func (w *world) sameWatch(t *testing.T, ctx context.Context, r request, until func() func([]byte) bool) {
 	t.Helper()
 	for {

@@ -12,7 +12,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// compact compacts etcd like an API server's compactor: it writes the revision to a key that all servers watch.
+// compact compacts etcd like an API server's compactor: it writes the revision to a key that all
+// servers watch.
 func compact(t *testing.T, ctx context.Context, at int64) {
 	t.Helper()
 	harness.Check(t, compactAt(ctx, at))
@@ -27,8 +28,8 @@ func compactAt(ctx context.Context, at int64) error {
 	return err
 }
 
-// TestContinueToken_Compacted_Returns410WithNewToken compacts the revision of a continue token. The answer is 410 with a token that continues at the current
-// revision.
+// TestContinueToken_Compacted_Returns410WithNewToken compacts the revision of a continue token. The
+// answer is 410 with a token that continues at the current revision.
 func TestContinueToken_Compacted_Returns410WithNewToken(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
@@ -89,8 +90,8 @@ func TestContinueToken_Compacted_Returns410WithNewToken(t *testing.T) {
 	}
 }
 
-// TestWatch_CompactedRevision_Returns410 watches from the first revision, which was compacted before the server started: 410, as an error
-// event or as the answer.
+// TestWatch_CompactedRevision_Returns410 watches from the first revision, which was compacted
+// before the server started: 410, as an error event or as the answer.
 func TestWatch_CompactedRevision_Returns410(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))

@@ -72,14 +72,16 @@ func TestRead_FutureResourceVersion_TimesOut(t *testing.T) {
 	}
 }
 
-// TestRead_NearFutureResourceVersion_Waits requests a resource version that is reached while the request waits.
+// TestRead_NearFutureResourceVersion_Waits requests a resource version that is reached while the
+// request waits.
 func TestRead_NearFutureResourceVersion_Waits(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	created := createMaps(t, ctx, ns, "a")
 	for name, path := range map[string]string{"get": maps(ns) + "/a", "list": maps(ns)} {
 		t.Run(name, func(t *testing.T) {
-			// A write advances the revision by one, and other writers exist too, so this revision is reached soon, but not yet.
+			// A write advances the revision by one, and other writers exist too, so this revision
+			// is reached soon, but not yet.
 			want := harness.Revision(t, harness.Must[*harness.List](t)(api.List(ctx, maps(ns), "")).Metadata.ResourceVersion) + 5
 			answers := make(chan *harness.Response, 1)
 			var waiting sync.WaitGroup
@@ -121,7 +123,8 @@ func TestRead_InvalidResourceVersion_Returns400(t *testing.T) {
 			"list of an uncached": {"/api/v1/namespaces/" + ns + "/events", ""},
 		} {
 			r := get(t, ctx, request.path, request.query+"resourceVersion="+version)
-			// Upstream's cacher answers GET and WATCH with 500: it does not convert the error to a status.
+			// Upstream's cacher answers GET and WATCH with 500: it does not convert the error to a
+			// status.
 			upstreams500 := harness.Engine() == harness.Upstream && !strings.HasPrefix(name, "list") && r.Code == http.StatusInternalServerError
 			if r.Code != http.StatusBadRequest && !upstreams500 {
 				t.Errorf("%s at %q: got %v, want 400", name, version, r.Err())
@@ -130,8 +133,8 @@ func TestRead_InvalidResourceVersion_Returns400(t *testing.T) {
 	}
 }
 
-// TestRead_AfterAcknowledgedWrite_SeesWrite writes and reads with several concurrent clients: a read that starts after a write was
-// acknowledged sees it (I6).
+// TestRead_AfterAcknowledgedWrite_SeesWrite writes and reads with several concurrent clients: a
+// read that starts after a write was acknowledged sees it (I6).
 func TestRead_AfterAcknowledgedWrite_SeesWrite(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const writers, rounds = 4, 50
@@ -178,7 +181,8 @@ func TestRead_AfterAcknowledgedWrite_SeesWrite(t *testing.T) {
 	writing.Wait()
 }
 
-// TestExactList_EqualsEarlierList lists at the resource version of an earlier list, in all shapes, while objects change.
+// TestExactList_EqualsEarlierList lists at the resource version of an earlier list, in all shapes,
+// while objects change.
 func TestExactList_EqualsEarlierList(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
@@ -263,7 +267,8 @@ func TestList_FieldSelector_ReturnsMatches(t *testing.T) {
 		for _, more := range []string{"", "&resourceVersion=0", "&limit=1"} {
 			query := "fieldSelector=" + url.QueryEscape(tc.selector) + more
 			if more == "&resourceVersion=0" {
-				// Memory may be behind the writes above, until a consistent list has waited for them.
+				// Memory may be behind the writes above, until a consistent list has waited for
+				// them.
 				harness.Must[*harness.List](t)(api.List(ctx, tc.path, "fieldSelector="+url.QueryEscape(tc.selector)))
 			}
 			var names []string
@@ -272,7 +277,8 @@ func TestList_FieldSelector_ReturnsMatches(t *testing.T) {
 				harness.Check(t, err)
 				names = (&harness.List{Items: items}).Names()
 				if harness.Engine() == harness.Upstream {
-					names = slices.Compact(names) // its token for metadata.namespace starts with the previous object
+					// its token for metadata.namespace starts with the previous object
+					names = slices.Compact(names)
 				}
 			} else {
 				names = harness.Must[*harness.List](t)(api.List(ctx, tc.path, query)).Names()

@@ -26,7 +26,8 @@ var (
 func TestMain(m *testing.M) {
 	harness.Main(m, func(e *harness.Env) {
 		etcd = e.Etcd()
-		// The first revision is compacted before the server starts, which then has no history of it.
+		// The first revision is compacted before the server starts, which then has no history of
+		// it.
 		ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 		defer cancel()
 		for _, at := range []int64{2, 3} {
@@ -40,13 +41,15 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// uncachedEvents is a flag: Events are read from etcd, as the tests of resources that are not cached need.
+// uncachedEvents is a flag: Events are read from etcd, as the tests of resources that are not
+// cached need.
 const uncachedEvents = "--watch-cache-sizes=events#0"
 
 // object is an object to write; its shape is that of the API.
 type object = map[string]any
 
-// maps is the path of a namespace's ConfigMaps, which most tests use because they are stored without changes.
+// maps is the path of a namespace's ConfigMaps, which most tests use because they are stored
+// without changes.
 func maps(namespace string) string { return "/api/v1/namespaces/" + namespace + "/configmaps" }
 
 func configMap(name string, labels map[string]string) object {

@@ -10,7 +10,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestPagedList_ConcurrentWrites_IsOneSnapshot reads a list in pages and changes objects of earlier and of later pages.
+// TestPagedList_ConcurrentWrites_IsOneSnapshot reads a list in pages and changes objects of earlier
+// and of later pages.
 func TestPagedList_ConcurrentWrites_IsOneSnapshot(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const count, limit = 100, 9
@@ -61,7 +62,8 @@ func show(n *int64) string {
 	return fmt.Sprint(*n)
 }
 
-// TestPagedList_Selector_ReturnsEveryMatch reads lists with a selector that matches some, the first, the last or no items.
+// TestPagedList_Selector_ReturnsEveryMatch reads lists with a selector that matches some, the
+// first, the last or no items.
 func TestPagedList_Selector_ReturnsEveryMatch(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
@@ -122,7 +124,8 @@ func TestContinueToken_InvalidOrForeign_IsRejected(t *testing.T) {
 	}
 }
 
-// TestPagedList_UncachedResource_IsComplete reads events in pages, which are served from etcd (uncachedEvents).
+// TestPagedList_UncachedResource_IsComplete reads events in pages, which are served from etcd
+// (uncachedEvents).
 func TestPagedList_UncachedResource_IsComplete(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))

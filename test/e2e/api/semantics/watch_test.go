@@ -64,7 +64,8 @@ func TestWatch_InitialEvents_EndWithBookmark(t *testing.T) {
 	}
 }
 
-// TestWatch_LabelChange_SendsAddedAndDeleted changes labels so that an object starts and stops matching.
+// TestWatch_LabelChange_SendsAddedAndDeleted changes labels so that an object starts and stops
+// matching.
 func TestWatch_LabelChange_SendsAddedAndDeleted(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
@@ -112,7 +113,8 @@ func TestWatch_LabelChange_SendsAddedAndDeleted(t *testing.T) {
 	}
 }
 
-// TestWatch_PodBinding_SendsAddedForNode binds pods to nodes, like a scheduler, and watches like kubelets.
+// TestWatch_PodBinding_SendsAddedForNode binds pods to nodes, like a scheduler, and watches like
+// kubelets.
 func TestWatch_PodBinding_SendsAddedForNode(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
@@ -190,7 +192,8 @@ func TestWatch_Deleted_CarriesDeletionRevision(t *testing.T) {
 	equalNames(t, "after", harness.Must[*harness.List](t)(api.List(ctx, maps(ns), fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", at))).Names(), nil)
 }
 
-// TestWatch_FutureRevision_DeliversLaterEvents watches from a resource version that is reached later.
+// TestWatch_FutureRevision_DeliversLaterEvents watches from a resource version that is reached
+// later.
 func TestWatch_FutureRevision_DeliversLaterEvents(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
@@ -211,8 +214,8 @@ func TestWatch_FutureRevision_DeliversLaterEvents(t *testing.T) {
 	}
 }
 
-// TestBookmarks_Requested_PrecedeWatchTimeout watches until the server ends the watch: with allowWatchBookmarks there is a bookmark before the end, otherwise
-// none.
+// TestBookmarks_Requested_PrecedeWatchTimeout watches until the server ends the watch: with
+// allowWatchBookmarks there is a bookmark before the end, otherwise none.
 func TestBookmarks_Requested_PrecedeWatchTimeout(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
@@ -261,7 +264,8 @@ func TestBookmarks_Requested_PrecedeWatchTimeout(t *testing.T) {
 	}
 }
 
-// TestWatch_FromEachRevision_DeliversLaterEvents watches from each revision of a history and receives exactly the later events (I3).
+// TestWatch_FromEachRevision_DeliversLaterEvents watches from each revision of a history and
+// receives exactly the later events (I3).
 func TestWatch_FromEachRevision_DeliversLaterEvents(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns, other := harness.Namespace(t, ctx, api, harness.NewName("ns")), harness.Namespace(t, ctx, api, harness.NewName("ns"))
@@ -306,8 +310,8 @@ func TestWatch_FromEachRevision_DeliversLaterEvents(t *testing.T) {
 	}
 }
 
-// TestWatch_ManyWatchers_ReceiveEveryEventInOrder runs many watchers with different selections against concurrent writers: each receives every selected event
-// once, in revision order.
+// TestWatch_ManyWatchers_ReceiveEveryEventInOrder runs many watchers with different selections
+// against concurrent writers: each receives every selected event once, in revision order.
 func TestWatch_ManyWatchers_ReceiveEveryEventInOrder(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const watchers, writers, rounds = 24, 4, 40

@@ -21,7 +21,8 @@ const (
 	watchListed             = "D-WLIST"
 )
 
-// difference is an intended difference between the engines, in some requests to some forms of Strata.
+// difference is an intended difference between the engines, in some requests to some forms of
+// Strata.
 type difference struct {
 	id      string // of the explanation in docs/keps.md
 	what    string

@@ -16,8 +16,9 @@ type answers map[request]answer
 // expect returns the expectation for a request to a server.
 type expect func(r request, s *server) expectation
 
-// askAll sends all requests to all servers. Each server gets one request at a time, so that reads of etcd can be attributed to it;
-// requests with the same expectation to wait in vain are sent concurrently.
+// askAll sends all requests to all servers. Each server gets one request at a time, so that reads
+// of etcd can be attributed to it; requests with the same expectation to wait in vain are sent
+// concurrently.
 func (w *world) askAll(ctx context.Context, servers []*server, requests []request, want expect) (map[*server]answers, error) {
 	return onEach(servers, func(s *server) (answers, error) {
 		got := answers{}
@@ -69,8 +70,8 @@ func (a answers) add(r request, got answer, want expectation, asked reads) {
 	a[r] = got
 }
 
-// compare compares the answers of all forms of Strata with the expectations, and with the answers of upstream, the last server: a
-// subtest for each row and each request.
+// compare compares the answers of all forms of Strata with the expectations, and with the answers
+// of upstream, the last server: a subtest for each row and each request.
 func compare(t *testing.T, servers []*server, requests []request, want expect, got map[*server]answers) {
 	t.Helper()
 	upstream := servers[len(servers)-1]

@@ -20,8 +20,8 @@ func getRequests() (all []request) {
 	return all
 }
 
-// get returns the expectation for a GET. KEP-2340 has no table for GET: without a resource version it is consistent, with one the
-// answer is at that version or later.
+// get returns the expectation for a GET. KEP-2340 has no table for GET: without a resource version
+// it is consistent, with one the answer is at that version or later.
 func (h *history) get(r request, memory bool) expectation {
 	const row = "GET"
 	asked := nothing

@@ -131,8 +131,9 @@ func (h *history) at(revision int64) []object {
 	return objects
 }
 
-// page returns the expected result of a list: the objects of the scope at a revision that match its selectors, with keys after
-// after, at most limit of them. more is set if further objects follow; remaining is their number, if known.
+// page returns the expected result of a list: the objects of the scope at a revision that match its
+// selectors, with keys after after, at most limit of them. more is set if further objects follow;
+// remaining is their number, if known.
 func (h *history) page(s *scope, revision int64, after string, limit int) (items []string, more bool, remaining string) {
 	var walk []object
 	for _, o := range h.at(revision) {
@@ -175,7 +176,8 @@ func (h *history) since(s *scope, revision int64) (events []string) {
 	return events
 }
 
-// past writes revisions that are older than the memory of servers started afterwards, and compacts some of them.
+// past writes revisions that are older than the memory of servers started afterwards, and compacts
+// some of them.
 func (h *history) past(ctx context.Context) error {
 	return inOrder(
 		func() error { return h.put(ctx, "other", "m", true) },
@@ -192,7 +194,8 @@ func (h *history) past(ctx context.Context) error {
 	)
 }
 
-// recent writes revisions that all servers receive as events. Further calls move old, present and future.
+// recent writes revisions that all servers receive as events. Further calls move old, present and
+// future.
 func (h *history) recent(ctx context.Context) error {
 	return inOrder(
 		func() error { return h.put(ctx, "table", "d", true) },
@@ -262,8 +265,8 @@ func (h *history) delete(ctx context.Context, namespace, name string) error {
 	return nil
 }
 
-// mark names the present revision and gets a token at that revision for each scope. Before the servers start, it makes the tokens that
-// they would return.
+// mark names the present revision and gets a token at that revision for each scope. Before the
+// servers start, it makes the tokens that they would return.
 func (h *history) mark(ctx context.Context, name string) error {
 	h.revisions[name] = h.changes[len(h.changes)-1].revision
 	h.revisions[future] = h.revisions[name] + 1000
@@ -296,7 +299,8 @@ func (h *history) mark(ctx context.Context, name string) error {
 	return nil
 }
 
-// compact compacts etcd to the last change, like the compactor of an API server: through the key that servers watch.
+// compact compacts etcd to the last change, like the compactor of an API server: through the key
+// that servers watch.
 func (h *history) compact(ctx context.Context) error {
 	revision := h.changes[len(h.changes)-1].revision
 	if _, err := h.kv.Put(ctx, "compact_rev_key", fmt.Sprint(revision)); err != nil {
@@ -306,8 +310,8 @@ func (h *history) compact(ctx context.Context) error {
 	return err
 }
 
-// continueAtLatest gets the tokens that an API server offers in place of a compacted token, from a server that was started
-// after the compaction.
+// continueAtLatest gets the tokens that an API server offers in place of a compacted token, from a
+// server that was started after the compaction.
 func (h *history) continueAtLatest(ctx context.Context) error {
 	for _, s := range scopes {
 		used := h.tokens[s.name][compacted]

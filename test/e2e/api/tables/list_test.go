@@ -14,7 +14,8 @@ import (
 // large is a limit that exceeds every list here.
 const large = 500
 
-// listRequests returns every combination for a LIST. sendInitialEvents, with which a LIST is refused, is tried in one scope.
+// listRequests returns every combination for a LIST. sendInitialEvents, with which a LIST is
+// refused, is tried in one scope.
 func listRequests() (all []request) {
 	for _, s := range scopes {
 		initials := []string{unset}
@@ -151,7 +152,8 @@ func (h *history) listAt(row string, r request, when string, at int64, after str
 	}
 	switch when {
 	case future, far:
-		return tooLarge(row, consistent(memory)) // the read of etcd's revision shows that it is in the future
+		// the read of etcd's revision shows that it is in the future
+		return tooLarge(row, consistent(memory))
 	case compacted:
 		e := refused(row, http.StatusGone, metav1.StatusReasonExpired)
 		e.reads = asked

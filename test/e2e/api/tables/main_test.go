@@ -1,12 +1,14 @@
-// Package tables sends to both engines, on one etcd, every combination of revision parameters of LIST, WATCH and GET, and compares
-// all parts of each answer: code, reason, message, objects, resource version, continue token, events, and the reads of etcd.
+// Package tables sends to both engines, on one etcd, every combination of revision parameters of
+// LIST, WATCH and GET, and compares all parts of each answer: code, reason, message, objects,
+// resource version, continue token, events, and the reads of etcd.
 //
-// The meaning of a combination is defined by KEP-2340's two tables; their rows are numbered in docs/keps.md. Each answer of Strata
-// is compared with its row (list_test.go, watch_test.go, get_test.go), and with upstream's answer. The permitted differences from
-// upstream are in one table (bydesign_test.go), each entry with its place in docs/keps.md.
+// The meaning of a combination is defined by KEP-2340's two tables; their rows are numbered in
+// docs/keps.md. Each answer of Strata is compared with its row (list_test.go, watch_test.go,
+// get_test.go), and with upstream's answer. The permitted differences from upstream are in one
+// table (bydesign_test.go), each entry with its place in docs/keps.md.
 //
-// Strata runs in several forms: reads as bytes and through upstream's handlers, gates on and off. The resource is secrets: only the
-// tests write any.
+// Strata runs in several forms: reads as bytes and through upstream's handlers, gates on and off.
+// The resource is secrets: only the tests write any.
 package tables
 
 import (
@@ -30,8 +32,8 @@ func TestMain(m *testing.M) {
 	harness.Main(m, func(e *harness.Env) { env = e })
 }
 
-// server is one API server under test and its own proxy in front of etcd. It gets one request at a time, so that reads of etcd can
-// be attributed to requests.
+// server is one API server under test and its own proxy in front of etcd. It gets one request at a
+// time, so that reads of etcd can be attributed to requests.
 type server struct {
 	name      string
 	memory    bool // the gates are on: cached data is not read from etcd
@@ -47,8 +49,8 @@ func (s *server) start(etcd *harness.Etcd) {
 	s.api = env.APIServer(s.proxy.Etcd(), append(quiet(), s.flags...)...).API()
 }
 
-// quiet returns flags for a server that writes nothing after its start, compacts nothing, and restores no history: some rows are
-// about a revision that etcd has and memory does not.
+// quiet returns flags for a server that writes nothing after its start, compacts nothing, and
+// restores no history: some rows are about a revision that etcd has and memory does not.
 func quiet() []string {
 	return []string{
 		"--strata-feature-gates=WatchHistoryRestore=false",
@@ -79,7 +81,8 @@ type world struct {
 	etcd *harness.Etcd
 	// servers are all forms of Strata, and upstream's engine last.
 	servers []*server
-	// older are Strata and upstream's engine with an API that does not support sendInitialEvents. This Strata returns no pages.
+	// older are Strata and upstream's engine with an API that does not support sendInitialEvents.
+	// This Strata returns no pages.
 	older []*server
 }
 
@@ -110,8 +113,8 @@ var newWorld = sync.OnceValues(func() (*world, error) {
 	return w, h.continueAtLatest(ctx)
 })
 
-// open returns the world with a recent history of the test's own, which every server has received, or ends the test. It starts the
-// additional servers first.
+// open returns the world with a recent history of the test's own, which every server has received,
+// or ends the test. It starts the additional servers first.
 func open(t *testing.T, ctx context.Context, more ...*server) *world {
 	t.Helper()
 	w, err := newWorld()
@@ -122,7 +125,8 @@ func open(t *testing.T, ctx context.Context, more ...*server) *world {
 	return w
 }
 
-// settle returns when the memory of each server is at the present revision, so that reads without a wait show it, too.
+// settle returns when the memory of each server is at the present revision, so that reads without a
+// wait show it, too.
 func (w *world) settle(ctx context.Context, servers []*server) error {
 	for _, s := range servers {
 		for _, version := range []string{fmt.Sprint(w.revisions[present]), ""} {

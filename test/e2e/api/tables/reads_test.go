@@ -45,8 +45,8 @@ func (s *server) asked(f func() error) (reads, error) {
 // tries is the number of attempts to send requests with no more reads of etcd than expected.
 const tries = 3
 
-// observe returns the reads of etcd while send sends one or more requests. If they exceed want, send is called again: servers also
-// read periodically, which can only add reads.
+// observe returns the reads of etcd while send sends one or more requests. If they exceed want,
+// send is called again: servers also read periodically, which can only add reads.
 func (s *server) observe(want reads, send func() error) (reads, error) {
 	least := values
 	for range tries {

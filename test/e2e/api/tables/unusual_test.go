@@ -22,7 +22,8 @@ const (
 	otherForm  = "other form"  // of an unknown version of the format
 	notText    = "not text"    // is not base64
 	latest     = "latest"      // has a revision below 0, which means the present
-	elsewhere  = "elsewhere"   // of a list of all namespaces, used for one namespace, and vice versa
+	// of a list of all namespaces, used for one namespace, and vice versa
+	elsewhere = "elsewhere"
 )
 
 // none are the tokens that are refused.
@@ -97,7 +98,8 @@ func (h *history) edge(r request, memory bool) expectation {
 // looked are the aspects in which all engines agree at the edges; byDesign covers the others.
 var looked = []aspect{code, reason, items, version, more, remaining}
 
-// compareLooked compares the answers of all servers with their expectations, and with the last server's answers.
+// compareLooked compares the answers of all servers with their expectations, and with the last
+// server's answers.
 func compareLooked(t *testing.T, servers []*server, requests []request, want expect, got map[*server]answers) {
 	t.Helper()
 	rows := map[string][]request{}
@@ -131,7 +133,8 @@ func compareLooked(t *testing.T, servers []*server, requests []request, want exp
 	}
 }
 
-// TestList_UnusualTokensAndLimits_MatchTable sends tokens that no server has returned, tokens of other lists, and invalid limits.
+// TestList_UnusualTokensAndLimits_MatchTable sends tokens that no server has returned, tokens of
+// other lists, and invalid limits.
 func TestList_UnusualTokensAndLimits_MatchTable(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	w := open(t, ctx)
@@ -155,7 +158,8 @@ func someListRequests() (all []request) {
 	return all
 }
 
-// uncached returns the expectation for a LIST of a resource that is not cached: etcd answers it, and the limit always applies.
+// uncached returns the expectation for a LIST of a resource that is not cached: etcd answers it,
+// and the limit always applies.
 func (h *history) uncached(r request) expectation {
 	e := h.list(r, false)
 	if e.aspects[code] != fmt.Sprint(http.StatusOK) {
@@ -176,8 +180,8 @@ func (h *history) uncached(r request) expectation {
 	return e
 }
 
-// TestList_UncachedResource_MatchesTable sends LISTs of a resource that neither engine caches. TestPagedList_UncachedResource_IsComplete is
-// its short form.
+// TestList_UncachedResource_MatchesTable sends LISTs of a resource that neither engine caches.
+// TestPagedList_UncachedResource_IsComplete is its short form.
 func TestList_UncachedResource_MatchesTable(t *testing.T) {
 	if !harness.Long() {
 		t.Skip("starts two servers; STRATA_TEST_LONG=1 runs it")
@@ -201,7 +205,8 @@ func TestList_UncachedResource_MatchesTable(t *testing.T) {
 	}
 }
 
-// whole returns the expectation for a LIST if limit and continue are ignored. The API itself still refuses combinations.
+// whole returns the expectation for a LIST if limit and continue are ignored. The API itself still
+// refuses combinations.
 func (h *history) whole(r request, memory bool) expectation {
 	if refusal := h.list(r, memory); refusal.aspects[code] == fmt.Sprint(http.StatusUnprocessableEntity) {
 		return refusal
@@ -211,8 +216,8 @@ func (h *history) whole(r request, memory bool) expectation {
 	return h.list(all, memory)
 }
 
-// TestList_ChunkingGateOff_MatchesTable sends LISTs to servers whose gate APIListChunking is off, in its long form to all forms of
-// Strata. No answer has a token.
+// TestList_ChunkingGateOff_MatchesTable sends LISTs to servers whose gate APIListChunking is off,
+// in its long form to all forms of Strata. No answer has a token.
 func TestList_ChunkingGateOff_MatchesTable(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	var further []*server

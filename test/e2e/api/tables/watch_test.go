@@ -16,7 +16,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// watchRequests returns every combination for a WATCH, except at a revision that is never reached: that watch would not end.
+// watchRequests returns every combination for a WATCH, except at a revision that is never reached:
+// that watch would not end.
 func watchRequests() (all []request) {
 	for _, s := range []*scope{scopes[namespace], scopes[everywhere], scopes[labels], scopes[oneName]} {
 		for _, version := range []string{unset, zero, compacted, distant, old, present, future, garbage} {
@@ -61,7 +62,8 @@ func watchRow(r request) string {
 	return fmt.Sprintf("W%d", first)
 }
 
-// stream is the expectation for an accepted watch. The initial part is delivered before the test writes.
+// stream is the expectation for an accepted watch. The initial part is delivered before the test
+// writes.
 type stream struct {
 	expectation
 	initial bool  // every object as ADDED
@@ -86,7 +88,8 @@ func (h *history) watch(r request, s *server) stream {
 	case "W2", "W3", "W6", "W8", "W9", "W12", "W14", "W15", "W18":
 		return invalid(row)
 	}
-	// watchListed: the API turns a watch without a start revision into a request for initial events.
+	// watchListed: the API turns a watch without a start revision into a request for initial
+	// events.
 	listed := s.watchList && r.match == unset && (row == "W1" || row == "W7")
 	if r.from != unset && (listed || r.match != unset) { // watchWithToken
 		return invalid(row)
@@ -202,8 +205,8 @@ func (o *opened) read(ctx context.Context, done func() bool) error {
 	return nil
 }
 
-// watchAll starts all watches on all servers, then makes changes that all of them deliver, and returns their answers. The last
-// change is after the revision future, at which some watches begin.
+// watchAll starts all watches on all servers, then makes changes that all of them deliver, and
+// returns their answers. The last change is after the revision future, at which some watches begin.
 func (w *world) watchAll(ctx context.Context, servers []*server, requests []request) (map[*server]answers, error) {
 	started, err := onEach(servers, func(s *server) (map[request]*opened, error) { return w.startWatches(ctx, s, requests) })
 	defer func() {
@@ -254,7 +257,8 @@ func (w *world) watchAll(ctx context.Context, servers []*server, requests []requ
 	})
 }
 
-// startWatches starts watches on one server, one after the other, and waits for the initial events of each.
+// startWatches starts watches on one server, one after the other, and waits for the initial events
+// of each.
 func (w *world) startWatches(ctx context.Context, s *server, requests []request) (map[request]*opened, error) {
 	started := map[request]*opened{}
 	start := func(r request) (*opened, error) {
@@ -323,8 +327,8 @@ func TestWatch_EveryCombination_MatchesTable(t *testing.T) {
 	compare(t, w.servers, requests, w.expectWatch, got)
 }
 
-// TestWatch_NoInitialEventsSupport_MatchesTable sends every WATCH to servers whose API does not support sendInitialEvents, the API for which
-// KEP-2340's table was written.
+// TestWatch_NoInitialEventsSupport_MatchesTable sends every WATCH to servers whose API does not
+// support sendInitialEvents, the API for which KEP-2340's table was written.
 func TestWatch_NoInitialEventsSupport_MatchesTable(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	w := open(t, ctx)

@@ -11,8 +11,9 @@ import (
 	"github.com/stratakube/strata/test/harness/transcript"
 )
 
-// TestExamples_Sessions_HaveTheirOutput runs the commands of docs/examples.md in order, and compares their output. With -update, the
-// output is written into the document. Free ports replace those of the document, and a temporary directory replaces bin.
+// TestExamples_Sessions_HaveTheirOutput runs the commands of docs/examples.md in order, and
+// compares their output. With -update, the output is written into the document. Free ports replace
+// those of the document, and a temporary directory replaces bin.
 func TestExamples_Sessions_HaveTheirOutput(t *testing.T) {
 	harness.OnlyStrata(t)
 	files := temporary(t)

@@ -30,8 +30,8 @@ type terminals struct {
 	runs  *strings.Replacer // of parts of commands, before they run
 	shown *strings.Replacer // of parts of outputs, for the document
 
-	// By terminal: a server is ready when it has printed all parts, and accepts connections at the address. The document has
-	// its output only if it has parts and is not silent.
+	// By terminal: a server is ready when it has printed all parts, and accepts connections at the
+	// address. The document has its output only if it has parts and is not silent.
 	parts     map[string][]string
 	silent    map[string]bool
 	addresses map[string]string
@@ -45,7 +45,8 @@ type terminals struct {
 	read  int // lines of its output
 }
 
-// temporary returns a directory with a shorter name than that of T.TempDir: the path of etcd's socket has a limit.
+// temporary returns a directory with a shorter name than that of T.TempDir: the path of etcd's
+// socket has a limit.
 func temporary(t *testing.T) string {
 	dir := harness.Must[string](t)(os.MkdirTemp("", "strata-tour-"))
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
@@ -81,7 +82,8 @@ func (term *terminals) start(name string, stdin *os.File, args ...string) *proce
 	}))
 }
 
-// stop stops all, the server that was started last first. A server that the document has killed is not running.
+// stop stops all, the server that was started last first. A server that the document has killed is
+// not running.
 func (term *terminals) stop() {
 	if term.shell != nil {
 		term.stdin.Close()
@@ -111,7 +113,8 @@ func (term *terminals) run(c transcript.Command) (out string) {
 		// The writer of the file is still running.
 		ctx, cancel := context.WithTimeout(term.ctx, 10*time.Second)
 		defer cancel()
-		_ = harness.Poll(ctx, func(context.Context) (bool, error) { // the caller reports a difference that remains
+		_ = harness.Poll(ctx, func(context.Context) (bool, error) {
+			// the caller reports a difference that remains
 			out = term.send(line)
 			return same(c, out), nil
 		})
@@ -121,7 +124,8 @@ func (term *terminals) run(c transcript.Command) (out string) {
 	return term.shown.Replace(out)
 }
 
-// serve starts a server when the one before in its terminal has ended, and returns its output when it is ready.
+// serve starts a server when the one before in its terminal has ended, and returns its output when
+// it is ready.
 func (term *terminals) serve(terminal, line string) string {
 	term.t.Helper()
 	if server := term.servers[terminal]; server != nil {
@@ -130,7 +134,8 @@ func (term *terminals) serve(terminal, line string) string {
 	} else {
 		term.order = append(term.order, terminal)
 	}
-	server := term.start(terminal, nil, "-c", "exec "+line) // with the name of the command as its first argument
+	// with the name of the command as its first argument
+	server := term.start(terminal, nil, "-c", "exec "+line)
 	term.servers[terminal] = server
 	for _, part := range term.parts[terminal] {
 		_, _, err := server.WaitLine(term.ctx, 0, part)

@@ -1,4 +1,5 @@
-// Package tour runs the commands of docs/tour.md and docs/examples.md: servers in their terminals, everything else in a shell.
+// Package tour runs the commands of docs/tour.md and docs/examples.md: servers in their terminals,
+// everything else in a shell.
 package tour
 
 import (
@@ -17,10 +18,12 @@ import (
 
 var update = flag.Bool("update", false, "write the outputs of the commands into the documents")
 
-const testTimeout = 5 * time.Minute // the tour takes 30 s on two cores, and the examples as long unless they have to be compiled
+// the tour takes 30 s on two cores, and the examples as long unless they have to be compiled
+const testTimeout = 5 * time.Minute
 
-// TestDocument_Sessions_HaveTheirOutput runs the commands of docs/tour.md in order, and compares their output. With -update, the output
-// is written into the document. Those of `strata up --ha`, which test/e2e/faults/ha tests, run in the long form and with -update.
+// TestDocument_Sessions_HaveTheirOutput runs the commands of docs/tour.md in order, and compares
+// their output. With -update, the output is written into the document. Those of `strata up --ha`,
+// which test/e2e/faults/ha tests, run in the long form and with -update.
 func TestDocument_Sessions_HaveTheirOutput(t *testing.T) {
 	harness.OnlyStrata(t)
 	home := temporary(t)
@@ -41,12 +44,14 @@ func TestDocument_Sessions_HaveTheirOutput(t *testing.T) {
 	transcript.Document{Path: "../../../../docs/tour.md", Update: *update, Same: same, Run: run}.Check(t, 25)
 }
 
-// variable are the parts of the outputs that differ between two runs, besides those of transcript.Invariable.
+// variable are the parts of the outputs that differ between two runs, besides those of
+// transcript.Invariable.
 var variable = []struct {
 	pattern *regexp.Regexp
 	with    string
 }{
-	{regexp.MustCompile(`(?m)^ .*: (not ready yet|loading objects).*\n`), ""}, // progress, on a slow machine
+	// progress, on a slow machine
+	{regexp.MustCompile(`(?m)^ .*: (not ready yet|loading objects).*\n`), ""},
 	{regexp.MustCompile(`(?m)^ +\d+\.\d\ds`), "SECONDS"},
 	{regexp.MustCompile(`(?m)^Waiting for deployment .*\n`), ""}, // the same
 	{regexp.MustCompile(`hello-[0-9a-z]{6,10}-[0-9a-z]{5}\b`), "hello-POD"},
@@ -58,7 +63,8 @@ var variable = []struct {
 	{regexp.MustCompile(`resource version: \d+ \(\d+\)`), "resource version: N (N)"},
 }
 
-// same compares two outputs of a command. Lines of the server are compared in any order: its parts get ready in any.
+// same compares two outputs of a command. Lines of the server are compared in any order: its parts
+// get ready in any.
 func same(c transcript.Command, got string) bool {
 	if strings.HasPrefix(c.Line, "strata history top") {
 		return transcript.WithoutNumbers(got) == transcript.WithoutNumbers(c.Want)

@@ -11,8 +11,8 @@ import (
 	"github.com/stratakube/strata/test/harness/faulty"
 )
 
-// TestHistory_ServerClockAhead_IsRestored: a server whose clock is ahead by more than the history retention restores history like any other: watches
-// at revisions from before its start continue.
+// TestHistory_ServerClockAhead_IsRestored: a server whose clock is ahead by more than the history
+// retention restores history like any other: watches at revisions from before its start continue.
 func TestHistory_ServerClockAhead_IsRestored(t *testing.T) {
 	if err := faulty.ClockError(); err != nil {
 		t.Skip(err)

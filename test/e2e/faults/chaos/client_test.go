@@ -216,7 +216,8 @@ func (r *round) send(o *origin, n int, to *replica, method, path, query string, 
 	return resp, err
 }
 
-// classify returns the outcome of a request. Answers with an unknown outcome are counted, unexpected ones recorded.
+// classify returns the outcome of a request. Answers with an unknown outcome are counted,
+// unexpected ones recorded.
 func (r *round) classify(what string, resp *harness.Response, err error, name string) outcome {
 	said := "no answer"
 	if err == nil {
@@ -237,7 +238,8 @@ func (r *round) classify(what string, resp *harness.Response, err error, name st
 		switch {
 		case resp.Code == http.StatusTooManyRequests, resp.Code == http.StatusInternalServerError,
 			resp.Code == http.StatusServiceUnavailable, resp.Code == http.StatusGatewayTimeout:
-		case resp.Code == http.StatusForbidden && strings.Contains(status.Message, "not yet ready to handle request"): // admission, at the start
+		case resp.Code == http.StatusForbidden && strings.Contains(status.Message, "not yet ready to handle request"):
+			// admission, at the start
 		default:
 			r.mu.Lock()
 			r.odd = append(r.odd, fmt.Sprintf("%s: %v", what, resp.Err()))
@@ -388,7 +390,8 @@ func (r *round) drawPast(rng *rand.Rand) int64 {
 	return max(newest-rng.Int64N(200), r.compacted.Load(), 1)
 }
 
-// drawList draws the collection, the selector and the revision of a list; false if no revision is known that it may read.
+// drawList draws the collection, the selector and the revision of a list; false if no revision is
+// known that it may read.
 func (r *round) drawList(rng *rand.Rand, m mode) (l *list, query url.Values, ok bool) {
 	l = &list{resource: resources[rng.IntN(len(resources))].name, mode: m, items: map[key]state{}}
 	if rng.IntN(4) > 0 {
@@ -418,7 +421,8 @@ func (r *round) drawList(rng *rand.Rand, m mode) (l *list, query url.Values, ok 
 	return l, query, true
 }
 
-// list reads a collection: one namespace or all, with or without a selector, whole or in pages, each from any replica.
+// list reads a collection: one namespace or all, with or without a selector, whole or in pages,
+// each from any replica.
 func (r *round) list(rng *rand.Rand, client int, m mode, paged bool) bool {
 	l, query, ok := r.drawList(rng, m)
 	if !ok {
@@ -500,7 +504,8 @@ func (r *round) list(rng *rand.Rand, client int, m mode, paged bool) bool {
 	return l.outcome != unknown
 }
 
-// transact changes several objects in one transaction, directly in etcd, until ctx ends: readers have to see the changes together.
+// transact changes several objects in one transaction, directly in etcd, until ctx ends: readers
+// have to see the changes together.
 func (r *round) transact(ctx context.Context) {
 	rng := random(r.seed, clients)
 	for i := 0; ctx.Err() == nil; i++ {

@@ -13,8 +13,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// wallClock are the functions and methods that read or use the time of day. The rest of package time (Now, Since, Sub, Add, Before,
-// timers) uses the monotonic clock, which cannot be set.
+// wallClock are the functions and methods that read or use the time of day. The rest of package
+// time (Now, Since, Sub, Add, Before, timers) uses the monotonic clock, which cannot be set.
 var wallClock = map[string]bool{
 	"Unix": true, "UnixNano": true, "UnixMicro": true, "UnixMilli": true, "Date": true, "YearDay": true, "Weekday": true, "UTC": true,
 	"Format": true, "AppendFormat": true, "Parse": true, "ParseInLocation": true,
@@ -26,12 +26,13 @@ var allowed = map[string]string{
 	"kube/internal/slowclient/cutoff.go time.Unix": "a moment that has passed, for a deadline",
 }
 
-// TestSourceCode_DoesNotReadTimeOfDay reads the source code between etcd and the clients. TestFaults_ConcurrentClients_HistoriesAreValid covers the behaviour: a server
-// whose clock is days ahead, and is set forward and back, answers like the others.
+// TestSourceCode_DoesNotReadTimeOfDay reads the source code between etcd and the clients.
+// TestFaults_ConcurrentClients_HistoriesAreValid covers the behaviour: a server whose clock is days
+// ahead, and is set forward and back, answers like the others.
 //
-// Sealed continue tokens are the exception, and their package is not checked: their keys carry their creation time, for all
-// replicas. With a wrong clock the keys are rotated too early or too late; a token that can no longer be opened is answered with
-// 410.
+// Sealed continue tokens are the exception, and their package is not checked: their keys carry
+// their creation time, for all replicas. With a wrong clock the keys are rotated too early or too
+// late; a token that can no longer be opened is answered with 410.
 func TestSourceCode_DoesNotReadTimeOfDay(t *testing.T) {
 	root := filepath.Join("..", "..", "..", "..")
 	files, met := 0, map[string]bool{}

@@ -20,8 +20,9 @@ var seeds = []uint64{
 	1146471152, // a bookmark below the revision of an earlier event
 }
 
-// TestFaults_ConcurrentClients_HistoriesAreValid plays every fault while clients read and write through three servers, and judges the
-// answers. The short form plays the fixed seeds. Then it plants bugs, which the same judges have to find.
+// TestFaults_ConcurrentClients_HistoriesAreValid plays every fault while clients read and write
+// through three servers, and judges the answers. The short form plays the fixed seeds. Then it
+// plants bugs, which the same judges have to find.
 func TestFaults_ConcurrentClients_HistoriesAreValid(t *testing.T) {
 	ctx := newContext(t)
 	s := newScene(t, ctx)
@@ -151,8 +152,9 @@ func (r *round) run(t *testing.T, ctx context.Context, happens func(context.Cont
 	return v
 }
 
-// requireMirrors compares each server's cache with etcd at the same revision, by lists and by the servers' own checks, and, if
-// compare is set, the caches with each other, by their hashes at one revision.
+// requireMirrors compares each server's cache with etcd at the same revision, by lists and by the
+// servers' own checks, and, if compare is set, the caches with each other, by their hashes at one
+// revision.
 func (r *round) requireMirrors(ctx context.Context, v *verdict, last int64, compare bool) {
 	hashes := map[string]map[string]int{} // by resource: hash, and the replica that returned it
 	for _, to := range r.asked {
@@ -200,7 +202,8 @@ func (r *round) requireMirrors(ctx context.Context, v *verdict, last int64, comp
 	}
 }
 
-// requireConsistent makes a server compare itself with etcd, and, if compare is set, return its hash at a revision.
+// requireConsistent makes a server compare itself with etcd, and, if compare is set, return its
+// hash at a revision.
 func (r *round) requireConsistent(ctx context.Context, v *verdict, to *replica, res resource, last int64, compare bool, hashes map[string]map[string]int) {
 	var checked []harness.Consistency
 	err := harness.Poll(ctx, func(ctx context.Context) (ok bool, err error) {

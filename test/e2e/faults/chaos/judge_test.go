@@ -35,9 +35,10 @@ import (
 //	Available      most reads are answered
 //	Mirror         at the end the cache of each server equals etcd
 //
-// The effect of an unacknowledged write is read from etcd's history, where each value occurs once: the write either took effect, at
-// a known revision and at any time after it was sent, or it did not. Deletions have no value: an unacknowledged deletion in the
-// history is attributed to one of the deletions with an unknown outcome.
+// The effect of an unacknowledged write is read from etcd's history, where each value occurs once:
+// the write either took effect, at a known revision and at any time after it was sent, or it did
+// not. Deletions have no value: an unacknowledged deletion in the history is attributed to one of
+// the deletions with an unknown outcome.
 const (
 	acknowledged = "Acknowledged"
 	explained    = "Explained"
@@ -136,7 +137,8 @@ func (r *round) judge(t *testing.T, h *watchcheck.History) *verdict {
 		file := filepath.Join(t.ArtifactDir(), strings.ReplaceAll(string(k), "/", "_")+".html")
 		v.add(linearizable, "%s: %v (see %s with -artifacts)%s", k, result, file, stuck(info, histories[k]))
 		if f, err := os.Create(file); err == nil {
-			_ = errors.Join(porcupine.Visualize(registers, info, f), f.Close()) // the picture is for debugging only
+			// the picture is for debugging only
+			_ = errors.Join(porcupine.Visualize(registers, info, f), f.Close())
 		}
 	})
 	return v
@@ -172,7 +174,8 @@ func stuck(info porcupine.LinearizationInfo, history []porcupine.Operation) stri
 		len(best), len(history), state, s.what, s.outcome, s.got, s.want, s.at)
 }
 
-// writes judges writes against etcd's history and returns the steps of each key, those of reads of one key included.
+// writes judges writes against etcd's history and returns the steps of each key, those of reads of
+// one key included.
 func (r *round) writes(v *verdict, l *timeline) map[key][]porcupine.Operation {
 	histories := map[key][]porcupine.Operation{}
 	add := func(o *op, ended bool, s *step) {
@@ -248,8 +251,8 @@ func (r *round) writes(v *verdict, l *timeline) map[key][]porcupine.Operation {
 				delete(owners[k], d.last.uid)
 				continue
 			}
-			// One of several possible requests: the deletion is attributed to the earliest. As its end is unknown, it may take
-			// effect at any time after that one was sent.
+			// One of several possible requests: the deletion is attributed to the earliest. As its
+			// end is unknown, it may take effect at any time after that one was sent.
 			var first *op
 			for _, o := range doubts[k] {
 				may := (o.want.uid == "" || o.want.uid == d.last.uid) && (o.want.revision == 0 || o.want.revision == d.last.revision)
@@ -369,7 +372,8 @@ func (r *round) reads(v *verdict, l *timeline, histories map[key][]porcupine.Ope
 	}
 }
 
-// fresh judges consistent reads by all earlier answers, of any key: revisions count the changes of all of etcd.
+// fresh judges consistent reads by all earlier answers, of any key: revisions count the changes of
+// all of etcd.
 func (r *round) fresh(v *verdict, l *timeline) {
 	type notice struct {
 		at       time.Duration
@@ -412,8 +416,8 @@ func (r *round) fresh(v *verdict, l *timeline) {
 	}
 }
 
-// monotonic judges each client's reads from the cache of each server between two of its starts. Consistent GETs may be answered by
-// etcd, which is ahead of the cache.
+// monotonic judges each client's reads from the cache of each server between two of its starts.
+// Consistent GETs may be answered by etcd, which is ahead of the cache.
 func (r *round) monotonic(v *verdict, l *timeline) {
 	type server struct {
 		client, replica int

@@ -10,8 +10,8 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// A register is one key as clients see it: an object, or none. All requests for the key are operations on it; a consistent list,
-// whole or in pages, reads every key of its collection.
+// A register is one key as clients see it: an object, or none. All requests for the key are
+// operations on it; a consistent list, whole or in pages, reads every key of its collection.
 
 // register is the state of a register. The revision is that of the last change or deletion.
 type register struct {
@@ -89,8 +89,8 @@ func checkLinearizable(histories map[key][]porcupine.Operation, bound time.Durat
 	group.Wait()
 }
 
-// operation returns an operation with the call and return times of its origin; one that has not returned may take effect at any
-// time.
+// operation returns an operation with the call and return times of its origin; one that has not
+// returned may take effect at any time.
 func operation(from origin, ended bool, s *step) porcupine.Operation {
 	o := porcupine.Operation{ClientId: from.client, Input: s, Call: int64(from.call), Return: int64(from.ret)}
 	if !ended {

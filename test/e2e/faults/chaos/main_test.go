@@ -1,12 +1,14 @@
-// Package chaos injects faults into the environment of three API servers while clients create, update, delete, get, list, page and
-// watch through all of them, and judges the answers afterwards.
+// Package chaos injects faults into the environment of three API servers while clients create,
+// update, delete, get, list, page and watch through all of them, and judges the answers afterwards.
 //
-// All parts are real: an etcd of three members, three API servers, HTTP. A round is a sequence of faults under load in namespaces
-// of its own. A seed determines the requests of each client and the order of the faults. Process and network timing is not
-// deterministic, so a failing seed may have to be run several times. See judge_test.go for the checks.
+// All parts are real: an etcd of three members, three API servers, HTTP. A round is a sequence of
+// faults under load in namespaces of its own. A seed determines the requests of each client and the
+// order of the faults. Process and network timing is not deterministic, so a failing seed may have
+// to be run several times. See judge_test.go for the checks.
 //
-// The same harness has to fail when the product is wrong: planted_test.go puts a proxy between one API server and etcd that drops
-// an event, answers with an old revision, or reports progress ahead of its event.
+// The same harness has to fail when the product is wrong: planted_test.go puts a proxy between one
+// API server and etcd that drops an event, answers with an old revision, or reports progress ahead
+// of its event.
 //
 // Environment variables, in addition to those of the harness:
 //

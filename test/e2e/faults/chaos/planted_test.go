@@ -15,8 +15,8 @@ import (
 	"github.com/stratakube/strata/test/harness/etcdproxy"
 )
 
-// bug is a bug that the product could have. The proxies between one server and etcd emulate it, so that the server caches and
-// returns wrong data.
+// bug is a bug that the product could have. The proxies between one server and etcd emulate it, so
+// that the server caches and returns wrong data.
 type bug struct {
 	name string
 	// play plants the bug and removes it again.
@@ -27,8 +27,9 @@ type bug struct {
 	found map[string]string
 }
 
-// bugs are the planted bugs; the short form plants the first two, which all kinds of checks find. No bug changes a key again after the server has missed one of its events: the server would detect the
-// gap by etcd's version of the key.
+// bugs are the planted bugs; the short form plants the first two, which all kinds of checks find.
+// No bug changes a key again after the server has missed one of its events: the server would detect
+// the gap by etcd's version of the key.
 var bugs = []bug{
 	{
 		name: "the event of a creation is lost",
@@ -48,8 +49,8 @@ var bugs = []bug{
 	{
 		name: "reads of the latest state are stale",
 		play: func(t *testing.T, ctx context.Context, r *round, at *replica) {
-			// The server's revision stays the same. From then on the proxies report no later revision, and no earlier one either,
-			// which the server would treat as a restored etcd.
+			// The server's revision stays the same. From then on the proxies report no later
+			// revision, and no earlier one either, which the server would treat as a restored etcd.
 			var end atomic.Int64
 			end.Store(math.MaxInt64)
 			rules := at.eachDetour(func(p *harness.Proxy) *etcdproxy.Rule {
@@ -123,8 +124,8 @@ func touchPlanted(t *testing.T, ctx context.Context, r *round) {
 	harness.Check(t, err)
 }
 
-// plantBugs plants each bug between etcd and a server that runs no periodic consistency checks, and fails the test unless the
-// judges find it.
+// plantBugs plants each bug between etcd and a server that runs no periodic consistency checks, and
+// fails the test unless the judges find it.
 func (s *scene) plantBugs(t *testing.T, ctx context.Context) {
 	at := s.newReplica(t, replicas, nil, harness.Unchecked("bugs are planted"))
 	ready, cancel := context.WithTimeout(ctx, heal)
@@ -136,7 +137,8 @@ func (s *scene) plantBugs(t *testing.T, ctx context.Context) {
 			seed := uint64(1)<<32 + uint64(i) // never drawn at random
 			both := []*replica{s.replicas[0], at}
 			r := newRound(s, seed, s.createNamespaces(t, ctx, fmt.Sprintf("planted-%d", i), both))
-			r.asked, r.written, r.watched = both, both[:1], both[1:] // a server that has written knows the revision of its write
+			// a server that has written knows the revision of its write
+			r.asked, r.written, r.watched = both, both[:1], both[1:]
 			defer r.empty(t, ctx)
 			v := r.run(t, ctx, func(ctx context.Context) {
 				ctx, cancel := context.WithTimeoutCause(ctx, heal, fmt.Errorf("the bug has no effect within %v", heal))
@@ -154,7 +156,8 @@ func (s *scene) plantBugs(t *testing.T, ctx context.Context) {
 				b.cure(t, ctx, r)
 			}
 			well := &verdict{found: map[string][]string{}}
-			r.requireMirrors(ctx, well, r.newest.Load(), false) // the server may have no history from before the repair
+			// the server may have no history from before the repair
+			r.requireMirrors(ctx, well, r.newest.Load(), false)
 			well.report(t, seed)
 		})
 	}
@@ -168,7 +171,8 @@ func (r *replica) eachDetour(add func(*harness.Proxy) *etcdproxy.Rule) (rules []
 	return rules
 }
 
-// standsAt returns the revision of a server whose watch is stalled, after the events in flight have arrived.
+// standsAt returns the revision of a server whose watch is stalled, after the events in flight have
+// arrived.
 func (r *replica) standsAt(t *testing.T, ctx context.Context) int64 {
 	t.Helper()
 	const enough = 10 // equal readings in a row
@@ -200,8 +204,8 @@ func awaitHit(t *testing.T, ctx context.Context, rules []*etcdproxy.Rule) {
 	}))
 }
 
-// awaitRequests returns when clients have written through a healthy server and have done consistent reads at the other one, several
-// times each.
+// awaitRequests returns when clients have written through a healthy server and have done consistent
+// reads at the other one, several times each.
 func (r *round) awaitRequests(t *testing.T, ctx context.Context, at *replica) {
 	t.Helper()
 	began := r.now()

@@ -196,10 +196,12 @@ func (s *scene) createNamespaces(t *testing.T, ctx context.Context, prefix strin
 	return names
 }
 
-// unchanged is the number of objects of each kind in a namespace that no client changes: lists of a few objects use no index.
+// unchanged is the number of objects of each kind in a namespace that no client changes: lists of a
+// few objects use no index.
 const unchanged = 200
 
-// fill writes the unchanged objects of a round, directly in etcd. No selector of the round selects them.
+// fill writes the unchanged objects of a round, directly in etcd. No selector of the round selects
+// them.
 func (r *round) fill(t *testing.T, ctx context.Context) {
 	t.Helper()
 	const perTransaction = 100
@@ -227,7 +229,8 @@ func stored(res resource, ns, name, half, value string) string {
 		kind, name, ns, uuid.NewUUID(), halfLabel, half, valueAnnotation, value)
 }
 
-// indexed returns the number of lists with a selector for which the replicas have used an index since they were started.
+// indexed returns the number of lists with a selector for which the replicas have used an index
+// since they were started.
 func (s *scene) indexed(ctx context.Context) (n float64, err error) {
 	for _, r := range s.replicas {
 		used, err := r.api.Sum(ctx, "strata_list_plans_total", `plan="index"`)

@@ -22,7 +22,8 @@ type fault struct {
 	play func(s *scene, ctx context.Context, rng *rand.Rand) error
 }
 
-// Faults of different lanes overlap, one of each lane: faults of etcd, and faults of API servers and their links to etcd.
+// Faults of different lanes overlap, one of each lane: faults of etcd, and faults of API servers
+// and their links to etcd.
 var (
 	etcdFaults = []fault{
 		{"member killed", (*scene).killMember},
@@ -152,7 +153,8 @@ func (s *scene) cutLeader(ctx context.Context, rng *rand.Rand) error {
 	if err != nil {
 		return err
 	}
-	return s.cutPeers(ctx, leader, duration(rng)+2*time.Second) // the others elect a new leader after a second
+	// the others elect a new leader after a second
+	return s.cutPeers(ctx, leader, duration(rng)+2*time.Second)
 }
 
 func (s *scene) cutFollower(ctx context.Context, rng *rand.Rand) error {
@@ -173,8 +175,8 @@ func (s *scene) cutPeers(ctx context.Context, i int, d time.Duration) error {
 // junk is a key that fills the disk. No API server reads it.
 const junk = "junk"
 
-// fillDisk writes until etcd rejects writes, waits for a moment, and then acts as an operator: it deletes the junk, compacts
-// history, defragments each member and disarms the alarm.
+// fillDisk writes until etcd rejects writes, waits for a moment, and then acts as an operator: it
+// deletes the junk, compacts history, defragments each member and disarms the alarm.
 func (s *scene) fillDisk(ctx context.Context, rng *rand.Rand) error {
 	value := strings.Repeat("x", 1<<20)
 	for {
@@ -277,7 +279,8 @@ func (s *scene) killReplica(ctx context.Context, rng *rand.Rand) error {
 			r.boots.Add(1)
 			return nil
 		}
-		// A server without an answer from etcd at its start exits, and is restarted by its supervisor.
+		// A server without an answer from etcd at its start exits, and is restarted by its
+		// supervisor.
 		select {
 		case <-r.server.Done():
 			if _, err := r.server.Wait(ctx); err != nil {
@@ -321,8 +324,8 @@ func (s *scene) delayConnections(ctx context.Context, rng *rand.Rand) error {
 	return nil
 }
 
-// reorderAnswers delays each answer of etcd by a different time, so that answers to different requests and watch responses arrive
-// out of order.
+// reorderAnswers delays each answer of etcd by a different time, so that answers to different
+// requests and watch responses arrive out of order.
 func (s *scene) reorderAnswers(ctx context.Context, rng *rand.Rand) error {
 	r := s.drawReplica(rng)
 	for _, p := range r.detour {
@@ -360,7 +363,8 @@ func (s *scene) silenceAll(ctx context.Context, rng *rand.Rand) error {
 	return nil
 }
 
-// setClock sets the wall clock of a replica forward and back, within the validity of the certificates that it issues for itself.
+// setClock sets the wall clock of a replica forward and back, within the validity of the
+// certificates that it issues for itself.
 func (s *scene) setClock(ctx context.Context, rng *rand.Rand) error {
 	if s.clock == nil {
 		return nil

@@ -25,8 +25,9 @@ import (
 // transacted is the name prefix of the objects that are changed in one transaction.
 const transacted = "together-"
 
-// watcher watches a collection throughout a round. Each session uses another replica, and starts where the last one ended, from a
-// list, from an old revision, or from a state that the watch itself sends first.
+// watcher watches a collection throughout a round. Each session uses another replica, and starts
+// where the last one ended, from a list, from an old revision, or from a state that the watch
+// itself sends first.
 type watcher struct {
 	n        int
 	resource resource
@@ -78,8 +79,9 @@ type position struct {
 	revision int64 // to continue after; 0 for none
 }
 
-// run watches until the fence, which ends the round: the revision of the last change that the watcher selects. The channel delivers
-// it once it is known. A watcher that selects no fence gets 0, and then returns.
+// run watches until the fence, which ends the round: the revision of the last change that the
+// watcher selects. The channel delivers it once it is known. A watcher that selects no fence gets
+// 0, and then returns.
 func (w *watcher) run(ctx context.Context, r *round, fence <-chan int64) {
 	rng := random(r.seed, 100+w.n)
 	at, end := position{}, int64(-1)
@@ -234,14 +236,14 @@ type refusal struct {
 }
 
 var (
-	// unrestored is the server's log message for a prefix without history before a revision, or before the revision of its next
-	// list.
+	// unrestored is the server's log message for a prefix without history before a revision, or
+	// before the revision of its next list.
 	unrestored = regexp.MustCompile(`History could not be restored.* prefix="?([^" ]+)"? revision=(\d+)`)
 	listed     = regexp.MustCompile(`Listed the prefix"?.* prefix="?([^" ]+)"? .*revision=(\d+)`)
 )
 
-// historyLost reports whether the server has logged a reason for 410 to watches of the resource after a revision that etcd has:
-// history was not restored in time, or memory contradicted etcd.
+// historyLost reports whether the server has logged a reason for 410 to watches of the resource
+// after a revision that etcd has: history was not restored in time, or memory contradicted etcd.
 func (r *replica) historyLost(res resource, after int64) bool {
 	return slices.ContainsFunc(r.server.Outputs(), func(output string) bool {
 		without := false // the next list comes without history
@@ -264,7 +266,8 @@ func (r *replica) historyLost(res resource, after int64) bool {
 	})
 }
 
-// commitTransaction changes some objects of a namespace in one transaction: all of them, or all but one that it deletes.
+// commitTransaction changes some objects of a namespace in one transaction: all of them, or all but
+// one that it deletes.
 func (r *round) commitTransaction(ctx context.Context, rng *rand.Rand, ns string, i int) error {
 	var ops []clientv3.Op
 	for j := range 3 {
@@ -284,7 +287,8 @@ func (r *round) commitTransaction(ctx context.Context, rng *rand.Rand, ns string
 	return err
 }
 
-// fences writes the objects that end a round and returns the revision that each watcher has to reach.
+// fences writes the objects that end a round and returns the revision that each watcher has to
+// reach.
 func (r *round) fences(ctx context.Context) (ends map[*watcher]int64, last int64, err error) {
 	ends = map[*watcher]int64{}
 	for _, res := range resources {
@@ -297,7 +301,8 @@ func (r *round) fences(ctx context.Context) (ends map[*watcher]int64, last int64
 					ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 					defer cancel()
 					var err error
-					if written, err = r.asked[0].api.Create(ctx, res.path(ns), o); err != nil { // it may exist already
+					if written, err = r.asked[0].api.Create(ctx, res.path(ns), o); err != nil {
+						// it may exist already
 						written, err = r.asked[0].api.Get(ctx, res.path(ns)+"/"+name, "")
 					}
 					return err == nil, err
@@ -321,8 +326,9 @@ func (r *round) fences(ctx context.Context) (ends map[*watcher]int64, last int64
 	return ends, last, nil
 }
 
-// judged returns the sessions of a watcher in the form that validators take. A session that began with a state of unknown revision
-// gets the revision at which it fits, if there is one. The key is namespace/name.
+// judged returns the sessions of a watcher in the form that validators take. A session that began
+// with a state of unknown revision gets the revision at which it fits, if there is one. The key is
+// namespace/name.
 func (w *watcher) judged(view *watchcheck.View, l *timeline, from int64) (sessions []watchcheck.Session, err error) {
 	recorded, err := w.sessions.Recorded(0)
 	if err != nil {
@@ -346,8 +352,9 @@ func (w *watcher) judged(view *watchcheck.View, l *timeline, from int64) (sessio
 	return sessions, nil
 }
 
-// fit returns the session with the revision at which its initial state was taken: its first events show the state at that revision,
-// and the rest follow it. cut reports that the watch was cut before the initial state was complete.
+// fit returns the session with the revision at which its initial state was taken: its first events
+// show the state at that revision, and the rest follow it. cut reports that the watch was cut
+// before the initial state was complete.
 func (w *watcher) fit(view *watchcheck.View, l *timeline, from int64, s watchcheck.Session) (fitting watchcheck.Session, cut bool, err error) {
 	err = fmt.Errorf("no state of the collection is the one with which it began, %v", s.Events)
 	initial := map[string]int64{}
@@ -382,7 +389,8 @@ func (w *watcher) fit(view *watchcheck.View, l *timeline, from int64, s watchche
 	}
 }
 
-// mayBegin returns newest and the revisions with newest <= revision < before at which an object left the collection.
+// mayBegin returns newest and the revisions with newest <= revision < before at which an object
+// left the collection.
 func (w *watcher) mayBegin(l *timeline, newest, before int64) (all []int64) {
 	if newest < before {
 		all = append(all, newest)

@@ -18,8 +18,8 @@ import (
 	"github.com/stratakube/strata/test/harness/etcdproxy"
 )
 
-// asked starts a comparison, and returns once the proxy holds its request for the keys after a key. The result is sent when the
-// rule is removed.
+// asked starts a comparison, and returns once the proxy holds its request for the keys after a key.
+// The result is sent when the rule is removed.
 func asked(t *testing.T, ctx context.Context, k kind, after string) (*etcdproxy.Rule, chan harness.Consistency) {
 	t.Helper()
 	rule := proxy.HoldRequests(func(r etcdproxy.Request) bool {
@@ -38,7 +38,8 @@ func asked(t *testing.T, ctx context.Context, k kind, after string) (*etcdproxy.
 	return rule, done
 }
 
-// noAlarm returns a function that requires that no check of the lossy server has failed since the call.
+// noAlarm returns a function that requires that no check of the lossy server has failed since the
+// call.
 func noAlarm(t *testing.T, ctx context.Context) (verify func()) {
 	t.Helper()
 	count := func() int {
@@ -56,7 +57,8 @@ func noAlarm(t *testing.T, ctx context.Context) (verify func()) {
 	}
 }
 
-// TestConsistencyCheck_Compaction_ReportsNoDifference compacts etcd during a comparison of keys, before the first page and between two pages.
+// TestConsistencyCheck_Compaction_ReportsNoDifference compacts etcd during a comparison of keys,
+// before the first page and between two pages.
 func TestConsistencyCheck_Compaction_ReportsNoDifference(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	for i := range 12 { // two pages, by the size of the values
@@ -91,7 +93,8 @@ func TestConsistencyCheck_Compaction_ReportsNoDifference(t *testing.T) {
 	}
 }
 
-// TestConsistencyCheck_UndecodableValue_IsCompared writes values that cannot be decoded: their keys are compared like others.
+// TestConsistencyCheck_UndecodableValue_IsCompared writes values that cannot be decoded: their keys
+// are compared like others.
 func TestConsistencyCheck_UndecodableValue_IsCompared(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	for _, k := range []kind{maps, leases, things, routes} {
@@ -118,7 +121,8 @@ func TestConsistencyCheck_UndecodableValue_IsCompared(t *testing.T) {
 	}
 }
 
-// TestConsistencyCheck_PageTooLarge_ReportsNoDifference fails the first request for keys like a client whose limit the answer exceeds.
+// TestConsistencyCheck_PageTooLarge_ReportsNoDifference fails the first request for keys like a
+// client whose limit the answer exceeds.
 func TestConsistencyCheck_PageTooLarge_ReportsNoDifference(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	for i := range 20 {
@@ -145,7 +149,8 @@ func TestConsistencyCheck_PageTooLarge_ReportsNoDifference(t *testing.T) {
 	verify()
 }
 
-// TestConsistencyCheck_WritesMeanwhile_ReportNoDifference compares continuously on both servers while all kinds are written at full speed.
+// TestConsistencyCheck_WritesMeanwhile_ReportNoDifference compares continuously on both servers
+// while all kinds are written at full speed.
 func TestConsistencyCheck_WritesMeanwhile_ReportNoDifference(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	kinds := []kind{maps, secrets, things, routes}

@@ -15,8 +15,8 @@ import (
 	"github.com/stratakube/strata/test/harness/etcdproxy"
 )
 
-// TestConsistencyCheck_Replicas_HaveEqualHashes compares the hashes of two servers, at the current and at an older revision, with the hash of their
-// lists and of etcd's objects.
+// TestConsistencyCheck_Replicas_HaveEqualHashes compares the hashes of two servers, at the current
+// and at an older revision, with the hash of their lists and of etcd's objects.
 func TestConsistencyCheck_Replicas_HaveEqualHashes(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	kinds := []kind{maps, secrets, namespaces, leases, things, routes}
@@ -63,7 +63,8 @@ func TestConsistencyCheck_Replicas_HaveEqualHashes(t *testing.T) {
 	}
 }
 
-// TestConsistencyCheck_ReadsOnlyKeysFromEtcd: a check reads from etcd keys in pages, at the revision of memory, and nothing else.
+// TestConsistencyCheck_ReadsOnlyKeysFromEtcd: a check reads from etcd keys in pages, at the
+// revision of memory, and nothing else.
 func TestConsistencyCheck_ReadsOnlyKeysFromEtcd(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const objects, big, bigBytes = 2000, 24, 1 << 20
@@ -118,7 +119,8 @@ func TestConsistencyCheck_ReadsOnlyKeysFromEtcd(t *testing.T) {
 	}
 }
 
-// TestConsistencyCheck_WithoutPermission_IsRefused: the answer contains names, so it requires permission.
+// TestConsistencyCheck_WithoutPermission_IsRefused: the answer contains names, so it requires
+// permission.
 func TestConsistencyCheck_WithoutPermission_IsRefused(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	for token, want := range map[string]int{"": http.StatusForbidden, "nobody's": http.StatusUnauthorized} {
@@ -136,8 +138,9 @@ func TestConsistencyCheck_WithoutPermission_IsRefused(t *testing.T) {
 	}
 }
 
-// TestConsistencyCheck_RunsOncePerInterval: each resource is compared once per interval, also without requests; with interval 0 there are no periodic checks;
-// with the gate off there are no checks at all.
+// TestConsistencyCheck_RunsOncePerInterval: each resource is compared once per interval, also
+// without requests; with interval 0 there are no periodic checks; with the gate off there are no
+// checks at all.
 func TestConsistencyCheck_RunsOncePerInterval(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	without := env.Proxy(etcd)

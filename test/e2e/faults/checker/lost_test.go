@@ -28,7 +28,8 @@ func watched(t *testing.T, ctx context.Context, s *harness.Server, k kind, after
 	return w
 }
 
-// until reads a watch until an event of an object, and returns the texts of all events including that one.
+// until reads a watch until an event of an object, and returns the texts of all events including
+// that one.
 func until(t *testing.T, ctx context.Context, w *harness.Watch, name string, revision int64) (events []string) {
 	t.Helper()
 	for {
@@ -79,8 +80,9 @@ func valuesRead(k kind) (keys []string) {
 	return keys
 }
 
-// TestConsistencyCheck_LostEvents_AreDetectedAndRepaired drops events of ConfigMaps on their way to the lossy server: creations, updates, deletions, and some of each, in
-// turn. A check detects and repairs the difference.
+// TestConsistencyCheck_LostEvents_AreDetectedAndRepaired drops events of ConfigMaps on their way to
+// the lossy server: creations, updates, deletions, and some of each, in turn. A check detects and
+// repairs the difference.
 func TestConsistencyCheck_LostEvents_AreDetectedAndRepaired(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const value = "a confidential value"
@@ -205,7 +207,8 @@ func TestConsistencyCheck_LostEvents_AreDetectedAndRepaired(t *testing.T) {
 			}
 			resumed := watched(t, ctx, lossy, maps, now)
 
-			// Lists at past revisions read etcd until a check has found no difference; those at still older revisions always do.
+			// Lists at past revisions read etcd until a check has found no difference; those at
+			// still older revisions always do.
 			if n := lists(t, ctx, lossy, maps, "etcd"); n != fromEtcd {
 				t.Errorf("%d lists from etcd, and %d before the lists at old revisions", n, fromEtcd)
 			}
@@ -251,7 +254,8 @@ func TestConsistencyCheck_LostEvents_AreDetectedAndRepaired(t *testing.T) {
 	harness.Check(t, strict.RequireConsistent())
 }
 
-// requireRefusedOrGone requires that a watch after a revision gets 410, as its answer or as its first event.
+// requireRefusedOrGone requires that a watch after a revision gets 410, as its answer or as its
+// first event.
 func requireRefusedOrGone(t *testing.T, ctx context.Context, k kind, after int64) {
 	t.Helper()
 	w, refused, err := lossy.API().Watch(ctx, k.in("default"), fmt.Sprintf("resourceVersion=%d", after))
@@ -264,8 +268,8 @@ func requireRefusedOrGone(t *testing.T, ctx context.Context, k kind, after int64
 	}
 }
 
-// TestLostEvent_NextUpdate_DetectsGap drops one update: the next update of the same object does not continue the cached version, which
-// detects the gap without a check.
+// TestLostEvent_NextUpdate_DetectsGap drops one update: the next update of the same object does not
+// continue the cached version, which detects the gap without a check.
 func TestLostEvent_NextUpdate_DetectsGap(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	start := commit(t, ctx, maps.put("twice", "0"))
@@ -296,8 +300,9 @@ func TestLostEvent_NextUpdate_DetectsGap(t *testing.T) {
 	}
 }
 
-// TestConsistencyCheck_EarlyProgress_FindsMissingEvent sends the lossy server a progress notification before an event that it covers, which etcd never does:
-// a check detects the missing event, and its late arrival has no effect.
+// TestConsistencyCheck_EarlyProgress_FindsMissingEvent sends the lossy server a progress
+// notification before an event that it covers, which etcd never does: a check detects the missing
+// event, and its late arrival has no effect.
 func TestConsistencyCheck_EarlyProgress_FindsMissingEvent(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const name = "overtaken"

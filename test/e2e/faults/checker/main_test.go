@@ -1,8 +1,10 @@
-// Package checker tests the comparison of the cache with etcd (KEP-4988): the differences that it finds when events are lost, their
-// repair, its reads of etcd, and that it reports no false differences.
+// Package checker tests the comparison of the cache with etcd (KEP-4988): the differences that it
+// finds when events are lost, their repair, its reads of etcd, and that it reports no false
+// differences.
 //
-// Two servers share an etcd, each through a proxy that drops the events selected by a test. The lossy one compares on demand only, and
-// does not panic. The strict one compares at short intervals, and exits at a difference. The tests that end servers are the last ones.
+// Two servers share an etcd, each through a proxy that drops the events selected by a test. The
+// lossy one compares on demand only, and does not panic. The strict one compares at short
+// intervals, and exits at a difference. The tests that end servers are the last ones.
 package checker
 
 import (
@@ -44,7 +46,8 @@ var (
 	etcd   *harness.Etcd
 	client *clientv3.Client // bypasses all proxies
 
-	proxy, strictProxy *harness.Proxy // in front of the etcd of the lossy server, and of the strict one
+	// in front of the etcd of the lossy server, and of the strict one
+	proxy, strictProxy *harness.Proxy
 	lossy, strict      *harness.Server
 
 	hook *webhook
@@ -104,7 +107,8 @@ func (k kind) in(namespace string) string {
 // key is that of an object of the namespace default.
 func (k kind) key(name string) string { return k.prefix + "default/" + name }
 
-// put returns the write of an object in the namespace default to etcd: in JSON, which servers decode like their own format.
+// put returns the write of an object in the namespace default to etcd: in JSON, which servers
+// decode like their own format.
 func (k kind) put(name, value string) clientv3.Op {
 	stored := fmt.Sprintf(`{"apiVersion":%q,"kind":%q,"metadata":{"name":%q,"namespace":"default","uid":%[3]q,"annotations":{"value":%[4]q}}}`,
 		k.apiVersion, k.kind, name, value)
@@ -119,7 +123,8 @@ func commit(t *testing.T, ctx context.Context, ops ...clientv3.Op) int64 {
 	return r.Header.Revision
 }
 
-// stored returns keys and revisions under a prefix in etcd, at a revision or the current one if that is 0.
+// stored returns keys and revisions under a prefix in etcd, at a revision or the current one if
+// that is 0.
 func stored(t *testing.T, ctx context.Context, prefix string, at int64) (items []string, revision int64) {
 	t.Helper()
 	r, err := client.Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithRev(at), clientv3.WithKeysOnly())
@@ -157,8 +162,8 @@ func exactly(revision int64) string {
 	return fmt.Sprintf("resourceVersion=%d&resourceVersionMatch=Exact", revision)
 }
 
-// hashOf is KEP-4988's hash of a list: 64-bit FNV over namespace, name and resource version of each object, joined by '/'.
-// Objects without a namespace have an empty one.
+// hashOf is KEP-4988's hash of a list: 64-bit FNV over namespace, name and resource version of each
+// object, joined by '/'. Objects without a namespace have an empty one.
 func hashOf(items []string) string {
 	h := fnv.New64()
 	for _, item := range items {
@@ -214,7 +219,8 @@ func requireSame(t *testing.T, what string, got, want []string) {
 	t.Errorf("%s: %d objects, want %d; from number %d on %v, want %v", what, len(got), len(want), i, got[i:min(i+3, len(got))], want[i:min(i+3, len(want))])
 }
 
-// webhook converts by changing the version only. It counts its calls, and refuses them while it is broken.
+// webhook converts by changing the version only. It counts its calls, and refuses them while it is
+// broken.
 type webhook struct {
 	server *httptest.Server
 	calls  atomic.Int64
@@ -252,7 +258,8 @@ func newWebhook() *webhook {
 	return h
 }
 
-// define creates a definition, with a second version if a webhook converts, and returns when all servers serve it.
+// define creates a definition, with a second version if a webhook converts, and returns when all
+// servers serve it.
 func define(ctx context.Context, k kind, hook *webhook, servers ...*harness.API) error {
 	version := func(name string, storage bool) object {
 		return object{"name": name, "served": true, "storage": storage, "schema": object{"openAPIV3Schema": object{

@@ -12,8 +12,8 @@ import (
 	"github.com/stratakube/strata/test/harness/etcdproxy"
 )
 
-// TestConsistencyCheck_PanicEnabled_DifferencePanics drops an event of a custom resource on the way to the strict server, which panics at
-// differences that it finds on schedule.
+// TestConsistencyCheck_PanicEnabled_DifferencePanics drops an event of a custom resource on the way
+// to the strict server, which panics at differences that it finds on schedule.
 func TestConsistencyCheck_PanicEnabled_DifferencePanics(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const lost, value = "lost-before-the-panic", "a confidential value"
@@ -44,7 +44,8 @@ func TestConsistencyCheck_PanicEnabled_DifferencePanics(t *testing.T) {
 	requireAfterRestart(t, ctx, strict, before)
 }
 
-// requireAfterRestart requires that checks of a server succeed, and that its history of ConfigMaps includes a check from before.
+// requireAfterRestart requires that checks of a server succeed, and that its history of ConfigMaps
+// includes a check from before.
 func requireAfterRestart(t *testing.T, ctx context.Context, s *harness.Server, before harness.Consistency) {
 	t.Helper()
 	for _, k := range []kind{maps, things, routes} {
@@ -61,8 +62,9 @@ func requireAfterRestart(t *testing.T, ctx context.Context, s *harness.Server, b
 	}))
 }
 
-// TestConsistencyCheck_Restarts_ReportNoDifference stops and starts etcd, and the lossy server, during comparisons. The server then
-// compares on schedule: it detects and repairs a lost event, and answers lists at past revisions from memory again.
+// TestConsistencyCheck_Restarts_ReportNoDifference stops and starts etcd, and the lossy server,
+// during comparisons. The server then compares on schedule: it detects and repairs a lost event,
+// and answers lists at past revisions from memory again.
 func TestConsistencyCheck_Restarts_ReportNoDifference(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	before := requireStatus(t, ctx, lossy, maps, "success")

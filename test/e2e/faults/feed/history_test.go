@@ -65,7 +65,8 @@ func newPast(t *testing.T, ctx context.Context) *past {
 	return p
 }
 
-// fill writes revisions of many kinds: creations, updates and deletions through the API, in transactions, and by leases.
+// fill writes revisions of many kinds: creations, updates and deletions through the API, in
+// transactions, and by leases.
 func (p *past) fill(t *testing.T, ctx context.Context) {
 	t.Helper()
 	p.take(t, ctx)
@@ -160,7 +161,8 @@ func (p *past) fence(t *testing.T, ctx context.Context, name string) int64 {
 	return commit(t, ctx, p.client, ops...)
 }
 
-// requireContinued fails the test unless watches, exact lists and paged lists continue from the marks.
+// requireContinued fails the test unless watches, exact lists and paged lists continue from the
+// marks.
 func (p *past) requireContinued(t *testing.T, ctx context.Context, marks []mark) {
 	t.Helper()
 	watches, cancel := context.WithCancel(ctx)
@@ -174,8 +176,8 @@ func (p *past) requireContinued(t *testing.T, ctx context.Context, marks []mark)
 	p.requireEvents(t, ctx, marks, recordings, p.fence(t, ctx, "after the start"))
 }
 
-// requireEvents fails the test unless the recordings, each of a watch that began at a mark, have received every event up to
-// through, a revision that changed all resources.
+// requireEvents fails the test unless the recordings, each of a watch that began at a mark, have
+// received every event up to through, a revision that changed all resources.
 func (p *past) requireEvents(t *testing.T, ctx context.Context, marks []mark, recordings []*recording, through int64) {
 	t.Helper()
 	for _, k := range p.kinds {
@@ -201,7 +203,8 @@ func later(all []change, revision int64) []change {
 	return all[i:]
 }
 
-// requireList repeats the list of the mark, and returns the number of times that the server asked for a retry.
+// requireList repeats the list of the mark, and returns the number of times that the server asked
+// for a retry.
 func (m mark) requireList(t *testing.T, ctx context.Context, api *harness.API) (retries int) {
 	t.Helper()
 	r, retries, err := retried(ctx, func() (*harness.Response, error) { return listAt(ctx, api, m.kind.path, m.revision) })
@@ -236,8 +239,8 @@ func (m mark) requirePages(t *testing.T, ctx context.Context, api *harness.API) 
 	}
 }
 
-// objectReads returns the keys that were read from etcd, for cached resources, since the proxy was reset. Reads of keys only are
-// consistency checks.
+// objectReads returns the keys that were read from etcd, for cached resources, since the proxy was
+// reset. Reads of keys only are consistency checks.
 func (p *past) objectReads() (keys []string) {
 	for _, r := range p.proxy.Ranges() {
 		for _, k := range p.kinds {
@@ -250,9 +253,9 @@ func (p *past) objectReads() (keys []string) {
 	return keys
 }
 
-// TestHistory_ServerKilled_IsRestored kills a server and starts it again, several times. The server still serves revisions from before
-// the kill, and requests during the restore wait: watches, exact lists and paged lists continue, all from memory. Each start restores
-// in another way.
+// TestHistory_ServerKilled_IsRestored kills a server and starts it again, several times. The server
+// still serves revisions from before the kill, and requests during the restore wait: watches, exact
+// lists and paged lists continue, all from memory. Each start restores in another way.
 func TestHistory_ServerKilled_IsRestored(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
@@ -270,7 +273,8 @@ func TestHistory_ServerKilled_IsRestored(t *testing.T) {
 		{"as far as the bounds", func(t *testing.T) { p.bounded(t, ctx) }},
 		{"etcd is compacted during the replay", func(t *testing.T) { p.compactedDuringRestore(t, ctx, replay) }},
 	}
-	if harness.Long() { // the replay of a compacted etcd begins with a watch, which must not be held
+	if harness.Long() {
+		// the replay of a compacted etcd begins with a watch, which must not be held
 		restarts = slices.Concat(
 			[]restart{{"requests wait for the replay", func(t *testing.T) { p.duringRestore(t, ctx, replay) }}}, restarts,
 			[]restart{
@@ -304,7 +308,8 @@ func (p *past) everyRevision(t *testing.T, ctx context.Context) {
 	}
 }
 
-// requireFromMemory fails the test unless requests continue from the marks without reads of objects from etcd.
+// requireFromMemory fails the test unless requests continue from the marks without reads of objects
+// from etcd.
 func (p *past) requireFromMemory(t *testing.T, ctx context.Context, marks []mark) {
 	t.Helper()
 	p.proxy.Reset()
@@ -359,7 +364,8 @@ func (p *past) duringRestore(t *testing.T, ctx context.Context, held hold) {
 	marks := p.marks[len(p.marks)/2:]
 	fence := p.fence(t, ctx, held.name)
 	var group sync.WaitGroup
-	var retries [2]atomic.Int64 // of cached resources, and of resources that etcd serves or a definition adds
+	// of cached resources, and of resources that etcd serves or a definition adds
+	var retries [2]atomic.Int64
 	retried := func(k kind, n int) {
 		i := 0
 		if k == events || k == things {
@@ -396,8 +402,8 @@ func shortly(t *testing.T) context.Context {
 	return ctx
 }
 
-// compactedDuringRestore compacts etcd while a starting server reads its history. The server restarts the read at the compacted
-// revision.
+// compactedDuringRestore compacts etcd while a starting server reads its history. The server
+// restarts the read at the compacted revision.
 func (p *past) compactedDuringRestore(t *testing.T, ctx context.Context, held hold) {
 	before := p.fence(t, ctx, "before "+held.name)
 	compacted := p.churn(t, ctx, 50)

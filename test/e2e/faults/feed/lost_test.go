@@ -25,7 +25,8 @@ type single struct {
 	client *clientv3.Client // bypasses the link
 }
 
-// TestFeed_OnlyMemberFails_EventsAreCompleteOr410 lets etcd fail in several ways, one after the other, under one server.
+// TestFeed_OnlyMemberFails_EventsAreCompleteOr410 lets etcd fail in several ways, one after the
+// other, under one server.
 func TestFeed_OnlyMemberFails_EventsAreCompleteOr410(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
@@ -51,8 +52,8 @@ func TestFeed_OnlyMemberFails_EventsAreCompleteOr410(t *testing.T) {
 	}
 }
 
-// connectionLost breaks the connections of the server to etcd, and stops, kills and starts etcd, under writes. No watch ends, and each
-// delivers every event once.
+// connectionLost breaks the connections of the server to etcd, and stops, kills and starts etcd,
+// under writes. No watch ends, and each delivers every event once.
 func (s *single) connectionLost(t *testing.T, ctx context.Context) {
 	kinds := []kind{maps, secrets, leases, things}
 	var first []clientv3.Op
@@ -140,8 +141,9 @@ func (s *single) connectionLost(t *testing.T, ctx context.Context) {
 	}
 }
 
-// compactedWhileCutOff cuts the server off until etcd has compacted revisions that the server has not received. Watches below the new
-// floor end with 410. A watch that began above the floor, at a revision that another server may have sent, continues.
+// compactedWhileCutOff cuts the server off until etcd has compacted revisions that the server has
+// not received. Watches below the new floor end with 410. A watch that began above the floor, at a
+// revision that another server may have sent, continues.
 func (s *single) compactedWhileCutOff(t *testing.T, ctx context.Context) {
 	for round := range 2 {
 		started := commit(t, ctx, s.client, maps.put("one", "first"), secrets.put("one", "first"))
@@ -165,8 +167,9 @@ func (s *single) compactedWhileCutOff(t *testing.T, ctx context.Context) {
 		compact(t, ctx, s.client, compacted)
 		bookmark := put(10)
 		goesOn := map[*recording]kind{
-			record(t, ctx, s.api, maps.path, "", bookmark):                            maps,
-			record(t, ctx, s.api, maps.path, "allowWatchBookmarks=true", compacted):   maps, // at the floor, not below it
+			record(t, ctx, s.api, maps.path, "", bookmark): maps,
+			// at the floor, not below it
+			record(t, ctx, s.api, maps.path, "allowWatchBookmarks=true", compacted):   maps,
 			record(t, ctx, s.api, secrets.path, "allowWatchBookmarks=true", bookmark): secrets,
 			record(t, ctx, s.api, secrets.path, "labelSelector=value", bookmark):      secrets,
 		}

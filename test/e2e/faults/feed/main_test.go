@@ -1,8 +1,9 @@
-// Package feed tests watches and lists of a server whose responses from etcd are lost, late or wrong: broken connections, hanging
-// members, an etcd restored from a backup, and a server that was killed and restarted.
+// Package feed tests watches and lists of a server whose responses from etcd are lost, late or
+// wrong: broken connections, hanging members, an etcd restored from a backup, and a server that was
+// killed and restarted.
 //
-// Most writes go to etcd directly, so that they continue when the server is cut off. The expected events are read from etcd's
-// history: see history.
+// Most writes go to etcd directly, so that they continue when the server is cut off. The expected
+// events are read from etcd's history: see history.
 //
 // Environment variables, in addition to those of the harness:
 //

@@ -19,10 +19,11 @@ import (
 )
 
 const (
-	// switchGoal is the time within which the feed has to switch to another member; on a busy machine a miss is only logged.
+	// switchGoal is the time within which the feed has to switch to another member; on a busy
+	// machine a miss is only logged.
 	switchGoal = 5 * time.Second
-	// switchBound bounds a failing test. Hanging connections are closed after 40 s at the latest, even without the tested mechanism:
-	// metrics show that it was the cause of the switch.
+	// switchBound bounds a failing test. Hanging connections are closed after 40 s at the latest,
+	// even without the tested mechanism: metrics show that it was the cause of the switch.
 	switchBound = 2 * time.Minute
 )
 
@@ -59,8 +60,8 @@ func newMembers(t *testing.T, ctx context.Context) *members {
 	return s
 }
 
-// feeding returns the member over which the feed runs: its link alone transfers the value of a key without readers, in two
-// consecutive attempts, since other links transfer as much occasionally.
+// feeding returns the member over which the feed runs: its link alone transfers the value of a key
+// without readers, in two consecutive attempts, since other links transfer as much occasionally.
 func (s *members) feeding(t *testing.T, ctx context.Context) int {
 	t.Helper()
 	const size = 1 << 20
@@ -98,8 +99,8 @@ func (s *members) feeding(t *testing.T, ctx context.Context) int {
 	return found
 }
 
-// write changes a ConfigMap and a Secret, in one transaction, repeatedly until stop is closed. It never cancels a write: a canceled
-// write might still be applied.
+// write changes a ConfigMap and a Secret, in one transaction, repeatedly until stop is closed. It
+// never cancels a write: a canceled write might still be applied.
 func write(ctx context.Context, stop <-chan struct{}, client *clientv3.Client) error {
 	for n := 0; ; n++ {
 		name := fmt.Sprintf("written-%d", n%5)
@@ -129,7 +130,8 @@ func (r reads) String() string {
 	return fmt.Sprintf("%d answered, %d refused, %d failed, the longest took %v", r.answered, r.refused, r.failed, r.longest.Round(time.Millisecond))
 }
 
-// read reads until stop is closed, and completes the last request. A refusal that asks for a retry is retried after a moment.
+// read reads until stop is closed, and completes the last request. A refusal that asks for a retry
+// is retried after a moment.
 func read(ctx context.Context, stop <-chan struct{}, api *harness.API, path string) (r reads) {
 	for {
 		began := time.Now()
@@ -191,7 +193,8 @@ func TestFeed_MemberFails_UsesOtherMember(t *testing.T) {
 	} {
 		for range 2 {
 			t.Run(fault.name, func(t *testing.T) {
-				before, _ := s.api.Metric(ctx, "strata_mirror_"+fault.metric+"{") // a missing metric fails the check below
+				// a missing metric fails the check below
+				before, _ := s.api.Metric(ctx, "strata_mirror_"+fault.metric+"{")
 				failed := s.feeding(t, ctx)
 				fault.fail(failed, true)
 				s.requireGoesOn(t, ctx, failed)
@@ -224,7 +227,8 @@ func (s *members) requireReads(t *testing.T, ctx context.Context) {
 	}
 }
 
-// requireGoesOn requires that watches deliver writes through the remaining members, and that reads are answered.
+// requireGoesOn requires that watches deliver writes through the remaining members, and that reads
+// are answered.
 func (s *members) requireGoesOn(t *testing.T, ctx context.Context, failed int) {
 	t.Helper()
 	began := time.Now()
@@ -238,7 +242,8 @@ func (s *members) requireGoesOn(t *testing.T, ctx context.Context, failed int) {
 	}
 	client := harness.Endpoints(left...).Client()
 	var first int64
-	harness.Check(t, harness.Poll(bound, func(ctx context.Context) (bool, error) { // the other members may have to elect a leader
+	harness.Check(t, harness.Poll(bound, func(ctx context.Context) (bool, error) {
+		// the other members may have to elect a leader
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		resp, err := client.Txn(ctx).Then(maps.put("first", fmt.Sprint(failed)), secrets.put("first", fmt.Sprint(failed))).Commit()
@@ -289,8 +294,8 @@ func (s *members) requireGoesOn(t *testing.T, ctx context.Context, failed int) {
 	}
 }
 
-// requireReadsFromMemory: with all members paused the feed has no other member. Memory still answers requests for any resource version;
-// when the members continue, so do the watches.
+// requireReadsFromMemory: with all members paused the feed has no other member. Memory still
+// answers requests for any resource version; when the members continue, so do the watches.
 func (s *members) requireReadsFromMemory(t *testing.T, ctx context.Context) {
 	for _, fault := range []struct {
 		name string

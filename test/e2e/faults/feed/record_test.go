@@ -26,8 +26,8 @@ type change struct {
 
 func (c change) String() string { return fmt.Sprintf("%s %s@%d", c.kind, c.name, c.revision) }
 
-// history returns the events of a prefix in etcd's history, after one revision and up to another, at which a key below the prefix
-// was changed.
+// history returns the events of a prefix in etcd's history, after one revision and up to another,
+// at which a key below the prefix was changed.
 func history(t *testing.T, ctx context.Context, client *clientv3.Client, prefix string, after, through int64) []change {
 	t.Helper()
 	return historyOf(t, ctx, client, prefix, after, through, nil)
@@ -41,7 +41,8 @@ func labelled(value string) func(*mvccpb.KeyValue) bool {
 	}
 }
 
-// historyOf is history for a watch that selects objects, all if selects is nil: an object that it selects no longer is deleted.
+// historyOf is history for a watch that selects objects, all if selects is nil: an object that it
+// selects no longer is deleted.
 func historyOf(t *testing.T, ctx context.Context, client *clientv3.Client, prefix string, after, through int64, selects func(*mvccpb.KeyValue) bool) []change {
 	t.Helper()
 	ctx, cancel := context.WithCancel(ctx)
@@ -93,8 +94,8 @@ type recording struct {
 	}
 }
 
-// record starts a watch of a path after a revision, and reads it until the context or the test ends. It retries when the server
-// asks for it.
+// record starts a watch of a path after a revision, and reads it until the context or the test
+// ends. It retries when the server asks for it.
 func record(t *testing.T, ctx context.Context, api *harness.API, path, query string, after int64) *recording {
 	t.Helper()
 	query = strings.TrimSuffix(fmt.Sprintf("resourceVersion=%d&%s", after, query), "&")
@@ -126,7 +127,8 @@ func record(t *testing.T, ctx context.Context, api *harness.API, path, query str
 	return r
 }
 
-// retried sends a request until the server does not ask for a retry, and returns the number of retries. The response may be nil.
+// retried sends a request until the server does not ask for a retry, and returns the number of
+// retries. The response may be nil.
 func retried(ctx context.Context, send func() (*harness.Response, error)) (r *harness.Response, retries int, err error) {
 	err = harness.Poll(ctx, func(context.Context) (bool, error) {
 		var err error
@@ -172,7 +174,8 @@ func (r *recording) add(e harness.Event, err error) bool {
 // patience bounds the wait for expected events; it is long because machines may be busy.
 const patience = time.Minute
 
-// await returns when the condition on the recording, called with its lock held, is true; an error if the watch ends first.
+// await returns when the condition on the recording, called with its lock held, is true; an error
+// if the watch ends first.
 func (r *recording) await(ctx context.Context, what string, condition func() bool) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not after %v", patience))
 	defer cancel()
@@ -196,8 +199,8 @@ func (r *recording) await(ctx context.Context, what string, condition func() boo
 	}
 }
 
-// awaitRevision returns when the watch has delivered an event or a bookmark at a revision or later, with the arrival time of the
-// last event.
+// awaitRevision returns when the watch has delivered an event or a bookmark at a revision or later,
+// with the arrival time of the last event.
 func (r *recording) awaitRevision(ctx context.Context, revision int64) (time.Time, error) {
 	var at time.Time
 	err := r.await(ctx, fmt.Sprintf("shown revision %d", revision), func() bool {
@@ -207,7 +210,8 @@ func (r *recording) awaitRevision(ctx context.Context, revision int64) (time.Tim
 	return at, err
 }
 
-// requireEvents waits for the last change, and fails the test unless the watch is open and has delivered exactly these changes.
+// requireEvents waits for the last change, and fails the test unless the watch is open and has
+// delivered exactly these changes.
 func (r *recording) requireEvents(t *testing.T, ctx context.Context, want []change) {
 	t.Helper()
 	if len(want) > 0 {
@@ -246,8 +250,9 @@ func difference(got, want []change) string {
 	return ""
 }
 
-// requireExpired fails the test unless the watch ends as the API prescribes for a compacted revision: an ERROR event with a Status,
-// 410, reason Expired, and then the end of the stream. The answer to a new watch may be that Status instead.
+// requireExpired fails the test unless the watch ends as the API prescribes for a compacted
+// revision: an ERROR event with a Status, 410, reason Expired, and then the end of the stream. The
+// answer to a new watch may be that Status instead.
 func (r *recording) requireExpired(t *testing.T, ctx context.Context) {
 	t.Helper()
 	if err := r.await(ctx, "ended", func() bool { return r.mu.err != nil }); err != nil {

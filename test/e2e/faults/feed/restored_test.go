@@ -22,7 +22,8 @@ import (
 	"github.com/stratakube/strata/test/harness/etcdcluster"
 )
 
-// The value of an object, or its name, if it was written after the backup and before the restore, and is therefore lost.
+// The value of an object, or its name, if it was written after the backup and before the restore,
+// and is therefore lost.
 const lost = "lost"
 
 // restoredInPlace restores the same cluster at an older revision, by its files.
@@ -41,8 +42,8 @@ func (s *single) restoredInPlace(t *testing.T, ctx context.Context) {
 	})
 }
 
-// restoredElsewhere restores a snapshot in a new cluster, with writes before the server connects to it: its revision is higher than that
-// of the lost cluster, so only the cluster ID differs.
+// restoredElsewhere restores a snapshot in a new cluster, with writes before the server connects to
+// it: its revision is higher than that of the lost cluster, so only the cluster ID differs.
 func (s *single) restoredElsewhere(t *testing.T, ctx context.Context) {
 	s.restored(t, ctx, func() func() {
 		backup := snapshot(t, ctx, s.env, s.client)
@@ -63,8 +64,9 @@ func (s *single) restoredElsewhere(t *testing.T, ctx context.Context) {
 	})
 }
 
-// restored calls backUp, then the function that it returns, which restores etcd to the earlier state under the running server. The
-// server has to detect that. It then serves the restored state, and nothing written between backup and restore.
+// restored calls backUp, then the function that it returns, which restores etcd to the earlier
+// state under the running server. The server has to detect that. It then serves the restored state,
+// and nothing written between backup and restore.
 func (s *single) restored(t *testing.T, ctx context.Context, backUp func() (restore func())) {
 	kinds := []kind{maps, secrets, things}
 	for _, k := range kinds {
@@ -227,7 +229,8 @@ func showsLost(r *harness.Response) bool {
 	return r.Code == http.StatusOK && (strings.Contains(string(r.Body), `"value":"`+lost) || strings.Contains(string(r.Body), `"name":"`+lost))
 }
 
-// requireNotLost fails the test unless an answer is a permitted one for a request at a lost revision.
+// requireNotLost fails the test unless an answer is a permitted one for a request at a lost
+// revision.
 func requireNotLost(t *testing.T, what string, r *harness.Response) {
 	t.Helper()
 	switch r.Code {
@@ -240,8 +243,8 @@ func requireNotLost(t *testing.T, what string, r *harness.Response) {
 	}
 }
 
-// requireNothingLost fails the test if a watch at a lost revision has delivered lost objects, or ended with an error other than
-// 410.
+// requireNothingLost fails the test if a watch at a lost revision has delivered lost objects, or
+// ended with an error other than 410.
 func (r *recording) requireNothingLost(t *testing.T) {
 	t.Helper()
 	r.mu.Lock()
@@ -268,8 +271,8 @@ func snapshot(t *testing.T, ctx context.Context, e *harness.Env, client *clientv
 	return e.WriteFile("snapshot.db", data[:len(data)-sum])
 }
 
-// restoreSnapshot restores a snapshot into the data directory of another etcd, which is stopped: its keys with all their revisions,
-// without its membership.
+// restoreSnapshot restores a snapshot into the data directory of another etcd, which is stopped:
+// its keys with all their revisions, without its membership.
 func restoreSnapshot(t *testing.T, file, dir string) {
 	t.Helper()
 	from, err := bbolt.Open(file, 0o600, &bbolt.Options{ReadOnly: true})

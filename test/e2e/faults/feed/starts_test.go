@@ -14,12 +14,14 @@ import (
 	"github.com/stratakube/strata/test/harness/etcdproxy"
 )
 
-// TestHistory_ConcurrentStarts_AreRestored starts two servers, in its long form three, on one etcd with a long history, which all of them read at the same time, under
-// writes. It logs the cost; it requires that each server has restored the newest part of the history, which etcd reads without blocking
-// a writer for long.
+// TestHistory_ConcurrentStarts_AreRestored starts two servers, in its long form three, on one etcd
+// with a long history, which all of them read at the same time, under writes. It logs the cost; it
+// requires that each server has restored the newest part of the history, which etcd reads without
+// blocking a writer for long.
 func TestHistory_ConcurrentStarts_AreRestored(t *testing.T) {
 	harness.OnlyStrata(t)
-	const restored, names = 5_000, 500 // with the writes beside fewer than the 10,000 that are restored of any etcd
+	// with the writes beside fewer than the 10,000 that are restored of any etcd
+	const restored, names = 5_000, 500
 	revisions, size := harness.Pick(20_000, 200_000), 1<<10
 	ctx := harness.Context(t, testTimeout)
 	e := harness.New(t)
@@ -111,8 +113,9 @@ func TestHistory_ConcurrentStarts_AreRestored(t *testing.T) {
 	}
 }
 
-// TestInitialLoad_SlowEtcd_ServerBecomesReady starts a server on an etcd whose content arrives slowly: the load takes longer than admission's wait for
-// its informers, and the post-start hooks that write must not end the process.
+// TestInitialLoad_SlowEtcd_ServerBecomesReady starts a server on an etcd whose content arrives
+// slowly: the load takes longer than admission's wait for its informers, and the post-start hooks
+// that write must not end the process.
 func TestInitialLoad_SlowEtcd_ServerBecomesReady(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)

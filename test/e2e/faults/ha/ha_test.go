@@ -41,9 +41,10 @@ func turns() (all []fault) {
 	return all
 }
 
-// TestUpHA_EachProcessEnds_ClientsContinue ends processes of each kind while 300 informers, two elected controllers, readers and writers run.
-// No informer relists, every informer receives every event once and in order, no leader loses its lease, and no request fails except for
-// those in flight on an ended process.
+// TestUpHA_EachProcessEnds_ClientsContinue ends processes of each kind while 300 informers, two
+// elected controllers, readers and writers run. No informer relists, every informer receives every
+// event once and in order, no leader loses its lease, and no request fails except for those in
+// flight on an ended process.
 func TestUpHA_EachProcessEnds_ClientsContinue(t *testing.T) {
 	s := startScene(t)
 	ctx := harness.Context(t, harness.Pick(4*time.Minute, 20*time.Minute))

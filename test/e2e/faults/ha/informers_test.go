@@ -37,7 +37,8 @@ const (
 // follow describes the objects of an informer.
 type follow struct{ resource, labels string }
 
-// follows are the objects of the informers, in turns: a resource with many changes, whole and in part, and a resource without any.
+// follows are the objects of the informers, in turns: a resource with many changes, whole and in
+// part, and a resource without any.
 func follows(i int) follow {
 	shard := fmt.Sprint("shard=", i%shards)
 	return [...]follow{{configMaps, ""}, {configMaps, shard}, {configMaps, shard}, {secrets, ""}, {secrets, shard}}[i%5]
@@ -52,7 +53,8 @@ func (f follow) selects(t *testing.T) watchcheck.Select {
 
 func (f follow) prefix() string { return "/registry/" + f.resource + "/" }
 
-// informer is a client-go informer of metadata whose requests are counted and whose events are recorded.
+// informer is a client-go informer of metadata whose requests are counted and whose events are
+// recorded.
 type informer struct {
 	follow
 	cache.SharedIndexInformer
@@ -173,11 +175,13 @@ func (s *scene) startFleet(t *testing.T, ctx context.Context, n int) fleet {
 // ownConnections returns a copy of config whose clients share no connection with other copies.
 func ownConnections(config *rest.Config) *rest.Config {
 	own := rest.CopyConfig(config)
-	own.Dial = (&net.Dialer{}).DialContext // client-go shares no connections of clients with their own dialer
+	// client-go shares no connections of clients with their own dialer
+	own.Dial = (&net.Dialer{}).DialContext
 	return own
 }
 
-// awaitSteady returns when no informer relists if its watch ends: client-go relists after a watch of less than a second without events.
+// awaitSteady returns when no informer relists if its watch ends: client-go relists after a watch
+// of less than a second without events.
 func (f fleet) awaitSteady(t *testing.T, ctx context.Context) {
 	t.Helper()
 	const old = 1500 * time.Millisecond
@@ -244,7 +248,8 @@ func (s *scene) awaitEqual(t *testing.T, ctx context.Context, f fleet) {
 	}))
 }
 
-// validate checks all events of the informers against the history. Their stores are already known to be complete.
+// validate checks all events of the informers against the history. Their stores are already known
+// to be complete.
 func (f fleet) validate(t *testing.T, ctx context.Context, h *recorded.History) {
 	t.Helper()
 	history, err := h.Now(ctx)

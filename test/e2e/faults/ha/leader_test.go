@@ -33,8 +33,8 @@ const (
 	outputs = "outputs" // and of those that it creates, one for each
 )
 
-// election is a lease with two candidates, of which the first one leads. The leader is a controller: for each ConfigMap of a namespace it
-// creates one in another.
+// election is a lease with two candidates, of which the first one leads. The leader is a
+// controller: for each ConfigMap of a namespace it creates one in another.
 type election struct {
 	name    string
 	client  kubernetes.Interface
@@ -43,7 +43,8 @@ type election struct {
 	created atomic.Int64
 }
 
-// startElection starts an election whose candidates use the connection config, and returns when the first candidate leads.
+// startElection starts an election whose candidates use the connection config, and returns when the
+// first candidate leads.
 func startElection(t *testing.T, ctx context.Context, name string, config *rest.Config) *election {
 	t.Helper()
 	client, err := kubernetes.NewForConfig(ownConnections(config))
@@ -110,7 +111,8 @@ func (e *election) control(ctx context.Context) {
 	}
 }
 
-// judge reports a lost lease, and returns when the controller has created an output for each of n inputs.
+// judge reports a lost lease, and returns when the controller has created an output for each of n
+// inputs.
 func (e *election) judge(t *testing.T, ctx context.Context, n int) {
 	t.Helper()
 	harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {

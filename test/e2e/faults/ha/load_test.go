@@ -21,11 +21,13 @@ const (
 	writePause = 20 * time.Millisecond // of each client, between two requests
 	liveMaps   = 40                    // objects of one writer
 
-	// requestTimeout bounds a request. Writes wait for the election of a leader of etcd, which takes one to two seconds.
+	// requestTimeout bounds a request. Writes wait for the election of a leader of etcd, which
+	// takes one to two seconds.
 	requestTimeout = 15 * time.Second
 
-	// After leftOutWithin the balancer sends no requests to a process that was killed, and an orderly leader of etcd has handed over. After
-	// electedWithin etcd has another leader in place of a killed one: until then members forward writes to that one.
+	// After leftOutWithin the balancer sends no requests to a process that was killed, and an
+	// orderly leader of etcd has handed over. After electedWithin etcd has another leader in place
+	// of a killed one: until then members forward writes to that one.
 	leftOutWithin = time.Second
 	electedWithin = 4 * time.Second
 )
@@ -137,12 +139,14 @@ func (l *load) do(ctx context.Context, api *harness.API, method, path string, bo
 	}
 }
 
-// explains reports whether a request may have been in flight on the process that f ended, and may fail for that reason. API servers and
-// replicas that end by SIGTERM answer all requests. The leader of etcd may lose writes in both cases: it drops those that a member
-// forwards while it hands over, and the member waits for them until a timeout.
+// explains reports whether a request may have been in flight on the process that f ended, and may
+// fail for that reason. API servers and replicas that end by SIGTERM answer all requests. The
+// leader of etcd may lose writes in both cases: it drops those that a member forwards while it
+// hands over, and the member waits for them until a timeout.
 //
-// A server that ends answers with 429, which clients repeat, if it no longer accepts requests: after a request of the same connection that was
-// in progress all the time in which the server asks clients to reconnect.
+// A server that ends answers with 429, which clients repeat, if it no longer accepts requests:
+// after a request of the same connection that was in progress all the time in which the server asks
+// clients to reconnect.
 func (f fault) explains(failed failure) bool {
 	if failed.code == http.StatusTooManyRequests {
 		return f.signal == term && failed.began.After(f.began) && failed.began.Before(f.ended)
@@ -164,7 +168,8 @@ type fault struct {
 	began, ended    time.Time
 }
 
-// judge reports failures of requests that were not in flight on an ended process, and answers that are not expected.
+// judge reports failures of requests that were not in flight on an ended process, and answers that
+// are not expected.
 func (l *load) judge(t *testing.T, faults []fault) {
 	t.Helper()
 	l.mu.Lock()
@@ -181,7 +186,8 @@ func (l *load) judge(t *testing.T, faults []fault) {
 	t.Logf("%d writes and %d reads were answered; %d requests in flight on ended processes failed; other answers: %v; the slowest took %v",
 		l.wrote.Load(), l.reads.Load(), excused, l.mu.refused, l.mu.slowest)
 	for answer, n := range l.mu.refused {
-		if !strings.HasSuffix(answer, " 404") && !strings.HasSuffix(answer, " 409") { // of objects whose creation had failed, or had no answer
+		if !strings.HasSuffix(answer, " 404") && !strings.HasSuffix(answer, " 409") {
+			// of objects whose creation had failed, or had no answer
 			t.Errorf("%d requests were answered with %s", n, answer)
 		}
 	}

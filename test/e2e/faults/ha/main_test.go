@@ -1,7 +1,9 @@
-// Package ha tests `strata up --ha`: every process of the control plane is ended in turn, by SIGKILL and by SIGTERM, while informers,
-// elected controllers, readers and writers use the two balancers.
+// Package ha tests `strata up --ha`: every process of the control plane is ended in turn, by
+// SIGKILL and by SIGTERM, while informers, elected controllers, readers and writers use the two
+// balancers.
 //
-// Clients record their events, a client of etcd records the history, and watchcheck compares the two.
+// Clients record their events, a client of etcd records the history, and watchcheck compares the
+// two.
 //
 // Environment variables, in addition to those of the harness:
 //
@@ -101,7 +103,8 @@ func startScene(t *testing.T) *scene {
 // start starts `strata up --ha` in the data directory.
 func (s *scene) start() { s.up = env.UpIn(s.dir, "--ha", "--controllers=none") }
 
-// context returns the administrator's connection of a context in the kubeconfig, without a rate limit.
+// context returns the administrator's connection of a context in the kubeconfig, without a rate
+// limit.
 func (s *scene) context(t *testing.T, name string) *rest.Config {
 	t.Helper()
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
@@ -146,7 +149,8 @@ func (s *scene) pids(t *testing.T) map[string]int {
 	return pids
 }
 
-// end sends a signal to a process of the control plane, and returns when another one is ready in its place.
+// end sends a signal to a process of the control plane, and returns when another one is ready in
+// its place.
 func (s *scene) end(t *testing.T, ctx context.Context, name string, sig syscall.Signal) (began, ended time.Time) {
 	t.Helper()
 	pid := s.pids(t)[name]

@@ -17,7 +17,8 @@ import (
 
 const processCount = 3 + 3 + 2 // members of etcd, API servers, replicas
 
-// TestUpHA_Processes_EndWithTheirParent kills `strata up --ha`, starts it again on the data of members that were killed, and stops it.
+// TestUpHA_Processes_EndWithTheirParent kills `strata up --ha`, starts it again on the data of
+// members that were killed, and stops it.
 func TestUpHA_Processes_EndWithTheirParent(t *testing.T) {
 	s := startScene(t)
 	ctx := harness.Context(t, 3*time.Minute)
@@ -45,7 +46,8 @@ func TestUpHA_Processes_EndWithTheirParent(t *testing.T) {
 	}
 }
 
-// requireAcknowledged reads an object in a context of the kubeconfig, whose ports are those of the last start.
+// requireAcknowledged reads an object in a context of the kubeconfig, whose ports are those of the
+// last start.
 func (s *scene) requireAcknowledged(t *testing.T, ctx context.Context, name string, written harness.Object) {
 	t.Helper()
 	client, err := kubernetes.NewForConfig(s.context(t, name))
@@ -66,7 +68,8 @@ func (s *scene) requireRefused(t *testing.T, ctx context.Context, want string) {
 	}
 }
 
-// ended reports whether there is no process, or one that only waits for its parent. The kernel kills a process with its parent.
+// ended reports whether there is no process, or one that only waits for its parent. The kernel
+// kills a process with its parent.
 func ended(pid int) bool {
 	if syscall.Kill(pid, 0) != nil {
 		return true

@@ -27,7 +27,8 @@ type load struct {
 	rounds int // a write and a read that saw it
 }
 
-// run creates objects, and gets and lists each of them at once, until ctx ends. A read that does not see an accepted write is an error.
+// run creates objects, and gets and lists each of them at once, until ctx ends. A read that does
+// not see an accepted write is an error.
 func (l *load) run(t *testing.T, ctx context.Context, api *harness.API) {
 	for i := 0; ctx.Err() == nil; i++ {
 		name := fmt.Sprintf("o-%d", i)
@@ -74,7 +75,8 @@ func (l *load) reset() {
 	l.rounds, l.failed, l.slow = 0, 0, 0
 }
 
-// watch records a watch from the present until ctx ends. The returned function waits for its end, and returns an error if the server ended it.
+// watch records a watch from the present until ctx ends. The returned function waits for its end,
+// and returns an error if the server ended it.
 func (l *load) watch(t *testing.T, ctx context.Context, api *harness.API) (ended func() error) {
 	t.Helper()
 	list, err := api.List(ctx, l.path, "")
@@ -102,8 +104,9 @@ func (l *load) watch(t *testing.T, ctx context.Context, api *harness.API) (ended
 	return func() error { return <-result }
 }
 
-// confinesFaults kills, and then pauses, the etcd of events under load of all resources. Reads and writes of the others continue, no watch
-// ends, and afterwards the watches of each etcd have met their guarantees.
+// confinesFaults kills, and then pauses, the etcd of events under load of all resources. Reads and
+// writes of the others continue, no watch ends, and afterwards the watches of each etcd have met
+// their guarantees.
 func (s *scene) confinesFaults(t *testing.T, ctx context.Context) {
 	api, events := s.api, s.events
 	histories := map[*load]*recorded.History{}
@@ -164,12 +167,14 @@ func (s *scene) confinesFaults(t *testing.T, ctx context.Context) {
 		harness.Check(t, err)
 		sessions, err := l.sessions.Recorded(0)
 		harness.Check(t, err)
-		watched := func(key string, _ any) bool { return strings.HasPrefix(key, "default/") } // the server's lease is elsewhere
+		// the server's lease is elsewhere
+		watched := func(key string, _ any) bool { return strings.HasPrefix(key, "default/") }
 		harness.Check(t, history.Under(prefixes[i]).View(watched).Check(sessions))
 	}
 }
 
-// TestUp_Shards_AreInTheDataDirectory starts `strata up` with three etcds, restarts it, and tries another number.
+// TestUp_Shards_AreInTheDataDirectory starts `strata up` with three etcds, restarts it, and tries
+// another number.
 func TestUp_Shards_AreInTheDataDirectory(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)

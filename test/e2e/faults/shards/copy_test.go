@@ -10,8 +10,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestCopy_Leases_ContinueInOtherEtcd copies leases between the etcds of a server that is stopped meanwhile. Clients with a
-// revision of the first etcd list again.
+// TestCopy_Leases_ContinueInOtherEtcd copies leases between the etcds of a server that is stopped
+// meanwhile. Clients with a revision of the first etcd list again.
 func TestCopy_Leases_ContinueInOtherEtcd(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)

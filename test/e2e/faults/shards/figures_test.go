@@ -24,9 +24,10 @@ const (
 	figureWarmUp  = 2 * time.Second
 )
 
-// TestShards_Figures measures creates of events, leases and ConfigMaps, a third each, through an API server with one etcd and through one
-// with three, and puts of the same size without an API server. It judges nothing but errors. All etcds sync to the same disk. Only the
-// servers of the present phase have load.
+// TestShards_Figures measures creates of events, leases and ConfigMaps, a third each, through an
+// API server with one etcd and through one with three, and puts of the same size without an API
+// server. It judges nothing but errors. All etcds sync to the same disk. Only the servers of the
+// present phase have load.
 func TestShards_Figures(t *testing.T) {
 	if !harness.Long() {
 		t.Skip("measures; STRATA_TEST_LONG=1 runs it")
@@ -70,7 +71,8 @@ func TestShards_Figures(t *testing.T) {
 	t.Logf("%d writers, medians of %d phases of %v, and of the ratios of their pairs:\n%s", figureWriters, figurePairs, figureTime, table)
 }
 
-// compared returns the medians of a value of the phases with one etcd and with three, and that of the ratios of pairs of them.
+// compared returns the medians of a value of the phases with one etcd and with three, and that of
+// the ratios of pairs of them.
 func compared(of [2][]rates, value func(rates) float64) (one, three, ratio float64) {
 	var ones, threes, ratios []float64
 	for i := range of[0] {
@@ -138,7 +140,8 @@ func (s *sharded) creates(ctx context.Context) (n int64, err error) {
 	return n, nil
 }
 
-// puts writes a key of about the size of an object to each etcd in turn, three in all. No server reads these keys.
+// puts writes a key of about the size of an object to each etcd in turn, three in all. No server
+// reads these keys.
 func (s *sharded) puts(ctx context.Context) (n int64, err error) {
 	key := fmt.Sprintf("/figures/%d", s.names.Add(1))
 	for i := range int64(3) {
@@ -156,7 +159,8 @@ func (s *sharded) run(t *testing.T, ctx context.Context, d time.Duration, write 
 	before, began := s.used(t, ctx), time.Now()
 	writing, stop := context.WithCancel(ctx)
 	defer stop()
-	defer time.AfterFunc(d, stop).Stop() // a deadline would be sent to etcd, which may report it first
+	// a deadline would be sent to etcd, which may report it first
+	defer time.AfterFunc(d, stop).Stop()
 	group, groupCtx := errgroup.WithContext(writing)
 	var written atomic.Int64
 	for range figureWriters {

@@ -1,5 +1,6 @@
-// Package shards runs API servers whose resources are in several etcds: where objects are stored, and the effect of an etcd that is down,
-// killed or paused on its own resources and on those of the others.
+// Package shards runs API servers whose resources are in several etcds: where objects are stored,
+// and the effect of an etcd that is down, killed or paused on its own resources and on those of the
+// others.
 package shards
 
 import (

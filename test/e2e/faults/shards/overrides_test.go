@@ -16,7 +16,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestOverrides_OneEtcdDown_OthersServe starts a server with four etcds, one of them down. Then that etcd starts, and later fails twice.
+// TestOverrides_OneEtcdDown_OthersServe starts a server with four etcds, one of them down. Then
+// that etcd starts, and later fails twice.
 func TestOverrides_OneEtcdDown_OthersServe(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t) // upstream does not start
@@ -49,7 +50,8 @@ func TestOverrides_OneEtcdDown_OthersServe(t *testing.T) {
 	}
 }
 
-// scene is a server with resources in four etcds: events and widgets, leases, definitions and APIServices, and the rest.
+// scene is a server with resources in four etcds: events and widgets, leases, definitions and
+// APIServices, and the rest.
 type scene struct {
 	rest, events, leases, custom *harness.Etcd
 	server                       *harness.Server

@@ -15,8 +15,9 @@ type etcdRequests struct {
 	ranges    []string // ranges with values, as text
 	checks    int64    // ranges of keys only: consistency checks
 	txns      int64
-	watch     int64 // messages of clients on watch streams: progress requests, if no watch is opened or ended
-	all       int64
+	// messages of clients on watch streams: progress requests, if no watch is opened or ended
+	watch int64
+	all   int64
 
 	span time.Duration
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// limitsReads requires a limit on concurrent reads of one object from etcd, which memory cannot answer: requests above it are refused at
-// once, to be retried.
+// limitsReads requires a limit on concurrent reads of one object from etcd, which memory cannot
+// answer: requests above it are refused at once, to be retried.
 func (s *scene) limitsReads(t *testing.T, ctx context.Context) {
 	want := s.stall(t, ctx)
 	defer s.proxy.Stall(false)

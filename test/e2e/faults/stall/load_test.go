@@ -19,12 +19,13 @@ type outcome struct {
 	took              time.Duration
 }
 
-// forms are the LISTs of the load, in turn: answered with bytes from memory, the last one through upstream's handlers.
+// forms are the LISTs of the load, in turn: answered with bytes from memory, the last one through
+// upstream's handlers.
 var forms = []string{"", "limit=100", "", "labelSelector=a%3Db", "timeout=30s", "pretty=true&limit=10", "pretty=true&timeout=30s"}
 
-// send sends perSecond consistent LISTs in each second of duration, on schedule and independently of earlier results, but never
-// more than atOnce concurrently. It returns when all are sent; answers returns when all are answered or have waited for
-// refusedWithin.
+// send sends perSecond consistent LISTs in each second of duration, on schedule and independently
+// of earlier results, but never more than atOnce concurrently. It returns when all are sent;
+// answers returns when all are answered or have waited for refusedWithin.
 func (s *scene) send(ctx context.Context, perSecond, atOnce int, duration time.Duration) (answers func() []outcome) {
 	outcomes := make([]outcome, int(duration.Seconds()*float64(perSecond)))
 	slots := make(chan struct{}, atOnce)
@@ -62,8 +63,8 @@ type loop struct {
 // pause is the time between two rounds of a loop, so that the loops are not the load.
 const pause = 100 * time.Millisecond
 
-// loops runs loops until stop is called, which waits for the current rounds and returns the number of rounds of each. An error
-// fails the test and ends its loop.
+// loops runs loops until stop is called, which waits for the current rounds and returns the number
+// of rounds of each. An error fails the test and ends its loop.
 func loops(t *testing.T, ctx context.Context, all []loop) (stop func() map[string]int) {
 	done := make(chan struct{})
 	var mu sync.Mutex

@@ -1,6 +1,6 @@
-// Package stall tests a server whose etcd answers requests but delivers no watch events, so that memory cannot catch up: a proxy
-// between the two blocks the events. Consistent lists have to be refused then, at no cost to etcd; reads of one object and writes
-// have to continue.
+// Package stall tests a server whose etcd answers requests but delivers no watch events, so that
+// memory cannot catch up: a proxy between the two blocks the events. Consistent lists have to be
+// refused then, at no cost to etcd; reads of one object and writes have to continue.
 //
 // Environment variables, in addition to those of the harness:
 //
@@ -24,7 +24,8 @@ import (
 const (
 	testTimeout = 3 * time.Minute // of a failing test
 
-	clients = 8 // for the load, each with a connection of its own: HTTP/2 limits the requests per connection
+	// for the load, each with a connection of its own: HTTP/2 limits the requests per connection
+	clients = 8
 
 	mapsPath   = "/api/v1/namespaces/default/configmaps"
 	newest     = "newest" // a ConfigMap that is changed at each phase of a test
@@ -45,7 +46,8 @@ func stallTime(t *testing.T) time.Duration {
 	return d
 }
 
-// scene is a server with a proxy in front of its etcd. Only the test and the server itself write to it.
+// scene is a server with a proxy in front of its etcd. Only the test and the server itself write to
+// it.
 type scene struct {
 	etcd   *harness.Etcd
 	proxy  *harness.Proxy
@@ -65,7 +67,8 @@ func newScene(t *testing.T, ctx context.Context) *scene {
 	s.api = s.server.API()
 	for range clients {
 		config := *s.server.Config
-		config.Dial = (&net.Dialer{}).DialContext // client-go shares no connections of clients with their own dialer
+		// client-go shares no connections of clients with their own dialer
+		config.Dial = (&net.Dialer{}).DialContext
 		config.DisableCompression = true
 		s.load = append(s.load, s.server.APIFor(&config))
 	}
@@ -86,7 +89,8 @@ func newScene(t *testing.T, ctx context.Context) *scene {
 	return s
 }
 
-// stall starts a stall, and writes an object, whose event memory does not receive. It returns the object.
+// stall starts a stall, and writes an object, whose event memory does not receive. It returns the
+// object.
 func (s *scene) stall(t *testing.T, ctx context.Context) harness.Object {
 	t.Helper()
 	s.proxy.Stall(true)

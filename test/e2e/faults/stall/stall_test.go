@@ -17,19 +17,21 @@ const (
 	perSecond = 200  // consistent LISTs
 	objects   = 1000 // in the list
 
-	// refusedWithin bounds the answer to a waiting LIST: it waits for memory for 3 s, and the machine may be busy. The stall lasts
-	// until all LISTs are answered, so that a LIST that waits for its end exceeds it.
+	// refusedWithin bounds the answer to a waiting LIST: it waits for memory for 3 s, and the
+	// machine may be busy. The stall lasts until all LISTs are answered, so that a LIST that waits
+	// for its end exceeds it.
 	refusedWithin = time.Minute
 	// resumeWithin is generous too: the actual time is logged.
 	resumeWithin = time.Minute
-	// growth bounds the growth of a process's memory. The LISTs, if a busy machine has all 1,200 in flight, cost the server about
-	// 60 MB, and as much before a collection of garbage; reading the ConfigMaps for each of them would cost gigabytes.
+	// growth bounds the growth of a process's memory. The LISTs, if a busy machine has all 1,200 in
+	// flight, cost the server about 60 MB, and as much before a collection of garbage; reading the
+	// ConfigMaps for each of them would cost gigabytes.
 	growth = 300 << 20
 )
 
-// While etcd delivers no events, LISTs are refused in time and cost etcd only a shared read of its revision; memory stays flat in
-// both processes; reads of one object, writes and reads without consistency continue; and all requests succeed again when the
-// events arrive.
+// While etcd delivers no events, LISTs are refused in time and cost etcd only a shared read of its
+// revision; memory stays flat in both processes; reads of one object, writes and reads without
+// consistency continue; and all requests succeed again when the events arrive.
 func TestFeed_Stalled_RefusesListsInTime(t *testing.T) {
 	strata := harness.Engine() == harness.Strata
 	perSecond, stalled := perSecond, stallTime(t)
@@ -64,7 +66,8 @@ func TestFeed_Stalled_RefusesListsInTime(t *testing.T) {
 	s.proxy.Reset()
 	began := time.Now()
 	stopPeak, stopLoops := s.peak(t), loops(t, ctx, others)
-	answers := s.send(ctx, perSecond, perSecond*int(refusedWithin.Seconds()), stalled) // not a limit: each is refused within that time
+	// not a limit: each is refused within that time
+	answers := s.send(ctx, perSecond, perSecond*int(refusedWithin.Seconds()), stalled)
 	t.Logf("during the stall: requests to etcd while LISTs are sent: %v", s.seen(began))
 	lists := answers()
 	rounds, peak, requests := stopLoops(), stopPeak(), s.seen(began)
@@ -110,8 +113,8 @@ func (s *scene) startWatch(t *testing.T, ctx context.Context) *harness.Watch {
 	return watch
 }
 
-// answered sends LISTs for a moment without a stall, with a concurrency that a busy machine can serve in time, and fails the test
-// unless all are answered.
+// answered sends LISTs for a moment without a stall, with a concurrency that a busy machine can
+// serve in time, and fails the test unless all are answered.
 func (s *scene) answered(t *testing.T, ctx context.Context, when string, perSecond int) {
 	t.Helper()
 	s.proxy.Reset()
@@ -141,8 +144,8 @@ func (s *scene) logLists(t *testing.T, when string, lists []outcome) {
 	t.Logf("%s: LISTs by code: %v", when, codes)
 }
 
-// resume ends the stall. It fails the test unless LISTs are answered again, including the last write, and watch, which was open
-// throughout, delivers that as well.
+// resume ends the stall. It fails the test unless LISTs are answered again, including the last
+// write, and watch, which was open throughout, delivers that as well.
 func (s *scene) resume(t *testing.T, ctx context.Context, last harness.Object, watch *harness.Watch) {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(ctx, resumeWithin, fmt.Errorf("reads do not resume within %v of the end of the stall", resumeWithin))
@@ -208,7 +211,8 @@ func isRefused(r *harness.Response) error {
 	return nil
 }
 
-// checkRequests fails the test if LISTs have cost etcd more than reads of its revision and progress requests.
+// checkRequests fails the test if LISTs have cost etcd more than reads of its revision and progress
+// requests.
 func checkRequests(t *testing.T, requests etcdRequests, lists int, rounds map[string]int) {
 	t.Helper()
 	if n := len(requests.ranges); n > 0 {
@@ -218,7 +222,8 @@ func checkRequests(t *testing.T, requests etcdRequests, lists int, rounds map[st
 	for _, n := range rounds {
 		others += n
 	}
-	// A round of the loops is a few requests, each of which may read a few objects, such as the namespace.
+	// A round of the loops is a few requests, each of which may read a few objects, such as the
+	// namespace.
 	const perRound, once = 10, 100
 	if limit := int64(others*perRound + once); requests.keys > limit {
 		t.Errorf("%d reads of one key, want at most %d, for other clients", requests.keys, limit)
@@ -232,7 +237,8 @@ func checkRequests(t *testing.T, requests etcdRequests, lists int, rounds map[st
 	}
 }
 
-// checkMetrics fails the test unless the metrics count refused LISTs and GETs answered by etcd, and show that memory is behind.
+// checkMetrics fails the test unless the metrics count refused LISTs and GETs answered by etcd, and
+// show that memory is behind.
 func (s *scene) checkMetrics(t *testing.T, ctx context.Context, lists, gets int) {
 	t.Helper()
 	const reads = `apiserver_watch_cache_consistent_read_total{fallback="%v",group="",resource="configmaps",success="%v"}`
@@ -251,12 +257,14 @@ func (s *scene) checkMetrics(t *testing.T, ctx context.Context, lists, gets int)
 		}
 	}
 	failed := fmt.Sprintf(reads, true, false)
-	if n, err := s.api.Metric(ctx, failed); err == nil && n != 0 { // the series is missing until the first count
+	if n, err := s.api.Metric(ctx, failed); err == nil && n != 0 {
+		// the series is missing until the first count
 		t.Errorf("%s is %v, want 0", failed, n)
 	}
 }
 
-// checkNewest fails the test unless the list has the last written version of the object, and all others.
+// checkNewest fails the test unless the list has the last written version of the object, and all
+// others.
 func checkNewest(t *testing.T, r *harness.Response, last harness.Object) {
 	t.Helper()
 	l, err := r.List()
@@ -316,7 +324,8 @@ func (s *scene) createAndDelete(ctx context.Context, i int) error {
 	return err
 }
 
-// renew acts as a leader: it reads its lease, which no other client has changed since, and writes it.
+// renew acts as a leader: it reads its lease, which no other client has changed since, and writes
+// it.
 func (s *scene) renew(resourceVersion string) func(context.Context, int) error {
 	const path = leasesPath + "/leader"
 	return func(ctx context.Context, i int) error {
@@ -356,8 +365,8 @@ func (s *scene) readAny(ctx context.Context, _ int) error {
 	})
 }
 
-// refusedWatch requests a watch that starts with consistent initial events, and returns an error unless it is refused before it
-// starts.
+// refusedWatch requests a watch that starts with consistent initial events, and returns an error
+// unless it is refused before it starts.
 func (s *scene) refusedWatch(query string) func(context.Context, int) error {
 	return func(ctx context.Context, _ int) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, refusedWithin, fmt.Errorf("no answer within %v", refusedWithin))

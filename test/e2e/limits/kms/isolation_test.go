@@ -1,4 +1,5 @@
-// Package kms encrypts Secrets through a key management service that hangs or is unavailable, and tests which requests that delays.
+// Package kms encrypts Secrets through a key management service that hangs or is unavailable, and
+// tests which requests that delays.
 package kms
 
 import (
@@ -17,10 +18,11 @@ import (
 const (
 	testTimeout = 4 * time.Minute
 
-	// requestBound bounds a request for another resource. It is far above the latency on a busy machine, and below pluginTimeout.
+	// requestBound bounds a request for another resource. It is far above the latency on a busy
+	// machine, and below pluginTimeout.
 	requestBound = time.Minute
-	// pluginTimeout is the time after which the server cancels a call of a plugin that hangs: a request that waits for the plugin
-	// exceeds requestBound.
+	// pluginTimeout is the time after which the server cancels a call of a plugin that hangs: a
+	// request that waits for the plugin exceeds requestBound.
 	pluginTimeout = 10 * time.Minute
 
 	mapsPath    = "/api/v1/namespaces/default/configmaps"
@@ -31,7 +33,8 @@ const (
 
 type object = map[string]any
 
-// encryptionConfig returns the flag that encrypts Secrets through the plugin, whose calls end after timeout.
+// encryptionConfig returns the flag that encrypts Secrets through the plugin, whose calls end after
+// timeout.
 func encryptionConfig(t *testing.T, env *harness.Env, p *plugin, timeout time.Duration) string {
 	t.Helper()
 	data, err := json.Marshal(object{
@@ -101,9 +104,10 @@ func (l *load) run(t *testing.T, ctx context.Context, n int) {
 	t.Logf("longest requests: %v", took)
 }
 
-// TestKMS_PluginUnavailable_OtherResourcesAreServed makes another server, whose plugin works, write Secrets that the server under test
-// cannot decrypt because its plugin hangs; then that server starts while its plugin is unavailable. All other resources are served
-// meanwhile, and Secrets are complete once the plugin answers.
+// TestKMS_PluginUnavailable_OtherResourcesAreServed makes another server, whose plugin works, write
+// Secrets that the server under test cannot decrypt because its plugin hangs; then that server
+// starts while its plugin is unavailable. All other resources are served meanwhile, and Secrets are
+// complete once the plugin answers.
 func TestKMS_PluginUnavailable_OtherResourcesAreServed(t *testing.T) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), testTimeout, fmt.Errorf("not done after %v", testTimeout))
 	defer cancel()
@@ -166,7 +170,8 @@ func TestKMS_PluginUnavailable_OtherResourcesAreServed(t *testing.T) {
 		harness.Check(t, s.Stop())
 		ours.stop(t)
 		s.StartAgain(encryptionConfig(t, env, ours, 3*time.Second)) // the start waits for calls
-		// Not ready, since upstream's readiness includes the plugin and informers of Secrets; but it serves.
+		// Not ready, since upstream's readiness includes the plugin and informers of Secrets; but
+		// it serves.
 		for _, path := range []string{mapsPath, leasesPath, thingsPath} {
 			harness.Check(t, s.Await(ctx, path))
 		}
@@ -207,7 +212,8 @@ func requireEncrypted(t *testing.T, ctx context.Context, etcd *harness.Etcd) {
 	}
 }
 
-// readSecrets reads Secrets in every way, repeatedly, until stop is called. It ignores the answers while the plugin is unavailable.
+// readSecrets reads Secrets in every way, repeatedly, until stop is called. It ignores the answers
+// while the plugin is unavailable.
 func readSecrets(ctx context.Context, api *harness.API) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	queries := []string{"", "resourceVersion=0", "limit=5", "watch=true&timeoutSeconds=5"}
@@ -276,7 +282,8 @@ func createThings(t *testing.T, ctx context.Context, api *harness.API) {
 		_, err := api.List(ctx, thingsPath, "")
 		return err == nil, err
 	}))
-	// A server delays the first creations of a new definition: do them here, before answers are timed.
+	// A server delays the first creations of a new definition: do them here, before answers are
+	// timed.
 	r, err := api.Do(ctx, http.MethodPost, thingsPath, "dryRun=All", object{
 		"apiVersion": "test.example.com/v1", "kind": "Thing", "metadata": object{"name": "thing"}})
 	harness.Check(t, err)

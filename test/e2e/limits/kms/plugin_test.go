@@ -14,7 +14,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// plugin is a key management service (KMS v2) on a unix socket. It can hang, and it can be unavailable.
+// plugin is a key management service (KMS v2) on a unix socket. It can hang, and it can be
+// unavailable.
 type plugin struct {
 	socket string
 	shut   atomic.Pointer[chan struct{}] // while it hangs

@@ -13,8 +13,9 @@ import (
 
 type object = map[string]any
 
-// TestDefinitions_Many_AddNoGoroutines: custom resources that no client reads add no goroutine, and their definitions are not cached in
-// decoded form. Those that were read add no goroutine of the engine; upstream's registry has one for each, which counts objects.
+// TestDefinitions_Many_AddNoGoroutines: custom resources that no client reads add no goroutine, and
+// their definitions are not cached in decoded form. Those that were read add no goroutine of the
+// engine; upstream's registry has one for each, which counts objects.
 func TestDefinitions_Many_AddNoGoroutines(t *testing.T) {
 	harness.OnlyStrata(t)
 	const (
@@ -40,7 +41,8 @@ func TestDefinitions_Many_AddNoGoroutines(t *testing.T) {
 		now, err := server.Held(ctx, api)
 		return err == nil && now.Goroutines <= before.Goroutines+noise, fmt.Errorf("%d goroutines with %d unread definitions, %d before (%v)", now.Goroutines, definitions, before.Goroutines, err)
 	}))
-	// Encodings that the server's own informers read are cached, in at most two forms. A decoded definition would count four times its size.
+	// Encodings that the server's own informers read are cached, in at most two forms. A decoded
+	// definition would count four times its size.
 	if more := cachedBytes(t, ctx, api) - cachedBefore; more > 3*float64(size) {
 		t.Errorf("definitions of %d bytes add %.0f cached bytes", size, more)
 	}
@@ -59,7 +61,8 @@ func TestDefinitions_Many_AddNoGoroutines(t *testing.T) {
 
 func definitionGroup(i int) string { return fmt.Sprintf("group-%d.load.example.com", i) }
 
-// createDefinition creates the definition of a custom resource with a long schema, and returns its size in JSON.
+// createDefinition creates the definition of a custom resource with a long schema, and returns its
+// size in JSON.
 func createDefinition(t *testing.T, ctx context.Context, api *harness.API, i int) int {
 	t.Helper()
 	properties := object{}
@@ -97,7 +100,8 @@ func awaitEstablished(t *testing.T, ctx context.Context, api *harness.API, n int
 	}))
 }
 
-// readDefinition lists the objects of a definition, which makes its storage, as soon as it is served.
+// readDefinition lists the objects of a definition, which makes its storage, as soon as it is
+// served.
 func readDefinition(t *testing.T, ctx context.Context, api *harness.API, i int) {
 	t.Helper()
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
@@ -106,7 +110,8 @@ func readDefinition(t *testing.T, ctx context.Context, api *harness.API, i int) 
 	}))
 }
 
-// engineGoroutines returns the number of goroutines that the engine runs. Handlers of requests are not among them.
+// engineGoroutines returns the number of goroutines that the engine runs. Handlers of requests are
+// not among them.
 func engineGoroutines(t *testing.T, ctx context.Context, api *harness.API) (n int) {
 	t.Helper()
 	r := harness.Must[*harness.Response](t)(api.DoAs(ctx, http.MethodGet, "/debug/pprof/goroutine", "debug=2", "", "text/plain", nil))

@@ -38,8 +38,8 @@ func TestWatch_ManyIdle_MemoryIsBoundedAndReleased(t *testing.T) {
 	s.returned(t, ctx, before, 4<<20+int64(watchers)<<10, watchers/10)
 }
 
-// idle opens watches with bookmarks, alternately of one object and of the namespace, and returns when the server has accepted all
-// of them.
+// idle opens watches with bookmarks, alternately of one object and of the namespace, and returns
+// when the server has accepted all of them.
 func (s *scene) idle(t *testing.T, ctx context.Context, watchers int) (gone func(), err error) {
 	t.Helper()
 	list, err := s.api.List(ctx, namespace, "limit=1")

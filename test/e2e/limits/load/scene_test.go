@@ -1,5 +1,5 @@
-// Package load tests a server's memory and goroutines for clients that request much and read little, during and after their
-// connections. No test depends on timings.
+// Package load tests a server's memory and goroutines for clients that request much and read
+// little, during and after their connections. No test depends on timings.
 //
 // Environment variables, in addition to those of the harness:
 //
@@ -71,7 +71,8 @@ func filled(t *testing.T, ctx context.Context, objects int) *scene {
 	return shared
 }
 
-// fill copies the first ConfigMap in etcd, many copies per transaction: through the API it would take minutes.
+// fill copies the first ConfigMap in etcd, many copies per transaction: through the API it would
+// take minutes.
 func (s *scene) fill(t *testing.T, ctx context.Context, objects int) {
 	t.Helper()
 	const prefix, atOnce = "/registry/configmaps/default/", 100
@@ -104,7 +105,8 @@ func (s *scene) fill(t *testing.T, ctx context.Context, objects int) {
 	}))
 }
 
-// returned waits until the server's memory is about as much as before, and fails with the remaining difference.
+// returned waits until the server's memory is about as much as before, and fails with the remaining
+// difference.
 func (s *scene) returned(t *testing.T, ctx context.Context, before harness.Held, spareBytes int64, spareGoroutines int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(ctx, 30*time.Second, errors.New("not returned within 30s"))
@@ -123,7 +125,8 @@ func (s *scene) returned(t *testing.T, ctx context.Context, before harness.Held,
 	}
 }
 
-// client has a connection of its own: with HTTP/1.1, one per request. Unread data stays with the server, except for some kilobytes.
+// client has a connection of its own: with HTTP/1.1, one per request. Unread data stays with the
+// server, except for some kilobytes.
 type client struct {
 	http *http.Client
 	s    *scene

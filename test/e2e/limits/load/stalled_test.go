@@ -12,13 +12,15 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// Clients request all objects as initial events, and read nothing. The server's memory for each of them is bounded by its write
-// buffers, for any number of objects; a concurrent watcher receives every event; and after their end the memory is released.
+// Clients request all objects as initial events, and read nothing. The server's memory for each of
+// them is bounded by its write buffers, for any number of objects; a concurrent watcher receives
+// every event; and after their end the memory is released.
 func TestWatch_StalledClients_MemoryIsBoundedAndReleased(t *testing.T) {
 	var (
 		objects = harness.Pick(20_000, 300_000)
 		clients = harness.Pick(60, 1_000)
-		bound   = int64(harness.Pick(60*400e3, 200e6)) // a server that buffered unread data would need 20 MB for each
+		// a server that buffered unread data would need 20 MB for each
+		bound = int64(harness.Pick(60*400e3, 200e6))
 	)
 	ctx := harness.Context(t, testTimeout)
 	s := filled(t, ctx, objects)
@@ -47,8 +49,8 @@ func TestWatch_StalledClients_MemoryIsBoundedAndReleased(t *testing.T) {
 	s.returned(t, ctx, before, 16<<20, clients/3)
 }
 
-// stall starts clients, half of them over HTTP/1.1, and returns when each has received its first byte. They read no more, until
-// gone ends them.
+// stall starts clients, half of them over HTTP/1.1, and returns when each has received its first
+// byte. They read no more, until gone ends them.
 func (s *scene) stall(t *testing.T, ctx context.Context, clients int) (gone func(), err error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(ctx)

@@ -16,8 +16,8 @@ type options struct {
 	http1 bool
 }
 
-// client has a connection of its own (with HTTP/1.1, one per request) and small buffers: unread data stays with the server, except
-// for some kilobytes.
+// client has a connection of its own (with HTTP/1.1, one per request) and small buffers: unread
+// data stays with the server, except for some kilobytes.
 type client struct {
 	options
 	s    *scene

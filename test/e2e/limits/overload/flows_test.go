@@ -23,8 +23,8 @@ const (
 	narrowLimit = 5 * narrowHand // requests that the queues of a flow hold
 )
 
-// narrow creates a priority level with few seats for the service accounts greedy and modest, and returns its number of seats when the
-// server has adopted it.
+// narrow creates a priority level with few seats for the service accounts greedy and modest, and
+// returns its number of seats when the server has adopted it.
 func (s *scene) narrow(t *testing.T, ctx context.Context) (seats int) {
 	t.Helper()
 	const flowcontrol = "/apis/flowcontrol.apiserver.k8s.io/v1"
@@ -87,7 +87,8 @@ func (s *scene) await(t *testing.T, ctx context.Context, metric string, want flo
 	}
 }
 
-// occupy sends a request of the greedy account that occupies a seat until release is closed, because its body does not arrive.
+// occupy sends a request of the greedy account that occupies a seat until release is closed,
+// because its body does not arrive.
 func (s *scene) occupy(ctx context.Context, name string, release <-chan struct{}) error {
 	c, err := s.client(options{token: greedyToken})
 	if err != nil {
@@ -134,8 +135,8 @@ func (r *refusals) RoundTrip(request *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// TestOverloadedFlow_IsRefused_OthersAreServed runs an account that overloads its priority level, beside others, and then an informer whose
-// lists are audited.
+// TestOverloadedFlow_IsRefused_OthersAreServed runs an account that overloads its priority level,
+// beside others, and then an informer whose lists are audited.
 func TestOverloadedFlow_IsRefused_OthersAreServed(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, 4*time.Minute)
@@ -151,9 +152,10 @@ func TestOverloadedFlow_IsRefused_OthersAreServed(t *testing.T) {
 	t.Run("audited list above the limit", func(t *testing.T) { s.serveAudited(t, ctx) })
 }
 
-// refuseOverloaded: an account occupies all seats of its priority level, and has as many requests queued as a queue of the level holds, for
-// more than a second. Its next request is refused with 429 and Retry-After, which client-go retries until it is served. An account at the
-// same level is queued; one at another level is served.
+// refuseOverloaded: an account occupies all seats of its priority level, and has as many requests
+// queued as a queue of the level holds, for more than a second. Its next request is refused with
+// 429 and Retry-After, which client-go retries until it is served. An account at the same level is
+// queued; one at another level is served.
 func (s *scene) refuseOverloaded(t *testing.T, ctx context.Context) {
 	seats := s.narrow(t, ctx)
 	get := func(token string) (*harness.Response, error) {

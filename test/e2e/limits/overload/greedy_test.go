@@ -24,15 +24,16 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// burden is a kind of client that reads slowly or requests too much. run sends one request, or a few, and is called again when it
-// returns.
+// burden is a kind of client that reads slowly or requests too much. run sends one request, or a
+// few, and is called again when it returns.
 type burden struct {
 	name string
 	run  func(ctx context.Context, s *scene, o options)
 }
 
 const (
-	// below is a slow client's bytes per read, for 32 KiB/s: an eighth of the minimum rate that the server requires of a list.
+	// below is a slow client's bytes per read, for 32 KiB/s: an eighth of the minimum rate that the
+	// server requires of a list.
 	below      = 16 << 10
 	belowEvery = 500 * time.Millisecond
 	// above is the bytes per read of a client that is slow, but above the minimum rate: 512 KiB/s.
@@ -119,7 +120,8 @@ func burdens(old int64) []burden {
 var greedyTokens = []string{greedyToken, readerToken, systemToken}
 
 const (
-	// greedyEnv makes the test program run the greedy clients of a scene, in JSON, until its standard input ends.
+	// greedyEnv makes the test program run the greedy clients of a scene, in JSON, until its
+	// standard input ends.
 	greedyEnv = "STRATA_TEST_GREEDY"
 	// idleEnv tells the test program that it has been scheduled with idle priority.
 	idleEnv = "STRATA_TEST_IDLE"
@@ -131,8 +133,9 @@ type greedyScene struct {
 	Old         int64
 }
 
-// startGreedy runs one client of each kind and level in a separate process with idle priority: in production clients run on other
-// machines, and decoding answers is not part of the server's load. stop returns the number of requests.
+// startGreedy runs one client of each kind and level in a separate process with idle priority: in
+// production clients run on other machines, and decoding answers is not part of the server's load.
+// stop returns the number of requests.
 func startGreedy(t *testing.T, ctx context.Context, s *scene) (stop func() int64) {
 	t.Helper()
 	described, err := json.Marshal(greedyScene{s.server.URL, s.server.CAFile, s.old})
@@ -162,7 +165,9 @@ func runGreedy(t *testing.T, described string) {
 	var of greedyScene
 	harness.Check(t, json.Unmarshal([]byte(described), &of))
 	if os.Getenv(idleEnv) == "" {
-		runtime.LockOSThread() // the scheduling policy belongs to the thread; the exec that replaces this program inherits it
+		// the scheduling policy belongs to the thread; the exec that replaces this program inherits
+		// it
+		runtime.LockOSThread()
 		harness.Check(t, unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_IDLE}, 0))
 		harness.Check(t, syscall.Exec(os.Args[0], os.Args, append(os.Environ(), idleEnv+"=1")))
 	}
@@ -199,8 +204,8 @@ func (l latencies) at(q float64) time.Duration {
 	return sorted[min(len(sorted)-1, int(q*float64(len(sorted))))]
 }
 
-// behaved reads and writes one object at a time, about 50 of each per second, until ctx ends. It returns the latencies and the
-// number of refused or failed requests, with the last error.
+// behaved reads and writes one object at a time, about 50 of each per second, until ctx ends. It
+// returns the latencies and the number of refused or failed requests, with the last error.
 func (s *scene) behaved(ctx context.Context, token string) (took map[string]latencies, failed int, last error) {
 	const path = "/api/v1/namespaces/default/configmaps"
 	api := s.server.APIFor(s.server.ConfigFor(token))
@@ -229,9 +234,10 @@ func (s *scene) behaved(ctx context.Context, token string) (took map[string]late
 	return took, failed, last
 }
 
-// TestPriorityLevels_GreedyClients_OtherLevelIsServed: many kinds of slow or greedy client, at three priority levels, beside a well-behaved one at
-// another level. Strata refuses none of its requests. The latencies with each engine are logged: the goal is a p99 below twice that
-// without the others. STRATA_TEST_LONG=1.
+// TestPriorityLevels_GreedyClients_OtherLevelIsServed: many kinds of slow or greedy client, at
+// three priority levels, beside a well-behaved one at another level. Strata refuses none of its
+// requests. The latencies with each engine are logged: the goal is a p99 below twice that without
+// the others. STRATA_TEST_LONG=1.
 func TestPriorityLevels_GreedyClients_OtherLevelIsServed(t *testing.T) {
 	if described := os.Getenv(greedyEnv); described != "" {
 		runGreedy(t, described)

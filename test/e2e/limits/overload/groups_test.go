@@ -11,8 +11,9 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// newMemoryGroup returns a new control group without a limit, in a new one with a limit in bytes. It skips the test where control
-// groups cannot be made. Both are removed at the end of the test, after the processes of environments that are made later.
+// newMemoryGroup returns a new control group without a limit, in a new one with a limit in bytes.
+// It skips the test where control groups cannot be made. Both are removed at the end of the test,
+// after the processes of environments that are made later.
 func newMemoryGroup(t *testing.T, limit int64) (dir string) {
 	t.Helper()
 	root, limitFile := "/sys/fs/cgroup/memory", "memory.limit_in_bytes" // version 1
@@ -40,8 +41,9 @@ func newMemoryGroup(t *testing.T, limit int64) (dir string) {
 	return dir
 }
 
-// TestMemoryLimit_OfParentGroup_BoundsServer starts a server in a control group without a limit, whose parent has one, as systemd does
-// for a unit in a slice with MemoryMax. The bound of lists in flight is an eighth of nine tenths of that limit.
+// TestMemoryLimit_OfParentGroup_BoundsServer starts a server in a control group without a limit,
+// whose parent has one, as systemd does for a unit in a slice with MemoryMax. The bound of lists in
+// flight is an eighth of nine tenths of that limit.
 func TestMemoryLimit_OfParentGroup_BoundsServer(t *testing.T) {
 	harness.OnlyStrata(t) // upstream has no such bounds
 	const limit = 3 << 30

@@ -18,7 +18,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestSlowClients_OthersAreServed runs clients that read slowly or not at all, or that vanish, beside others.
+// TestSlowClients_OthersAreServed runs clients that read slowly or not at all, or that vanish,
+// beside others.
 func TestSlowClients_OthersAreServed(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, harness.Pick(8*time.Minute, 20*time.Minute))
@@ -42,7 +43,8 @@ func (s *scene) executing(ctx context.Context, level string) (float64, error) {
 	return s.api.Sum(ctx, "apiserver_flowcontrol_current_executing_seats", fmt.Sprintf("priority_level=%q", level))
 }
 
-// probe reads and writes as a user until stop is called, which returns the latencies. Any failure fails the test.
+// probe reads and writes as a user until stop is called, which returns the latencies. Any failure
+// fails the test.
 func (s *scene) probe(t *testing.T, ctx context.Context, token string) (stop func() []time.Duration) {
 	t.Helper()
 	const path = "/api/v1/namespaces/default/configmaps"
@@ -82,8 +84,9 @@ func (s *scene) probe(t *testing.T, ctx context.Context, token string) (stop fun
 	}
 }
 
-// releaseSeats: clients of a priority level that do not read the initial events of their watches, for
-// a day, occupy its seats for seconds only; other requests of the level are served, including writes.
+// releaseSeats: clients of a priority level that do not read the initial events of their watches,
+// for a day, occupy its seats for seconds only; other requests of the level are served, including
+// writes.
 func (s *scene) releaseSeats(t *testing.T, ctx context.Context) {
 	_, err := s.api.Do(ctx, http.MethodGet, mapsPath, "", nil)
 	harness.Check(t, err)
@@ -93,11 +96,13 @@ func (s *scene) releaseSeats(t *testing.T, ctx context.Context) {
 	}
 	before, err := ended(ctx)
 	harness.Check(t, err)
-	const clients = 24          // of 10 seats each: all seats of the level
-	full := make(chan struct{}) // closed when the level has no free seats, or all clients have had theirs
+	const clients = 24 // of 10 seats each: all seats of the level
+	// closed when the level has no free seats, or all clients have had theirs
+	full := make(chan struct{})
 	var answered atomic.Int32
 	read := make(chan struct{}) // closed when the clients start to read
-	var late atomic.Int32       // clients that were answered after that: they had been queued, and disconnect
+	// clients that were answered after that: they had been queued, and disconnect
+	var late atomic.Int32
 	codes := make([]int, clients)
 	var watching errgroup.Group
 	for i := range clients {
@@ -148,7 +153,8 @@ func (s *scene) releaseSeats(t *testing.T, ctx context.Context) {
 		seats, err := s.executing(ctx, "workload-low")
 		return seats < 10, fmt.Errorf("%v seats, %w", seats, err)
 	}))
-	// A client that starts to read now receives the reason for the end of its watch, unless its connection was closed already.
+	// A client that starts to read now receives the reason for the end of its watch, unless its
+	// connection was closed already.
 	close(read)
 	harness.Check(t, watching.Wait())
 	rejected := 0
@@ -196,8 +202,8 @@ func lastStatus(body io.Reader) (code int, err error) {
 	return code, lines.Err()
 }
 
-// serveOtherLevels: clients of two levels that read large lists slowly block neither lists of other levels, in any form,
-// nor exempt ones, and are disconnected when they read too slowly.
+// serveOtherLevels: clients of two levels that read large lists slowly block neither lists of other
+// levels, in any form, nor exempt ones, and are disconnected when they read too slowly.
 func (s *scene) serveOtherLevels(t *testing.T, ctx context.Context) {
 
 	attack, stop := context.WithCancel(ctx)
@@ -284,7 +290,8 @@ func (s *scene) readSlowly(ctx context.Context, o options, path, query, accept s
 	}
 }
 
-// serveAudited: an informer can list a collection whose audit events contain the response, however small the memory limit of lists is.
+// serveAudited: an informer can list a collection whose audit events contain the response, however
+// small the memory limit of lists is.
 func (s *scene) serveAudited(t *testing.T, ctx context.Context) {
 	reader := s.server.APIFor(s.server.ConfigFor(readerToken))
 	for _, accept := range []string{jsonType, protobufType} {

@@ -99,9 +99,10 @@ const (
 	broken = "broken off" // after the response header
 )
 
-// TestList_ManyConcurrentClients_MemoryIsBounded: hundreds of clients list all objects at the same moment, in every form. The server's memory stays
-// below a bound, health checks are answered, excess requests are refused with 429 and Retry-After, and afterwards memory and
-// goroutines are as before.
+// TestList_ManyConcurrentClients_MemoryIsBounded: hundreds of clients list all objects at the same
+// moment, in every form. The server's memory stays below a bound, health checks are answered,
+// excess requests are refused with 429 and Retry-After, and afterwards memory and goroutines are as
+// before.
 func TestList_ManyConcurrentClients_MemoryIsBounded(t *testing.T) {
 	var (
 		objects = harness.Pick(20_000, 300_000)
@@ -109,7 +110,8 @@ func TestList_ManyConcurrentClients_MemoryIsBounded(t *testing.T) {
 		bound   = int64(harness.Pick(768<<20, 1536<<20))
 	)
 	ctx := harness.Context(t, harness.Pick(4*time.Minute, 20*time.Minute))
-	const uncounted = 192 << 20 // resident memory outside the Go runtime's accounting: mainly pages of the executable
+	// resident memory outside the Go runtime's accounting: mainly pages of the executable
+	const uncounted = 192 << 20
 	s := newScene(t, ctx, objects, bound-uncounted)
 	s.listAll(t, ctx, clients, bound, options{token: readerToken})
 }
@@ -166,7 +168,8 @@ func (s *scene) listAll(t *testing.T, ctx context.Context, clients int, bound in
 		t.Errorf("at most %.1f MB were resident, want at most %.1f", float64(peak)/1e6, float64(bound)/1e6)
 	}
 	s.works(t, ctx)
-	s.returned(t, ctx, before, 64<<20+bound/4, 50) // encodings cached for later requests, an eighth, and garbage
+	// encodings cached for later requests, an eighth, and garbage
+	s.returned(t, ctx, before, 64<<20+bound/4, 50)
 }
 
 // ask lists all objects and reads the answer to its end.

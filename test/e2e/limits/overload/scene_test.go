@@ -1,6 +1,7 @@
-// Package overload tests a server under more load than it can serve: when all clients list all objects at once, and when clients
-// send requests without reading the answers, or without ending the requests. The server has to stay below a bound of resident
-// memory, to answer health checks, to refuse excess requests with 429, and to return to its initial state when the clients have
+// Package overload tests a server under more load than it can serve: when all clients list all
+// objects at once, and when clients send requests without reading the answers, or without ending
+// the requests. The server has to stay below a bound of resident memory, to answer health checks,
+// to refuse excess requests with 429, and to return to its initial state when the clients have
 // gone.
 //
 // Environment variables, in addition to those of the harness:
@@ -60,8 +61,9 @@ type scene struct {
 	old     int64 // a revision older than memory, at which all objects exist
 }
 
-// newScene starts a scene with ConfigMaps of about 1 KB in stored form. The objects are written before the server starts, which
-// restores no history: revisions from before its start are older than its memory. memoryLimit is GOMEMLIMIT; 0 for no limit.
+// newScene starts a scene with ConfigMaps of about 1 KB in stored form. The objects are written
+// before the server starts, which restores no history: revisions from before its start are older
+// than its memory. memoryLimit is GOMEMLIMIT; 0 for no limit.
 func newScene(t *testing.T, ctx context.Context, objects int, memoryLimit int64, flags ...string) *scene {
 	t.Helper()
 	env := harness.New(t)
@@ -160,7 +162,8 @@ func (s *scene) define(t *testing.T, ctx context.Context) {
 	}))
 }
 
-// returned waits until the server's memory is about as much as before, and fails with the remaining difference.
+// returned waits until the server's memory is about as much as before, and fails with the remaining
+// difference.
 func (s *scene) returned(t *testing.T, ctx context.Context, before harness.Held, spareBytes int64, spareGoroutines int) {
 	t.Helper()
 	patience := harness.Pick(time.Minute, 2*time.Minute)
@@ -195,8 +198,8 @@ func (s *scene) works(t *testing.T, ctx context.Context) {
 	harness.Check(t, reader.Delete(ctx, path+"/"+made.Metadata.Name))
 }
 
-// health requests /livez and /readyz in turn, each on a new connection, until stop is called, which returns their latencies. Any
-// answer other than 200 within patience fails the test.
+// health requests /livez and /readyz in turn, each on a new connection, until stop is called, which
+// returns their latencies. Any answer other than 200 within patience fails the test.
 func (s *scene) health(t *testing.T, ctx context.Context, patience time.Duration) (stop func() []time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(ctx)
@@ -264,7 +267,8 @@ func (s *scene) once(ctx context.Context, path string, patience time.Duration) (
 	return resp.StatusCode, nil
 }
 
-// watchMemory kills the server when its resident memory exceeds most bytes, which fails the test; stop returns the peak.
+// watchMemory kills the server when its resident memory exceeds most bytes, which fails the test;
+// stop returns the peak.
 func (s *scene) watchMemory(t *testing.T, most int64) (stop func() int64) {
 	t.Helper()
 	ended := make(chan struct{})

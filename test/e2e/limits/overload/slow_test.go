@@ -35,7 +35,8 @@ const (
 	createPath = "/api/v1/namespaces/default/configmaps"
 )
 
-// attack is a client that tries to occupy the server. run returns nil when the server has ended it, at the latest when ctx ends.
+// attack is a client that tries to occupy the server. run returns nil when the server has ended it,
+// at the latest when ctx ends.
 type attack struct {
 	name  string
 	limit time.Duration // the time after which the server ends it
@@ -69,9 +70,9 @@ var idleAttacks = []attack{
 	})},
 }
 
-// TestSlowClients_AreEndedAtLimits: clients that do not read, that read or send a byte a second, that do not start or do not end a
-// request. The server ends each of them at a limit; meanwhile it answers others with little memory for each attack; and after their
-// end none of it remains.
+// TestSlowClients_AreEndedAtLimits: clients that do not read, that read or send a byte a second,
+// that do not start or do not end a request. The server ends each of them at a limit; meanwhile it
+// answers others with little memory for each attack; and after their end none of it remains.
 func TestSlowClients_AreEndedAtLimits(t *testing.T) {
 	t.Parallel()
 	var (
@@ -85,7 +86,8 @@ func TestSlowClients_AreEndedAtLimits(t *testing.T) {
 	if harness.Long() {
 		all = append(all, idleAttacks...)
 	}
-	_, err := s.api.Do(ctx, http.MethodGet, mapsPath, "", nil) // one-time allocations come before the measurement
+	// one-time allocations come before the measurement
+	_, err := s.api.Do(ctx, http.MethodGet, mapsPath, "", nil)
 	harness.Check(t, err)
 	before, err := s.server.Held(ctx, s.api)
 	harness.Check(t, err)
@@ -110,8 +112,8 @@ func TestSlowClients_AreEndedAtLimits(t *testing.T) {
 			})
 		}
 	}
-	// Memory that the server allocates for all of them is garbage at once; memory for their requests is referenced until the first
-	// limit.
+	// Memory that the server allocates for all of them is garbage at once; memory for their
+	// requests is referenced until the first limit.
 	clients := each * len(all)
 	bound := int64(16e6 + float64(clients)*most)
 	settled, cancel := context.WithTimeoutCause(ctx, requestTimeout/2, errors.New("before the first of them is ended"))
@@ -162,8 +164,8 @@ func (l *longest) String() string {
 	return b.String()
 }
 
-// releaseVanished: clients open thousands of watches and disconnect, half of them without a close of TLS or HTTP, half with a reset. The
-// server releases all their resources.
+// releaseVanished: clients open thousands of watches and disconnect, half of them without a close
+// of TLS or HTTP, half with a reset. The server releases all their resources.
 func (s *scene) releaseVanished(t *testing.T, ctx context.Context) {
 	const perConnection = 100 // the server's limit
 	var (
@@ -199,7 +201,8 @@ func (s *scene) releaseVanished(t *testing.T, ctx context.Context) {
 	s.returned(t, ctx, before, 16<<20, 50)
 }
 
-// dial returns a TLS connection with the protocol negotiated; "" is a connection without a handshake.
+// dial returns a TLS connection with the protocol negotiated; "" is a connection without a
+// handshake.
 func (s *scene) dial(ctx context.Context, protocol string) (*tls.Conn, error) {
 	config, err := rest.TLSConfigFor(s.server.Config)
 	if err != nil {
@@ -250,7 +253,8 @@ func silent(protocol string) func(ctx context.Context, s *scene) error {
 	}
 }
 
-// trickle writes a byte a second until the server closes the connection, which has to happen before the end of text.
+// trickle writes a byte a second until the server closes the connection, which has to happen before
+// the end of text.
 func trickle(ctx context.Context, conn net.Conn, text io.Reader) error {
 	closed := make(chan error, 1)
 	go func() {
@@ -271,7 +275,8 @@ func trickle(ctx context.Context, conn net.Conn, text io.Reader) error {
 			<-closed
 			return context.Cause(ctx)
 		case <-ticker.C:
-			// An error means that the server has closed the connection, which the reading goroutine detects.
+			// An error means that the server has closed the connection, which the reading goroutine
+			// detects.
 			_, _ = io.CopyN(conn, text, 1)
 		}
 	}
@@ -300,7 +305,8 @@ func slowHeaders(ctx context.Context, s *scene) error {
 	return trickle(ctx, conn, io.MultiReader(strings.NewReader("GET / HTTP/1.1\r\n"), &endless{text: "A: b\r\n"}))
 }
 
-// endlessHeaders1 sends headers until the server closes the connection, which has to happen before 64 MiB.
+// endlessHeaders1 sends headers until the server closes the connection, which has to happen before
+// 64 MiB.
 func endlessHeaders1(ctx context.Context, s *scene) error {
 	conn, err := s.dial(ctx, "http/1.1")
 	if err != nil {
@@ -457,7 +463,8 @@ func slowBody(http1 bool) func(ctx context.Context, s *scene) error {
 	}
 }
 
-// stalledList lists all objects and reads rate bytes per second until the request timeout has passed; then it reads the rest.
+// stalledList lists all objects and reads rate bytes per second until the request timeout has
+// passed; then it reads the rest.
 func stalledList(http1 bool, rate int) func(ctx context.Context, s *scene) error {
 	return func(ctx context.Context, s *scene) error {
 		n, err := s.stall(ctx, http1, rate, mapsPath, "resourceVersion=0", requestTimeout)
@@ -477,10 +484,11 @@ func stalledWatch(http1 bool, rate int) func(ctx context.Context, s *scene) erro
 	}
 }
 
-// stall sends a request, reads rate bytes per second for the duration slow, and then the rest. It returns the size of a complete
-// answer, -1 for one that was refused or broken off.
+// stall sends a request, reads rate bytes per second for the duration slow, and then the rest. It
+// returns the size of a complete answer, -1 for one that was refused or broken off.
 func (s *scene) stall(ctx context.Context, http1 bool, rate int, path, query string, slow time.Duration) (int64, error) {
-	c, err := s.client(options{token: adminToken, http1: http1}) // exempt: no other limit refuses it
+	// exempt: no other limit refuses it
+	c, err := s.client(options{token: adminToken, http1: http1})
 	if err != nil {
 		return 0, err
 	}

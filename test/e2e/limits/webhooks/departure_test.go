@@ -61,7 +61,8 @@ func TestConversionWebhook_Hanging_RequestsEndWithDeadlinesAndClients(t *testing
 	v2 := d.path("v2")
 	harness.Check(t, d.create(ctx, 0, n))
 	reader, level := asReader(t, ctx, server, "departing")
-	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) { // until the right is effective
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		// until the right is effective
 		r, err := reader.Do(ctx, http.MethodGet, d.path("v1"), "", nil)
 		if err != nil {
 			return false, err
@@ -119,7 +120,8 @@ func TestConversionWebhook_Hanging_RequestsEndWithDeadlinesAndClients(t *testing
 	leaving, leave := context.WithCancel(hanging)
 	defer leave()
 	for range clients {
-		go reader.Do(leaving, http.MethodGet, v2, "labelSelector=no!%3Dlabel", nil) // it has no answer
+		// it has no answer
+		go reader.Do(leaving, http.MethodGet, v2, "labelSelector=no!%3Dlabel", nil)
 	}
 	harness.Check(t, harness.Poll(hanging, func(ctx context.Context) (bool, error) {
 		n, err := seats(ctx)

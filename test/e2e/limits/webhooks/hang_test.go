@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// requestBound bounds a request that does not depend on the hanging webhook. It is far above the latency on a busy machine, and
-	// below that of a request that waits for the webhook.
+	// requestBound bounds a request that does not depend on the hanging webhook. It is far above
+	// the latency on a busy machine, and below that of a request that waits for the webhook.
 	requestBound = 15 * time.Second
 
 	// hangBound is less than the 30 s after which the server cancels a webhook call.
@@ -27,7 +27,8 @@ type load struct {
 	next   int // number of the next route and ConfigMap to create
 }
 
-// run sends n requests of each kind, each within requestBound, and returns a line with their 99th percentiles.
+// run sends n requests of each kind, each within requestBound, and returns a line with their 99th
+// percentiles.
 func (l *load) run(ctx context.Context, n int) (string, error) {
 	namespaceMaps, v1 := maps(l.routes.namespace), l.routes.path("v1")
 	first := l.next
@@ -84,8 +85,8 @@ func (l *load) run(ctx context.Context, n int) (string, error) {
 	return line[:len(line)-1], nil
 }
 
-// TestConversionWebhook_Hanging_OtherRequestsAreServed reads a version whose webhook does not answer, concurrently with all other
-// requests.
+// TestConversionWebhook_Hanging_OtherRequestsAreServed reads a version whose webhook does not
+// answer, concurrently with all other requests.
 func TestConversionWebhook_Hanging_OtherRequestsAreServed(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -124,7 +125,8 @@ func testHang(t *testing.T, ctx context.Context, d routes, hook *webhook, g *gat
 	w1 := startWatch(t, ctx, v1, "resourceVersion="+list.Metadata.ResourceVersion)
 
 	g.close()
-	harness.Check(t, d.create(ctx, l.next, l.next+1)) // an unconverted object, as earlier ones may be cached
+	// an unconverted object, as earlier ones may be cached
+	harness.Check(t, d.create(ctx, l.next, l.next+1))
 	l.next++
 	// Readers of v2 now wait, or are asked to retry.
 	readers, stop := context.WithCancel(ctx)

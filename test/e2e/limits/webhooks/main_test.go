@@ -1,4 +1,5 @@
-// Package webhooks serves conversion webhooks that count, hang and read through the server, and tests which requests they delay.
+// Package webhooks serves conversion webhooks that count, hang and read through the server, and
+// tests which requests they delay.
 package webhooks
 
 import (
@@ -49,7 +50,8 @@ func startWatch(t *testing.T, ctx context.Context, path, query string) *harness.
 	return w
 }
 
-// added reads n ADDED events, allowing bookmarks only in between; it returns their objects in order.
+// added reads n ADDED events, allowing bookmarks only in between; it returns their objects in
+// order.
 func added(ctx context.Context, w *harness.Watch, n int) ([]harness.Object, error) {
 	var objects []harness.Object
 	for len(objects) < n {

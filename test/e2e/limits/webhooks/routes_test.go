@@ -16,15 +16,16 @@ const (
 	group           = "webhooks.example.com"
 )
 
-// routes is a definition of the kind Route with a conversion webhook. Version v1, the storage version, has one field data.address,
-// "host:port"; version v2 has data.host and data.port instead.
+// routes is a definition of the kind Route with a conversion webhook. Version v1, the storage
+// version, has one field data.address, "host:port"; version v2 has data.host and data.port instead.
 type routes struct {
 	plural    string
 	namespace string
 }
 
-// newRoutes creates a namespace and a definition with the conversion webhook hook. It returns when v1 is served and creations have
-// their usual latency, without a read of v2. The name is that of the namespace and the prefix of the plural.
+// newRoutes creates a namespace and a definition with the conversion webhook hook. It returns when
+// v1 is served and creations have their usual latency, without a read of v2. The name is that of
+// the namespace and the prefix of the plural.
 func newRoutes(t *testing.T, ctx context.Context, name string, hook *webhook) routes {
 	t.Helper()
 	harness.Namespace(t, ctx, api, name)
@@ -57,7 +58,8 @@ func newRoutes(t *testing.T, ctx context.Context, name string, hook *webhook) ro
 		}
 		return r.Code == http.StatusOK, r.Err()
 	}))
-	// A server delays the first creations of a new definition: do them here, before answers are timed.
+	// A server delays the first creations of a new definition: do them here, before answers are
+	// timed.
 	r, err := api.Do(ctx, http.MethodPost, d.path("v1"), "dryRun=All", d.route(0))
 	harness.Check(t, err)
 	if r.Code != http.StatusCreated {
@@ -94,7 +96,8 @@ func (d routes) create(ctx context.Context, first, end int) error {
 	return nil
 }
 
-// wrong returns an error unless the objects have the version and, in order, the names and addresses given alternately in addresses.
+// wrong returns an error unless the objects have the version and, in order, the names and addresses
+// given alternately in addresses.
 func (d routes) wrong(version string, objects []harness.Object, addresses ...string) error {
 	var errs []error
 	if len(objects)*2 != len(addresses) {

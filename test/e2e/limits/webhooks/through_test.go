@@ -9,8 +9,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestConversionWebhook_ReadsFromServer_Succeeds uses a webhook that, before each answer, gets a ConfigMap and lists the stored version of
-// the very objects to convert.
+// TestConversionWebhook_ReadsFromServer_Succeeds uses a webhook that, before each answer, gets a
+// ConfigMap and lists the stored version of the very objects to convert.
 func TestConversionWebhook_ReadsFromServer_Succeeds(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	const n = 20

@@ -8,8 +8,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestConversionWebhook_UnreadVersion_IsNotCalled does all writes and reads through the stored version, and only then reads the other
-// one.
+// TestConversionWebhook_UnreadVersion_IsNotCalled does all writes and reads through the stored
+// version, and only then reads the other one.
 func TestConversionWebhook_UnreadVersion_IsNotCalled(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	hook := newWebhook(t, nil)

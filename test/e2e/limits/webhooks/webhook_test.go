@@ -27,8 +27,9 @@ type webhook struct {
 	calls, objects, held atomic.Int64 // requests, objects in them, and requests waiting in before
 }
 
-// newWebhook starts a webhook. It calls before, if that is not nil, before each conversion; an error of before is its answer. The
-// context of before ends when the caller disconnects or the test ends.
+// newWebhook starts a webhook. It calls before, if that is not nil, before each conversion; an
+// error of before is its answer. The context of before ends when the caller disconnects or the test
+// ends.
 func newWebhook(t *testing.T, before func(context.Context) error) *webhook {
 	t.Helper()
 	authority := harness.New(t).Authority()

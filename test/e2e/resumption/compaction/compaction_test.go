@@ -79,7 +79,8 @@ func followOther(t *testing.T, ctx context.Context, client *clientv3.Client, fol
 		create(t, ctx, compacting, fmt.Sprint("map-", i))
 	}
 	announced := announcements(t, ctx, client)
-	soonest := testTimeout // on a busy machine a round may take any time; a server that only polls needs seconds in each
+	// on a busy machine a round may take any time; a server that only polls needs seconds in each
+	soonest := testTimeout
 	for round, name := range []string{"new-0", "new-1", "new-2"} {
 		page, err := following.List(ctx, maps, "limit=2")
 		harness.Check(t, err)
@@ -191,7 +192,8 @@ func TestCompaction_StrataAndUpstream_FollowEachOther(t *testing.T) {
 
 	harness.Check(t, ours.Stop())
 	ours.Restart(every(3 * time.Second))
-	began := time.Now() // the first of the two compactions starts later, and the second is announced after it is done
+	// the first of the two compactions starts later, and the second is announced after it is done
+	began := time.Now()
 	rev := create(t, ctx, ours.API(), "ours-0")
 	next(t, ctx, announced, rev)
 	rev = create(t, ctx, ours.API(), "ours-1")

@@ -1,6 +1,6 @@
-// Package compaction tests servers on an etcd that is compacted: by one of them, by all, by a stock kube-apiserver's engine, and by
-// hand. Every server refuses compacted revisions with 410 and serves all others, and invalid values of the key that announces
-// compactions have no effect.
+// Package compaction tests servers on an etcd that is compacted: by one of them, by all, by a stock
+// kube-apiserver's engine, and by hand. Every server refuses compacted revisions with 410 and
+// serves all others, and invalid values of the key that announces compactions have no effect.
 package compaction
 
 import (
@@ -36,7 +36,8 @@ func every(interval time.Duration) string { return "--etcd-compaction-interval="
 func create(t *testing.T, ctx context.Context, api *harness.API, name string) int64 {
 	t.Helper()
 	var o harness.Object
-	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) { // the namespace may not exist yet
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		// the namespace may not exist yet
 		var err error
 		o, err = api.Create(ctx, maps, map[string]any{"metadata": map[string]any{"name": name}})
 		return err == nil, err
@@ -121,8 +122,8 @@ func requireCompacted(t *testing.T, ctx context.Context, client *clientv3.Client
 	}))
 }
 
-// requireInconsistentContinue fails unless the answer to the token, whose revision is compacted, has a token that continues at the
-// current revision.
+// requireInconsistentContinue fails unless the answer to the token, whose revision is compacted,
+// has a token that continues at the current revision.
 func requireInconsistentContinue(t *testing.T, ctx context.Context, api *harness.API, token string, want []string) {
 	t.Helper()
 	r, err := api.Do(ctx, http.MethodGet, maps, "limit=2&continue="+url.QueryEscape(token), nil)

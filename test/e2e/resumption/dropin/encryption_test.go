@@ -17,7 +17,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// provider is a provider of an encryption configuration, with the name of its key; identity has no key.
+// provider is a provider of an encryption configuration, with the name of its key; identity has no
+// key.
 type provider struct{ kind, key string }
 
 var identity = provider{kind: "identity"}
@@ -91,7 +92,8 @@ func requireStored(t *testing.T, ctx context.Context, client *clientv3.Client, n
 	}
 }
 
-// requireShown checks that GET, LIST and a watch with initial events return both objects of each name.
+// requireShown checks that GET, LIST and a watch with initial events return both objects of each
+// name.
 func requireShown(t *testing.T, ctx context.Context, api *harness.API, names ...string) {
 	t.Helper()
 	for path, text := range map[string]string{defaultSecrets: base64.StdEncoding.EncodeToString([]byte(secret)), thingsPath: secret} {

@@ -94,7 +94,8 @@ func TestEtcdPrefix_TwoClustersOverTLS_AreSeparate(t *testing.T) {
 	client := etcd.Client()
 	without := env.StartAPIServer(etcd, "--etcd-certfile=", "--etcd-keyfile=")
 	one := env.StartAPIServer(etcd, "--etcd-prefix=/one/registry", "--strata-progress-interval=0")
-	two := env.StartAPIServer(etcd, "--etcd-prefix=/one/registry2", progressOften) // the other prefix is a prefix of this one
+	// the other prefix is a prefix of this one
+	two := env.StartAPIServer(etcd, "--etcd-prefix=/one/registry2", progressOften)
 	for _, s := range []*harness.Server{one, two} {
 		harness.Check(t, s.Await(ctx, "/readyz"))
 	}
@@ -138,10 +139,11 @@ func advance(t *testing.T, ctx context.Context, client *clientv3.Client, revisio
 	}
 }
 
-// TestTransaction_BecomesVisibleAtomically repeatedly writes several objects in one etcd transaction: no list, paged list or watch may
-// show some of them without the others (I5).
+// TestTransaction_BecomesVisibleAtomically repeatedly writes several objects in one etcd
+// transaction: no list, paged list or watch may show some of them without the others (I5).
 func TestTransaction_BecomesVisibleAtomically(t *testing.T) {
-	harness.OnlyStrata(t) // upstream's cacher, which applies events one by one, shows partial transactions
+	// upstream's cacher, which applies events one by one, shows partial transactions
+	harness.OnlyStrata(t)
 	shared.use.Share(t)
 	ctx := harness.Context(t, testTimeout)
 	client, api := shared.etcd.Client(), shared.servers[0].API()
@@ -211,8 +213,8 @@ func requireOneRound(t *testing.T, items []harness.Object) {
 	}
 }
 
-// TestEtcd_StoppedAndStarted_WatchesContinue stops etcd during watches. Memory still answers requests for any resource version; when etcd is back, the
-// same watches continue.
+// TestEtcd_StoppedAndStarted_WatchesContinue stops etcd during watches. Memory still answers
+// requests for any resource version; when etcd is back, the same watches continue.
 func TestEtcd_StoppedAndStarted_WatchesContinue(t *testing.T) {
 	shared.use.Own(t)
 	ctx := harness.Context(t, testTimeout)

@@ -27,8 +27,9 @@ var corruptions = []corrupt{
 	{"custom, not decodable", thingsPath, thingsPrefix, "garbage", func(name string) object { return thing(name, "") }},
 }
 
-// TestUndecodableValue_FailsListOnly writes such values to etcd, for a running server and for a starting one. LIST returns an error; all other requests
-// for the same resource succeed; after the value is deleted, LIST succeeds again.
+// TestUndecodableValue_FailsListOnly writes such values to etcd, for a running server and for a
+// starting one. LIST returns an error; all other requests for the same resource succeed; after the
+// value is deleted, LIST succeeds again.
 func TestUndecodableValue_FailsListOnly(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -60,8 +61,8 @@ func TestUndecodableValue_FailsListOnly(t *testing.T) {
 		}
 		return
 	}
-	// The same for a server that starts with the corrupt value. It is not ready, because its own informer of Secrets cannot list
-	// them, but it serves.
+	// The same for a server that starts with the corrupt value. It is not ready, because its own
+	// informer of Secrets cannot list them, but it serves.
 	harness.Check(t, s.Stop())
 	s.StartAgain()
 	harness.Check(t, s.Await(ctx, "/livez"))
@@ -104,7 +105,8 @@ func awaitList(t *testing.T, ctx context.Context, api *harness.API, path string)
 	return list
 }
 
-// requireNotReadable checks the error for the object: GET and LIST fail, with an error other than 404.
+// requireNotReadable checks the error for the object: GET and LIST fail, with an error other than
+// 404.
 func requireNotReadable(t *testing.T, ctx context.Context, api *harness.API, path string) {
 	t.Helper()
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
@@ -120,7 +122,8 @@ func requireNotReadable(t *testing.T, ctx context.Context, api *harness.API, pat
 	}
 }
 
-// requireNeighboursServed checks that other objects of the resource can be read, written and watched.
+// requireNeighboursServed checks that other objects of the resource can be read, written and
+// watched.
 func requireNeighboursServed(t *testing.T, ctx context.Context, api *harness.API, c corrupt, running *harness.Watch) {
 	t.Helper()
 	path := c.path

@@ -1,4 +1,5 @@
-// Package dropin runs `strata apiserver` in place of a kube-apiserver: on its etcd, with its flags, and back again.
+// Package dropin runs `strata apiserver` in place of a kube-apiserver: on its etcd, with its flags,
+// and back again.
 //
 // Two servers on one etcd are shared, by tests with namespaces or resources of their own. Other
 // tests have an etcd and servers of their own. All but one run in parallel.
@@ -73,7 +74,8 @@ func startWatch(t *testing.T, ctx context.Context, api *harness.API, path, query
 	return w
 }
 
-// expectEvent fails the test unless the next event other than bookmarks has the type and the object's name.
+// expectEvent fails the test unless the next event other than bookmarks has the type and the
+// object's name.
 func expectEvent(t *testing.T, ctx context.Context, w *harness.Watch, kind, name string) harness.Object {
 	t.Helper()
 	for {
@@ -127,7 +129,8 @@ func read(t *testing.T, ctx context.Context, api *harness.API) content {
 	return all
 }
 
-// changesByItself reports whether an object is a server's identity lease, which the server renews periodically.
+// changesByItself reports whether an object is a server's identity lease, which the server renews
+// periodically.
 func changesByItself(o metav1.ObjectMeta) bool {
 	return o.Namespace == "kube-system" && o.Labels["apiserver.kubernetes.io/identity"] != ""
 }
@@ -150,7 +153,8 @@ func groupVersions(t *testing.T, ctx context.Context, api *harness.API) []string
 	return paths
 }
 
-// get reads a path, and retries while the server asks for it: a resource without earlier requests is loaded into memory first.
+// get reads a path, and retries while the server asks for it: a resource without earlier requests
+// is loaded into memory first.
 func get(t *testing.T, ctx context.Context, api *harness.API, path string, into any) {
 	t.Helper()
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {

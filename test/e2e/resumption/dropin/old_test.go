@@ -27,8 +27,8 @@ const (
 	quietPath = "/api/v1/podtemplates" // the test writes none
 )
 
-// rangesBelow returns the number of a proxy's ranges that began below a key prefix, except consistency checks, which read keys
-// only.
+// rangesBelow returns the number of a proxy's ranges that began below a key prefix, except
+// consistency checks, which read keys only.
 func rangesBelow(p *harness.Proxy, prefix string) int {
 	n := 0
 	for _, r := range p.Ranges() {
@@ -62,7 +62,8 @@ func requireLogged(t *testing.T, s *harness.Server, texts ...string) {
 	}
 }
 
-// requireRefused checks that a server exits, before it has served, with exit code 1 and a last line that contains all the texts.
+// requireRefused checks that a server exits, before it has served, with exit code 1 and a last line
+// that contains all the texts.
 func requireRefused(t *testing.T, ctx context.Context, s *harness.Server, texts ...string) {
 	t.Helper()
 	if err := s.Await(ctx, "/readyz"); err == nil {
@@ -77,8 +78,9 @@ func requireRefused(t *testing.T, ctx context.Context, s *harness.Server, texts 
 	}
 }
 
-// TestOldEtcd_ProgressDependentReads_UseEtcd uses an etcd whose progress notifications may overtake events. Requests that depend on the progress of the feed read
-// that etcd; all others are served from memory, whose revision advances with events.
+// TestOldEtcd_ProgressDependentReads_UseEtcd uses an etcd whose progress notifications may overtake
+// events. Requests that depend on the progress of the feed read that etcd; all others are served
+// from memory, whose revision advances with events.
 func TestOldEtcd_ProgressDependentReads_UseEtcd(t *testing.T) {
 	t.Parallel() // it waits for bookmarks, and for reads that time out
 	path, version := harness.OldEtcd(t)
@@ -149,7 +151,8 @@ func TestOldEtcd_ProgressDependentReads_UseEtcd(t *testing.T) {
 		}
 	})
 	t.Run("custom resources from the start", func(t *testing.T) {
-		// An object stored before the first request is not in memory yet, and is read at the revision of the last event.
+		// An object stored before the first request is not in memory yet, and is read at the
+		// revision of the last event.
 		_, err := client.Put(ctx, "/registry/"+thingsGroup+"/things/default/stored", fmt.Sprintf(
 			`{"apiVersion":"%s/v1","kind":"Thing","metadata":{"name":"stored","namespace":"default","uid":"stored"}}`, thingsGroup))
 		harness.Check(t, err)
@@ -198,8 +201,9 @@ func TestOldEtcd_ProgressDependentReads_UseEtcd(t *testing.T) {
 	}
 }
 
-// requireNotHungBy writes to etcd outside the prefixes of resources, of which memory receives no event: its published revision and bookmarks
-// stay at the last event, and reads at a later revision, returned by other reads, are answered.
+// requireNotHungBy writes to etcd outside the prefixes of resources, of which memory receives no
+// event: its published revision and bookmarks stay at the last event, and reads at a later
+// revision, returned by other reads, are answered.
 func requireNotHungBy(t *testing.T, ctx context.Context, api *harness.API, client *clientv3.Client, etcd *harness.Etcd) {
 	o := create(t, ctx, api, defaultMaps, configMap("last"))
 	awaitPublished(t, ctx, api, etcd, harness.Revision(t, o.Metadata.ResourceVersion))
@@ -228,8 +232,8 @@ func requireNotHungBy(t *testing.T, ctx context.Context, api *harness.API, clien
 		}
 	}
 	for _, path := range []string{defaultMaps, defaultMaps + "/last"} {
-		// Memory cannot know that it has reached that revision. It may return an error, like upstream on such an etcd, but must not
-		// hang.
+		// Memory cannot know that it has reached that revision. It may return an error, like
+		// upstream on such an etcd, but must not hang.
 		r, err := api.Do(ctx, http.MethodGet, path, "timeout=20s&resourceVersion="+present, nil)
 		harness.Check(t, err)
 		tooLarge := r.Code == http.StatusGatewayTimeout && storage.IsTooLargeResourceVersion(&apierrors.StatusError{ErrStatus: r.Status()})
@@ -255,7 +259,8 @@ func requireNotHungBy(t *testing.T, ctx context.Context, api *harness.API, clien
 	awaitBookmark(t, ctx, api, quietPath, harness.Revision(t, present), next)
 }
 
-// TestOldEtcd_GateEnabled_ServerRefusesToStart starts servers whose flags turn the gates that need a newer etcd on or off.
+// TestOldEtcd_GateEnabled_ServerRefusesToStart starts servers whose flags turn the gates that need
+// a newer etcd on or off.
 func TestOldEtcd_GateEnabled_ServerRefusesToStart(t *testing.T) {
 	t.Parallel()
 	path, version := harness.OldEtcd(t)
@@ -282,7 +287,8 @@ func TestEtcds_VersionAndProgress_DecideConsistentReads(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
-	unreachable, err := net.Listen("tcp", "127.0.0.1:0") // it accepts no connections, and reserves the port
+	// it accepts no connections, and reserves the port
+	unreachable, err := net.Listen("tcp", "127.0.0.1:0")
 	harness.Check(t, err)
 	defer unreachable.Close()
 	down := "http://" + unreachable.Addr().String()
@@ -357,8 +363,8 @@ func TestEtcds_VersionAndProgress_DecideConsistentReads(t *testing.T) {
 	})
 }
 
-// requireVersionsLogged checks that a server's log has exactly one line with the expected texts on the version of an etcd, or none
-// if no text is expected.
+// requireVersionsLogged checks that a server's log has exactly one line with the expected texts on
+// the version of an etcd, or none if no text is expected.
 func requireVersionsLogged(t *testing.T, s *harness.Server, proxies []*harness.Proxy, logged []string) {
 	t.Helper()
 	if logged != nil {
@@ -400,7 +406,8 @@ func requireWithoutProgress(t *testing.T, ctx context.Context, s *harness.Server
 	}
 }
 
-// startGRPCProxy returns the etcd behind etcd's gRPC proxy, which stops together with the environment's processes.
+// startGRPCProxy returns the etcd behind etcd's gRPC proxy, which stops together with the
+// environment's processes.
 func startGRPCProxy(t *testing.T, env *harness.Env, etcd *harness.Etcd) *harness.Etcd {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

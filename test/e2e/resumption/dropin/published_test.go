@@ -13,7 +13,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// Tests of published revisions compare the resource versions of lists and bookmarks with the revision of the etcd that stores the resource.
+// Tests of published revisions compare the resource versions of lists and bookmarks with the
+// revision of the etcd that stores the resource.
 
 // etcdRevision returns the current revision of an etcd.
 func etcdRevision(t *testing.T, ctx context.Context, client *clientv3.Client) int64 {
@@ -35,7 +36,8 @@ func lastChange(t *testing.T, ctx context.Context, client *clientv3.Client) int6
 	return resp.Kvs[0].ModRevision
 }
 
-// writeOutside writes to etcd outside the prefix of API servers and returns the revision of the write.
+// writeOutside writes to etcd outside the prefix of API servers and returns the revision of the
+// write.
 func writeOutside(t *testing.T, ctx context.Context, client *clientv3.Client) int64 {
 	t.Helper()
 	resp, err := client.Put(ctx, "outside", "")
@@ -51,8 +53,8 @@ func listRevision(t *testing.T, ctx context.Context, api *harness.API, path, que
 	return harness.Revision(t, list.Metadata.ResourceVersion)
 }
 
-// initialEvents starts a watch with initial events, and returns the names of their objects, in order, and the revision of the
-// bookmark after them.
+// initialEvents starts a watch with initial events, and returns the names of their objects, in
+// order, and the revision of the bookmark after them.
 func initialEvents(t *testing.T, ctx context.Context, api *harness.API, path, query string) (names []string, at int64) {
 	t.Helper()
 	w := startWatch(t, ctx, api, path, "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&"+query)
@@ -71,10 +73,12 @@ func initialEvents(t *testing.T, ctx context.Context, api *harness.API, path, qu
 	}
 }
 
-// bookmarks is a query for a watch that lasts long enough for one bookmark: the last is sent 2 s before the end.
+// bookmarks is a query for a watch that lasts long enough for one bookmark: the last is sent 2 s
+// before the end.
 const bookmarks = "allowWatchBookmarks=true&timeoutSeconds=3&resourceVersion="
 
-// nextBookmark returns the revision of the next bookmark of a watch, 0 if it ends without one. Events are errors.
+// nextBookmark returns the revision of the next bookmark of a watch, 0 if it ends without one.
+// Events are errors.
 func nextBookmark(t *testing.T, ctx context.Context, w *harness.Watch) (at int64) {
 	t.Helper()
 	e, err := w.Next(ctx)
@@ -88,8 +92,8 @@ func nextBookmark(t *testing.T, ctx context.Context, w *harness.Watch) (at int64
 	return harness.Revision(t, e.Object.Metadata.ResourceVersion)
 }
 
-// awaitBookmark watches a path without events, starting at a revision, and repeats the watch until a bookmark has at least another
-// revision.
+// awaitBookmark watches a path without events, starting at a revision, and repeats the watch until
+// a bookmark has at least another revision.
 func awaitBookmark(t *testing.T, ctx context.Context, api *harness.API, path string, from, atLeast int64) {
 	t.Helper()
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {

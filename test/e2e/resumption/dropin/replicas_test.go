@@ -44,7 +44,8 @@ func TestReplicas_QuietResource_ReachEtcdRevision(t *testing.T) {
 		for _, api := range apis {
 			startWatch(t, ctx, api, quietPath, fmt.Sprintf("allowWatchBookmarks=true&resourceVersion=%d", start))
 		}
-		// Only progress notifications report a write outside the prefix, unless a later write inside it follows.
+		// Only progress notifications report a write outside the prefix, unless a later write
+		// inside it follows.
 		for {
 			outside := writeOutside(t, ctx, client)
 			for _, api := range apis {

@@ -24,14 +24,16 @@ type side struct {
 // uncachedPath is a resource that is read from etcd.
 const uncachedPath = "/api/v1/namespaces/default/events"
 
-// TestSplitEtcd_RevisionsAreNotMixed is the test required by KEP-1904, on two etcds whose revisions are far apart: no resource of one etcd shows a
-// revision of the other, and each resource follows all writes to its own etcd, including keys that are not of a resource.
+// TestSplitEtcd_RevisionsAreNotMixed is the test required by KEP-1904, on two etcds whose revisions
+// are far apart: no resource of one etcd shows a revision of the other, and each resource follows
+// all writes to its own etcd, including keys that are not of a resource.
 func TestSplitEtcd_RevisionsAreNotMixed(t *testing.T) {
 	t.Parallel() // it waits for bookmarks
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	far := side{name: "far", etcd: env.Etcd(), busy: defaultSecrets,
-		quiet: []string{"/api/v1/limitranges", thingsPath}} // custom resources cannot be stored in the other etcd
+		// custom resources cannot be stored in the other etcd
+		quiet: []string{"/api/v1/limitranges", thingsPath}}
 	near := side{name: "near", etcd: env.Etcd(), busy: defaultMaps,
 		quiet: []string{"/api/v1/podtemplates", uncachedPath}}
 	far.client, near.client = far.etcd.Client(), near.etcd.Client()
@@ -59,7 +61,8 @@ func TestSplitEtcd_RevisionsAreNotMixed(t *testing.T) {
 	requireStoredApart(t, ctx, api, &far, &near)
 }
 
-// requireWithin checks that a revision is between low, an earlier revision of its own etcd, and the current one.
+// requireWithin checks that a revision is between low, an earlier revision of its own etcd, and the
+// current one.
 func (s *side) requireWithin(t *testing.T, ctx context.Context, what string, got, low int64) {
 	t.Helper()
 	if high := etcdRevision(t, ctx, s.client); got < low || got > high {
@@ -85,8 +88,8 @@ func (s *side) requireOwnRevisions(t *testing.T, ctx context.Context, api *harne
 	s.requireWithin(t, ctx, "initial events at any version of "+path, at, s.start)
 }
 
-// requireApart writes many revisions to one etcd and checks lists and bookmarks of the other, whose resources have no writes
-// meanwhile.
+// requireApart writes many revisions to one etcd and checks lists and bookmarks of the other, whose
+// resources have no writes meanwhile.
 func requireApart(t *testing.T, ctx context.Context, api *harness.API, written, other *side) {
 	t.Helper()
 	before := etcdRevision(t, ctx, other.client)
@@ -121,12 +124,13 @@ func requireApart(t *testing.T, ctx context.Context, api *harness.API, written, 
 	}
 }
 
-// requireFollowsOthers writes other resources and other keys of the same etcd, and waits until lists and bookmarks of a resource
-// without writes reach those revisions.
+// requireFollowsOthers writes other resources and other keys of the same etcd, and waits until
+// lists and bookmarks of a resource without writes reach those revisions.
 func (s *side) requireFollowsOthers(t *testing.T, ctx context.Context, api *harness.API, path string) {
 	t.Helper()
 	from := listRevision(t, ctx, api, path, "")
-	uncached := path == uncachedPath // its watches are served by etcd, which sends no progress notification in this time
+	// its watches are served by etcd, which sends no progress notification in this time
+	uncached := path == uncachedPath
 
 	o := create(t, ctx, api, s.busy, object{"metadata": object{"generateName": "followed-"}})
 	written := harness.Revision(t, o.Metadata.ResourceVersion)

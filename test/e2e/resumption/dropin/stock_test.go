@@ -21,7 +21,8 @@ func TestEngineSwitch_UpstreamDataAndBack_IsPreserved(t *testing.T) {
 	env := harness.New(t)
 	etcd := env.Etcd()
 
-	// The service account of pods in a namespace is created by a controller, which does not run here.
+	// The service account of pods in a namespace is created by a controller, which does not run
+	// here.
 	stock := env.APIServer(etcd, engine(harness.Upstream), "--disable-admission-plugins=ServiceAccount")
 	fill(t, ctx, stock)
 	before := read(t, ctx, stock.API())
@@ -103,7 +104,8 @@ func fill(t *testing.T, ctx context.Context, s *harness.Server) {
 	kubectl("create", "-f", directory+"/testdata/custom.yaml")
 	// Updated and deleted objects have a different history from created ones.
 	kubectl("-n", "stock", "label", "configmap", "settings", "updated=yes")
-	kubectl("-n", "stock", "delete", "pod", "assigned", "--wait=false") // its finalizer blocks the deletion
+	// its finalizer blocks the deletion
+	kubectl("-n", "stock", "delete", "pod", "assigned", "--wait=false")
 	kubectl("-n", "stock", "delete", "podtemplate", "template")
 }
 

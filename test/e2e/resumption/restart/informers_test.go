@@ -32,8 +32,8 @@ import (
 	"github.com/stratakube/strata/test/harness/recorded"
 )
 
-// follow describes the objects of an informer. Two informers with the same resource, namespace and selectors have to deliver the
-// same.
+// follow describes the objects of an informer. Two informers with the same resource, namespace and
+// selectors have to deliver the same.
 type follow struct {
 	resource  string // plural
 	namespace string // "" for all namespaces

@@ -29,7 +29,8 @@ func TestKEP956_Bookmarks_ReduceProcessedChanges(t *testing.T) {
 	)
 	ctx := harness.Context(t, 3*time.Minute)
 	api, client := shared.servers[0].API(), shared.etcd.Client()
-	const marked, unmarked = "persistentvolumeclaims", "serviceaccounts" // no other test writes them
+	// no other test writes them
+	const marked, unmarked = "persistentvolumeclaims", "serviceaccounts"
 	resources := map[string]string{marked: "allowWatchBookmarks=true&", unmarked: ""}
 
 	watchers := map[string][]*watcher{}
@@ -103,8 +104,9 @@ func TestKEP956_Bookmarks_ReduceProcessedChanges(t *testing.T) {
 	}
 }
 
-// writeStored writes n objects, numbered from first on, to etcd in their stored form, in one transaction, and returns its revision.
-// Objects for which selected returns true have the selected label.
+// writeStored writes n objects, numbered from first on, to etcd in their stored form, in one
+// transaction, and returns its revision. Objects for which selected returns true have the selected
+// label.
 func writeStored(t *testing.T, ctx context.Context, client *clientv3.Client, resource string, first, n int, selected func(i int) bool) int64 {
 	t.Helper()
 	const live = 500 // number of names

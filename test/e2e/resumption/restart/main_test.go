@@ -1,7 +1,8 @@
-// Package restart tests watches across restarts of API servers: a client resumes its watch on any server, and a restart never makes
-// it relist.
+// Package restart tests watches across restarts of API servers: a client resumes its watch on any
+// server, and a restart never makes it relist.
 //
-// Clients record their events, a client of etcd records the history, and watchcheck compares the two.
+// Clients record their events, a client of etcd records the history, and watchcheck compares the
+// two.
 //
 // Environment variables, in addition to those of the harness:
 //
@@ -58,7 +59,8 @@ var shared struct {
 	use     harness.Turns
 }
 
-// noGates turns off bookmarks, efficient watch resumption and the restore of history after a restart.
+// noGates turns off bookmarks, efficient watch resumption and the restore of history after a
+// restart.
 const noGates = "--strata-feature-gates=WatchBookmark=false,EfficientWatchResumption=false,WatchHistoryRestore=false"
 
 // serverFlags are the flags of all API servers here.
@@ -72,12 +74,14 @@ type object = map[string]any
 // ownConnections returns a copy of config whose clients share no connection with other copies.
 func ownConnections(config *rest.Config) *rest.Config {
 	own := rest.CopyConfig(config)
-	own.Dial = (&net.Dialer{}).DialContext // client-go shares no connections of clients with their own dialer
+	// client-go shares no connections of clients with their own dialer
+	own.Dial = (&net.Dialer{}).DialContext
 	return own
 }
 
-// oneConnection returns a copy of config whose clients share one connection. Otherwise each request without an idle connection
-// dials, and thousands of concurrent requests open thousands of connections.
+// oneConnection returns a copy of config whose clients share one connection. Otherwise each request
+// without an idle connection dials, and thousands of concurrent requests open thousands of
+// connections.
 func oneConnection(t testing.TB, config *rest.Config) *rest.Config {
 	t.Helper()
 	tlsConfig, err := rest.TLSConfigFor(config)

@@ -12,8 +12,8 @@ import (
 	"github.com/stratakube/strata/test/harness/recorded"
 )
 
-// 200 watchers reconnect at random revisions, on random servers, under writes. All of them receive the same order of events: that
-// of etcd.
+// 200 watchers reconnect at random revisions, on random servers, under writes. All of them receive
+// the same order of events: that of etcd.
 func TestWatch_RandomReconnects_KeepEtcdOrder(t *testing.T) {
 	shared.use.Share(t)
 	const (
@@ -73,7 +73,8 @@ func TestWatch_RandomReconnects_KeepEtcdOrder(t *testing.T) {
 			rest := w.query
 			after := first
 			for k := range reconnects {
-				// Every other time the server ends the watch, and the watcher resumes at its position: no revision may be split.
+				// Every other time the server ends the watch, and the watcher resumes at its
+				// position: no revision may be split.
 				byServer := k%2 == 1
 				if w.query = rest; byServer {
 					w.query += "&timeoutSeconds=1"
@@ -97,7 +98,8 @@ func TestWatch_RandomReconnects_KeepEtcdOrder(t *testing.T) {
 						return
 					}
 				}
-				// This time the client ends it, and goes back to a revision that it has received completely.
+				// This time the client ends it, and goes back to a revision that it has received
+				// completely.
 				after = max(first, w.complete)
 				if rand.IntN(2) == 0 {
 					after = first + rand.Int64N(after-first+1)

@@ -13,8 +13,9 @@ import (
 	"github.com/stratakube/strata/test/harness/recorded"
 )
 
-// There are no changes for three compactions with a restart in between. Watches with bookmarks are ended by their timeouts and by
-// the restart, and resume without a 410. A watch without bookmarks could not: its start revision is compacted.
+// There are no changes for three compactions with a restart in between. Watches with bookmarks are
+// ended by their timeouts and by the restart, and resume without a 410. A watch without bookmarks
+// could not: its start revision is compacted.
 func TestBookmarks_QuietRegistry_WatchesResumeWithout410(t *testing.T) {
 	t.Parallel()
 	interval := harness.Pick(2*time.Second, 30*time.Second)

@@ -15,8 +15,8 @@ import (
 	"github.com/stratakube/strata/test/harness/recorded"
 )
 
-// follows returns the objects of n informers: resources with many and without any writes, all objects and selective selectors, full
-// objects and metadata only.
+// follows returns the objects of n informers: resources with many and without any writes, all
+// objects and selective selectors, full objects and metadata only.
 func follows(n int) []follow {
 	var all []follow
 	for i := range n {
@@ -48,7 +48,8 @@ const (
 	restartTestTimeout = 12 * time.Minute
 	equalWithin        = 90 * time.Second
 
-	// The long form also has a watcher of the pods of each node, reads of one object, and compactions.
+	// The long form also has a watcher of the pods of each node, reads of one object, and
+	// compactions.
 	longPerClient      = 50
 	longReaders        = 4
 	compactionInterval = 30 * time.Second
@@ -165,8 +166,8 @@ func (f *fleet) logErrors(t *testing.T) {
 
 var number = regexp.MustCompile(`[0-9]+`)
 
-// equal returns when every informer's store equals etcd. A write that a client has canceled may still reach etcd, so etcd is read
-// each time.
+// equal returns when every informer's store equals etcd. A write that a client has canceled may
+// still reach etcd, so etcd is read each time.
 func (s *scene) equal(t *testing.T, ctx context.Context, f *fleet) {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(ctx, equalWithin, errors.New("informers differ from etcd"))
@@ -204,7 +205,8 @@ func (s *scene) equal(t *testing.T, ctx context.Context, f *fleet) {
 	}))
 }
 
-// validate checks all events of the informers against the history. Their stores are already known to be complete.
+// validate checks all events of the informers against the history. Their stores are already known
+// to be complete.
 func (s *scene) validate(t *testing.T, ctx context.Context, f *fleet) {
 	t.Helper()
 	history, err := s.history.Now(ctx)
@@ -330,7 +332,8 @@ func (s *scene) restartUnder(t *testing.T, ctx context.Context, f *fleet,
 		for range longReaders {
 			w.readOften(s, ctx, &unexpected)
 		}
-		harness.Check(t, awaitCompactions(ctx, s.etcd.Client(), 1)) // one more after the last restart
+		// one more after the last restart
+		harness.Check(t, awaitCompactions(ctx, s.etcd.Client(), 1))
 	}
 	f.settle(t, ctx)
 	step(fmt.Sprintf("%d informers watch", len(f.informers)))
@@ -357,7 +360,8 @@ func (s *scene) restartUnder(t *testing.T, ctx context.Context, f *fleet,
 	o, now := f.outcome(), s.audit(t)
 	f.logErrors(t)
 	if lists := now.lists - audited.lists; lists != o.lists {
-		// A request that did not reach a server, or was repeated, makes the counts differ: both have to be zero, or neither.
+		// A request that did not reach a server, or was repeated, makes the counts differ: both
+		// have to be zero, or neither.
 		t.Logf("servers received %d lists, informers sent %d", lists, o.lists)
 		if (lists == 0) != (o.lists == 0) {
 			t.Errorf("servers received %d lists, informers sent %d: %v", lists, o.lists, now.paths)

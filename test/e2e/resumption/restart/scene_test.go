@@ -100,7 +100,8 @@ func createGizmos(t *testing.T, ctx context.Context, servers []*harness.Server) 
 	}
 }
 
-// config returns a client configuration whose requests are audited, with separate connections to the balancer.
+// config returns a client configuration whose requests are audited, with separate connections to
+// the balancer.
 func (s *scene) config() *rest.Config {
 	config := s.servers[0].ConfigFor(informerToken)
 	config.Host = s.balancer.URL
@@ -146,7 +147,8 @@ type audited struct {
 	paths   map[string]int // the lists by path
 }
 
-// audit reads the audit logs. A request is logged before it is answered, and the log survives a killed server.
+// audit reads the audit logs. A request is logged before it is answered, and the log survives a
+// killed server.
 func (s *scene) audit(t *testing.T) audited {
 	t.Helper()
 	a := audited{codes: map[int]int{}, paths: map[string]int{}}

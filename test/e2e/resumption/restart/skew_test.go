@@ -8,8 +8,8 @@ import (
 	"github.com/stratakube/strata/test/harness/recorded"
 )
 
-// A bookmark of one server is valid on another one that is behind: the watch starts there, and delivers no event that the client
-// has received.
+// A bookmark of one server is valid on another one that is behind: the watch starts there, and
+// delivers no event that the client has received.
 func TestBookmark_FromNewerServer_ResumesOnOlderServer(t *testing.T) {
 	harness.OnlyStrata(t) // upstream answers "Too large resource version"
 	shared.use.Own(t)
@@ -33,7 +33,8 @@ func TestBookmark_FromNewerServer_ResumesOnOlderServer(t *testing.T) {
 	busy, quiet := &watcher{path: maps}, &watcher{path: secrets}
 	all := []*watcher{busy, quiet}
 	for _, w := range all {
-		w.query = "allowWatchBookmarks=true&timeoutSeconds=3" // the server sends a bookmark before it ends a watch
+		// the server sends a bookmark before it ends a watch
+		w.query = "allowWatchBookmarks=true&timeoutSeconds=3"
 		harness.Check(t, w.begin(ctx, api, harness.Revision(t, before.Metadata.ResourceVersion)))
 	}
 	for _, w := range all {

@@ -14,13 +14,14 @@ import (
 	"github.com/stratakube/strata/test/harness/recorded"
 )
 
-// watcher is a client that watches one path and records its events. It speaks HTTP directly, without a library's retries or
-// relists. It is used by one goroutine.
+// watcher is a client that watches one path and records its events. It speaks HTTP directly,
+// without a library's retries or relists. It is used by one goroutine.
 type watcher struct {
 	path, query string
 	sessions    recorded.Sessions
 	position    int64 // the revision to resume after
-	complete    int64 // the revision up to which all events were received: the last event's revision may have more
+	// the revision up to which all events were received: the last event's revision may have more
+	complete int64
 
 	watch   *harness.Watch
 	session *recorded.Session
@@ -43,7 +44,8 @@ func (w *watcher) begin(ctx context.Context, api *harness.API, after int64) erro
 	return nil
 }
 
-// next returns the next event. An event of type ERROR is returned as an error that apierrors can classify.
+// next returns the next event. An event of type ERROR is returned as an error that apierrors can
+// classify.
 func (w *watcher) next(ctx context.Context) (harness.Event, error) {
 	e, err := w.watch.Next(ctx)
 	if err != nil {
@@ -100,7 +102,8 @@ func (w *watcher) end() {
 	}
 }
 
-// retried calls f until its error is nil or not retryable. Connection errors, overload and unready servers are retryable.
+// retried calls f until its error is nil or not retryable. Connection errors, overload and unready
+// servers are retryable.
 func retried(ctx context.Context, f func(context.Context) error) error {
 	var last error
 	err := harness.Poll(ctx, func(ctx context.Context) (bool, error) {
@@ -130,7 +133,8 @@ func collection(f follow) string {
 	return path + "/" + f.resource
 }
 
-// judge compares a watcher's events with the history; the watcher has received all events up to through.
+// judge compares a watcher's events with the history; the watcher has received all events up to
+// through.
 func judge(t testing.TB, ctx context.Context, h *recorded.History, prefix string, f follow, w *watcher, through int64) {
 	t.Helper()
 	history, err := h.Now(ctx)

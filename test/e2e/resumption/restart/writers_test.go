@@ -51,7 +51,8 @@ func pod(name, node string) object {
 		"containers": []any{object{"name": "main", "image": "none"}}}}
 }
 
-// seed creates the objects that exist before the informers start. Secrets and limit ranges are not changed afterwards.
+// seed creates the objects that exist before the informers start. Secrets and limit ranges are not
+// changed afterwards.
 func (s *scene) seed(t *testing.T, ctx context.Context) {
 	t.Helper()
 	create := func(path string, body object) {
@@ -82,8 +83,8 @@ type writers struct {
 	failed atomic.Int64
 }
 
-// startWriters starts writers through the balancer, and one that writes to etcd like another API server, so that the revision
-// advances while no server of the scene runs.
+// startWriters starts writers through the balancer, and one that writes to etcd like another API
+// server, so that the revision advances while no server of the scene runs.
 func (s *scene) startWriters(t *testing.T, ctx context.Context) *writers {
 	t.Helper()
 	w := &writers{}
@@ -101,7 +102,8 @@ func (s *scene) startWriters(t *testing.T, ctx context.Context) *writers {
 	return w
 }
 
-// readOften gets objects through the balancer until the writers are stopped, and counts unexpected answers.
+// readOften gets objects through the balancer until the writers are stopped, and counts unexpected
+// answers.
 func (w *writers) readOften(s *scene, ctx context.Context, unexpected *atomic.Int64) {
 	api := s.servers[0].APIFor(ownConnections(s.balancer.Config))
 	w.group.Go(func() {
@@ -109,7 +111,8 @@ func (w *writers) readOften(s *scene, ctx context.Context, unexpected *atomic.In
 			n := i % 80
 			r, err := api.Do(ctx, http.MethodGet, fmt.Sprintf("/api/v1/namespaces/%s/configmaps/seed-%d", namespace(n), n), "", nil)
 			switch {
-			case err != nil, r.Code == http.StatusTooManyRequests, r.Code >= http.StatusInternalServerError: // during a restart
+			case err != nil, r.Code == http.StatusTooManyRequests, r.Code >= http.StatusInternalServerError:
+				// during a restart
 			case r.Code != http.StatusOK:
 				unexpected.Add(1)
 			}
@@ -172,7 +175,8 @@ func (w *writers) do(ctx context.Context, api *harness.API, method, path string,
 	pause(ctx, writePause)
 }
 
-// storeMany writes several configmaps and gizmos in stored form, in one transaction; i is the number of the call.
+// storeMany writes several configmaps and gizmos in stored form, in one transaction; i is the
+// number of the call.
 func storeMany(t testing.TB, ctx context.Context, client *clientv3.Client, i int) {
 	const live, atOnce = 60, 4
 	var ops []clientv3.Op

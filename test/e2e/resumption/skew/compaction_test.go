@@ -19,9 +19,11 @@ import (
 // compactKey is the key with which the compactors of API servers coordinate their turns.
 const compactKey = "compact_rev_key"
 
-// TestCompactors_OfStrataAndPeer_AreFollowed makes the compactors of Strata and of a peer share an etcd: both, either alone, and the peer's with a Strata that
-// compacts nothing. (A kube-apiserver that compacts nothing does not follow other compactors: it continues to answer from its watch
-// cache.) Both servers refuse compacted revisions of either compactor and return a token to continue.
+// TestCompactors_OfStrataAndPeer_AreFollowed makes the compactors of Strata and of a peer share an
+// etcd: both, either alone, and the peer's with a Strata that compacts nothing. (A kube-apiserver
+// that compacts nothing does not follow other compactors: it continues to answer from its watch
+// cache.) Both servers refuse compacted revisions of either compactor and return a token to
+// continue.
 func TestCompactors_OfStrataAndPeer_AreFollowed(t *testing.T) {
 	t.Parallel()
 	forEach(t, stockCombinations, func(t *testing.T, ctx context.Context, c combination) {
@@ -42,7 +44,8 @@ func TestCompactors_OfStrataAndPeer_AreFollowed(t *testing.T) {
 	})
 }
 
-// requireCompaction waits until the current revision is compacted, and checks the servers' answers at it.
+// requireCompaction waits until the current revision is compacted, and checks the servers' answers
+// at it.
 func (p *pair) requireCompaction(t *testing.T, ctx context.Context, who string, servers ...*harness.Server) {
 	t.Helper()
 	const limit = 2
@@ -61,7 +64,8 @@ func (p *pair) requireCompaction(t *testing.T, ctx context.Context, who string, 
 		tokens[i], version = page.Metadata.Continue, page.Metadata.ResourceVersion
 	}
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-		// A compactor compacts to the revision of its last turn: without writes there is nothing to compact.
+		// A compactor compacts to the revision of its last turn: without writes there is nothing to
+		// compact.
 		_, err := api.Patch(ctx, defaultMaps+"/compacted-0", fmt.Sprintf(`{"data":{"revision":"%d"}}`, etcdRevision(t, ctx, p.client)))
 		if err != nil {
 			return false, err
@@ -83,7 +87,8 @@ func (p *pair) requireCompaction(t *testing.T, ctx context.Context, who string, 
 				t.Errorf("%s: server %d answers the expired token of server %d with %s", who, i, j, expired.Body)
 				continue
 			}
-			// Both servers continue after the last name of the expired list, at the current revision.
+			// Both servers continue after the last name of the expired list, at the current
+			// revision.
 			for k, s := range servers {
 				page, err := s.API().List(ctx, defaultMaps, continued(status.Continue, limit))
 				if err != nil || len(page.Items) != limit || page.Items[0].Metadata.Name != fmt.Sprintf("compacted-%d", limit) {
@@ -94,8 +99,9 @@ func (p *pair) requireCompaction(t *testing.T, ctx context.Context, who string, 
 	}
 }
 
-// requireTurns reads all writes of compactKey between begin and now. Each is a transaction on the previous version, so that two
-// compactors never take the same turn, and no revision is compacted before it was written.
+// requireTurns reads all writes of compactKey between begin and now. Each is a transaction on the
+// previous version, so that two compactors never take the same turn, and no revision is compacted
+// before it was written.
 func requireTurns(t *testing.T, ctx context.Context, client *clientv3.Client, begin *clientv3.GetResponse, turns clientv3.WatchChan) {
 	t.Helper()
 	const atLeast = 5

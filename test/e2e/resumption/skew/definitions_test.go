@@ -12,8 +12,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// requireDefinitionsShared creates a definition of custom resources through one server, changes its storage version and
-// its served versions, and deletes it: the other server follows each step.
+// requireDefinitionsShared creates a definition of custom resources through one server, changes its
+// storage version and its served versions, and deletes it: the other server follows each step.
 func requireDefinitionsShared(t *testing.T, ctx context.Context, p *pair) {
 	for i, dir := range p.directions() {
 		t.Run(dir.name, func(t *testing.T) {
@@ -37,8 +37,8 @@ func requireDefinitionsShared(t *testing.T, ctx context.Context, p *pair) {
 				watches[version] = watchFrom(t, ctx, dir.to, d.things(version), first.Metadata.ResourceVersion)
 			}
 
-			// A change of the storage version ends no open watch of upstream, and does not change stored objects: each server
-			// writes the new version once it has observed the change.
+			// A change of the storage version ends no open watch of upstream, and does not change
+			// stored objects: each server writes the new version once it has observed the change.
 			d.change(t, ctx, dir.to, d.versions("v2", "v1", "v2"))
 			var written []harness.Object
 			for j, api := range apis {
@@ -93,8 +93,9 @@ func requireDefinitionsShared(t *testing.T, ctx context.Context, p *pair) {
 	}
 }
 
-// requireDelivered requires that a watch delivers all written objects. If the server ends the watch because of a change of the
-// definition, a new watch after the last event continues, as in an informer.
+// requireDelivered requires that a watch delivers all written objects. If the server ends the watch
+// because of a change of the definition, a new watch after the last event continues, as in an
+// informer.
 func (d definition) requireDelivered(t *testing.T, ctx context.Context, api *harness.API, version string, w *harness.Watch, written []harness.Object) {
 	t.Helper()
 	last := ""

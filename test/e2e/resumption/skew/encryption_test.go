@@ -43,8 +43,9 @@ func (e encryption) write(t *testing.T, keys ...string) {
 
 func (e encryption) flag() string { return "--encryption-provider-config=" + e.path }
 
-// requireShared creates Secrets through each server; the other reads them. Then a restart of Strata alone makes it encrypt with the
-// second key, so that the servers use different keys, as in the middle of a rotation.
+// requireShared creates Secrets through each server; the other reads them. Then a restart of Strata
+// alone makes it encrypt with the second key, so that the servers use different keys, as in the
+// middle of a rotation.
 func (e encryption) requireShared(t *testing.T, ctx context.Context, p *pair) {
 	keys := map[*harness.Server]string{p.strata: "one", p.peer: "one"}
 	written := 0

@@ -17,13 +17,15 @@ import (
 // etcdVersions are the tested minor versions of etcd, in order.
 var etcdVersions = []string{"3.6", "3.7"}
 
-// TestEtcdVersions_StrataWorksOnEach runs Strata on each etcd: progress advances lists and bookmarks of resources without writes, history is restored
-// after a restart, a compaction takes effect, and a range that etcd sends in many parts is complete.
+// TestEtcdVersions_StrataWorksOnEach runs Strata on each etcd: progress advances lists and
+// bookmarks of resources without writes, history is restored after a restart, a compaction takes
+// effect, and a range that etcd sends in many parts is complete.
 func TestEtcdVersions_StrataWorksOnEach(t *testing.T) {
 	t.Parallel()
 	for _, version := range etcdVersions {
 		t.Run("etcd="+version, func(t *testing.T) {
-			t.Parallel()                  // it waits for bookmarks, and for a server to detect a compaction
+			// it waits for bookmarks, and for a server to detect a compaction
+			t.Parallel()
 			harness.StockEtcd(t, version) // is built before the time limit begins
 			ctx := harness.Context(t, testTimeout)
 			env := harness.New(t)
@@ -54,7 +56,8 @@ func TestEtcdVersions_StrataWorksOnEach(t *testing.T) {
 				t.Errorf("%d ConfigMaps, want %d", len(l.Items), large)
 			}
 
-			// A manual compaction takes effect at once, and a watch from before it continues from memory.
+			// A manual compaction takes effect at once, and a watch from before it continues from
+			// memory.
 			old := list(t, ctx, s.API(), defaultMaps, "").Metadata.ResourceVersion
 			last := create(t, ctx, s.API(), defaultMaps, configMap("last"))
 			_, err := client.Compact(ctx, harness.Revision(t, last.Metadata.ResourceVersion))
@@ -65,8 +68,8 @@ func TestEtcdVersions_StrataWorksOnEach(t *testing.T) {
 	}
 }
 
-// requireProgress writes a key that is not of an object. Consistent lists, bookmarks and the ends of initial events reach its
-// revision, and reads read nothing from etcd except its revision.
+// requireProgress writes a key that is not of an object. Consistent lists, bookmarks and the ends
+// of initial events reach its revision, and reads read nothing from etcd except its revision.
 func requireProgress(t *testing.T, ctx context.Context, api *harness.API, client *clientv3.Client) {
 	t.Helper()
 	const quiet = "/api/v1/limitranges"
@@ -87,8 +90,8 @@ func requireProgress(t *testing.T, ctx context.Context, api *harness.API, client
 	}
 }
 
-// awaitBookmark repeatedly watches a path without writes, until a bookmark has at least a revision. Each watch lasts long enough
-// for one bookmark, which is sent 2 s before the end.
+// awaitBookmark repeatedly watches a path without writes, until a bookmark has at least a revision.
+// Each watch lasts long enough for one bookmark, which is sent 2 s before the end.
 func awaitBookmark(t *testing.T, ctx context.Context, api *harness.API, path, from string, atLeast int64) {
 	t.Helper()
 	for {
@@ -130,8 +133,8 @@ func rawConfigMap(namespace, name, text string) string {
 		name, namespace, namespace+"-"+name, text)
 }
 
-// TestEtcdUpgrade_WatchDeliversEveryEvent replaces an etcd 3.6 by an etcd 3.7 on the same data, under Strata and a peer. Both continue, and a watch of
-// Strata delivers all events.
+// TestEtcdUpgrade_WatchDeliversEveryEvent replaces an etcd 3.6 by an etcd 3.7 on the same data,
+// under Strata and a peer. Both continue, and a watch of Strata delivers all events.
 func TestEtcdUpgrade_WatchDeliversEveryEvent(t *testing.T) {
 	t.Parallel()
 	for _, peer := range []string{upstream, older, newer} {

@@ -15,8 +15,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// requireOneLeader makes two candidates elect a leader, one through each server. A leader that resigns is succeeded by the other
-// one; there are never two.
+// requireOneLeader makes two candidates elect a leader, one through each server. A leader that
+// resigns is succeeded by the other one; there are never two.
 func requireOneLeader(t *testing.T, ctx context.Context, p *pair) {
 	const changes = 5
 	var mu sync.Mutex
@@ -81,9 +81,10 @@ const leaseName = "leader"
 
 // candidate takes part in an election through one server.
 type candidate struct {
-	name             string
-	client           kubernetes.Interface
-	started, stopped func() // called when it leads; called when it no longer leads, before it resigns
+	name   string
+	client kubernetes.Interface
+	// called when it leads; called when it no longer leads, before it resigns
+	started, stopped func()
 
 	cancel context.CancelFunc
 	done   chan struct{}

@@ -1,8 +1,9 @@
-// Package skew runs strata apiserver and kube-apiservers of the supported minor versions on one etcd: side by side, and one after
-// another. The etcd servers are of two minor versions too.
+// Package skew runs strata apiserver and kube-apiservers of the supported minor versions on one
+// etcd: side by side, and one after another. The etcd servers are of two minor versions too.
 //
-// The kube-apiservers are stock ones: unmodified programs that `make stock` builds and `make skew` requires. The strata command
-// with --engine=upstream, which has upstream's watch cache and Strata's own version, is a peer in every run of the tests.
+// The kube-apiservers are stock ones: unmodified programs that `make stock` builds and `make skew`
+// requires. The strata command with --engine=upstream, which has upstream's watch cache and
+// Strata's own version, is a peer in every run of the tests.
 package skew
 
 import (
@@ -25,8 +26,8 @@ const testTimeout = 4 * time.Minute
 
 type object = map[string]any
 
-// upstream is the peer that is the strata command with upstream's watch cache. Other peers are minor versions of the stock
-// kube-apiserver.
+// upstream is the peer that is the strata command with upstream's watch cache. Other peers are
+// minor versions of the stock kube-apiserver.
 const (
 	upstream = "upstream"
 	older    = "1.36" // the older supported minor version
@@ -49,7 +50,8 @@ func forEach(t *testing.T, combinations []combination, test func(t *testing.T, c
 	}
 }
 
-// program returns the path of a peer's stock kube-apiserver, "" for the strata command. It skips the test if there is none.
+// program returns the path of a peer's stock kube-apiserver, "" for the strata command. It skips
+// the test if there is none.
 func program(t *testing.T, peer string) string {
 	t.Helper()
 	if peer == upstream {
@@ -77,7 +79,8 @@ type pair struct {
 	client       *clientv3.Client // of the etcd
 }
 
-// Addresses that the servers of a pair advertise. They are reserved for documentation: no host has them.
+// Addresses that the servers of a pair advertise. They are reserved for documentation: no host has
+// them.
 const (
 	strataAddress = "192.0.2.1"
 	peerAddress   = "192.0.2.2"
@@ -159,7 +162,8 @@ func nextEvent(t *testing.T, ctx context.Context, w *harness.Watch) harness.Even
 	}
 }
 
-// expectEvent fails the test unless the next event has the type and the object's name and resource version.
+// expectEvent fails the test unless the next event has the type and the object's name and resource
+// version.
 func expectEvent(t *testing.T, ctx context.Context, w *harness.Watch, kind string, want harness.Object) {
 	t.Helper()
 	e := nextEvent(t, ctx, w)
@@ -194,7 +198,8 @@ func configMap(name string) object {
 	return object{"metadata": object{"name": name}, "data": object{"name": name}}
 }
 
-// definition is the definition of the tests' custom resource: namespaced, with the versions v1 and v2 that differ in name only.
+// definition is the definition of the tests' custom resource: namespaced, with the versions v1 and
+// v2 that differ in name only.
 type definition struct{ group string }
 
 func (d definition) path() string {

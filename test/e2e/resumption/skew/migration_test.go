@@ -15,7 +15,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// migration carries out the steps of docs/migration.md on one etcd, with clients that continue across the switches.
+// migration carries out the steps of docs/migration.md on one etcd, with clients that continue
+// across the switches.
 type migration struct {
 	env          *harness.Env
 	etcd         *harness.Etcd
@@ -24,14 +25,16 @@ type migration struct {
 	strata       *harness.Server
 
 	recorded map[string]string // revision of each object, by key, of the server before
-	watched  string            // resource version of a client whose watch ended with the server before
-	missed   harness.Object    // created after it
-	token    string            // for the rest of a list whose first page the server before sent
-	rest     []string          // names on the rest of the list
+	// resource version of a client whose watch ended with the server before
+	watched string
+	missed  harness.Object // created after it
+	token   string         // for the rest of a list whose first page the server before sent
+	rest    []string       // names on the rest of the list
 }
 
-// TestMigration_StepsOfPage_KeepDataAndWatches carries out each step of docs/migration.md, in the page's order, to Strata, back, and
-// to Strata again. A step of the page that has no function here, and a function without a step, fails.
+// TestMigration_StepsOfPage_KeepDataAndWatches carries out each step of docs/migration.md, in the
+// page's order, to Strata, back, and to Strata again. A step of the page that has no function here,
+// and a function without a step, fails.
 func TestMigration_StepsOfPage_KeepDataAndWatches(t *testing.T) {
 	t.Parallel()
 	forEach(t, append([]combination{{upstream, "3.7"}}, stockCombinations...), func(t *testing.T, ctx context.Context, c combination) {
@@ -101,7 +104,8 @@ func (m *migration) checkFlags(t *testing.T, ctx context.Context) {
 	}
 }
 
-// record reads the objects, opens the lists and watches of clients, and creates an object that the watch does not deliver.
+// record reads the objects, opens the lists and watches of clients, and creates an object that the
+// watch does not deliver.
 func (m *migration) record(t *testing.T, ctx context.Context, s *harness.Server) {
 	t.Helper()
 	api := s.API()
@@ -176,8 +180,8 @@ func (m *migration) requireNoOwnFlags(t *testing.T, _ context.Context) {
 	}
 }
 
-// compare compares the objects with the recorded ones, and continues the list and the watch of the server before. resumes: the watch
-// must continue; otherwise it may be refused with 410.
+// compare compares the objects with the recorded ones, and continues the list and the watch of the
+// server before. resumes: the watch must continue; otherwise it may be refused with 410.
 func (m *migration) compare(t *testing.T, ctx context.Context, s *harness.Server, resumes bool) {
 	t.Helper()
 	api := s.API()

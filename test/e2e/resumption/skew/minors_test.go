@@ -33,7 +33,8 @@ func startThree(t *testing.T, ctx context.Context, flags ...string) *three {
 	programs := []string{program(t, older), program(t, newer)}
 	env := harness.New(t)
 	etcd := env.StockEtcd(t, "3.7")
-	// The service account that pods of a namespace need is created by a controller, which does not run here.
+	// The service account that pods of a namespace need is created by a controller, which does not
+	// run here.
 	common := slices.Clip([]string{"--runtime-config=api/all=true", "--disable-admission-plugins=ServiceAccount"})
 	s := &three{env: env, client: etcd.Client()}
 	s.older = startPeer(env, programs[0], etcd, append(common, "--feature-gates=ClusterTrustBundle=true,StorageVersionMigrator=true")...)
@@ -45,8 +46,9 @@ func startThree(t *testing.T, ctx context.Context, flags ...string) *three {
 	return s
 }
 
-// TestMinorVersions_StoredObjects_AreInterchangeable fills an etcd through kube-apiserver 1.36. Strata's answers equal those of kube-apiserver 1.37, byte by
-// byte. Then either of these two updates all objects: both store them in the same versions, of which several differ from those of
+// TestMinorVersions_StoredObjects_AreInterchangeable fills an etcd through kube-apiserver 1.36.
+// Strata's answers equal those of kube-apiserver 1.37, byte by byte. Then either of these two
+// updates all objects: both store them in the same versions, of which several differ from those of
 // 1.36, and kube-apiserver 1.36 reads all of them.
 func TestMinorVersions_StoredObjects_AreInterchangeable(t *testing.T) {
 	t.Parallel()
@@ -172,7 +174,8 @@ func discover(t *testing.T, ctx context.Context, api *harness.API) []string {
 		discovered.Resources = nil
 		read(group)
 		for _, r := range discovered.Resources {
-			if slices.Contains(r.Verbs, "list") && r.Name != "componentstatuses" { // componentstatuses are not stored
+			if slices.Contains(r.Verbs, "list") && r.Name != "componentstatuses" {
+				// componentstatuses are not stored
 				paths = append(paths, group+"/"+r.Name)
 			}
 		}
@@ -181,7 +184,8 @@ func discover(t *testing.T, ctx context.Context, api *harness.API) []string {
 	return paths
 }
 
-// requireSameBytes compares lists of all resources at one revision between Strata and kube-apiserver of the same version.
+// requireSameBytes compares lists of all resources at one revision between Strata and
+// kube-apiserver of the same version.
 func (s *three) requireSameBytes(t *testing.T, ctx context.Context, what string, paths []string) {
 	t.Helper()
 	at := exact(fmt.Sprint(etcdRevision(t, ctx, s.client)))
@@ -218,7 +222,8 @@ func readAs(t *testing.T, ctx context.Context, api *harness.API, path, query, ac
 	return response
 }
 
-// sameButAges reports whether tables have the same rows with the same objects: a cell may be an age, which grows.
+// sameButAges reports whether tables have the same rows with the same objects: a cell may be an
+// age, which grows.
 func sameButAges(a, b []byte) bool {
 	var tables [2]struct {
 		ColumnDefinitions json.RawMessage
@@ -362,8 +367,9 @@ func requireEqual(t *testing.T, what string, got, want map[string]string) {
 	}
 }
 
-// TestMinorVersions_NewField_IsDroppedByOlder writes a field that exists in 1.37 only, through Strata and through kube-apiserver 1.37. A
-// kube-apiserver 1.36 does not return it and drops it at the next update; then no server returns it.
+// TestMinorVersions_NewField_IsDroppedByOlder writes a field that exists in 1.37 only, through
+// Strata and through kube-apiserver 1.37. A kube-apiserver 1.36 does not return it and drops it at
+// the next update; then no server returns it.
 func TestMinorVersions_NewField_IsDroppedByOlder(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -410,8 +416,9 @@ func TestMinorVersions_NewField_IsDroppedByOlder(t *testing.T) {
 	}
 }
 
-// TestEmulatedVersion_MatchesUpstream compares Strata that emulates 1.36 with a kube-apiserver 1.37 that emulates 1.36: they serve the same
-// resources, have the same features, and store objects in the same versions.
+// TestEmulatedVersion_MatchesUpstream compares Strata that emulates 1.36 with a kube-apiserver 1.37
+// that emulates 1.36: they serve the same resources, have the same features, and store objects in
+// the same versions.
 func TestEmulatedVersion_MatchesUpstream(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)

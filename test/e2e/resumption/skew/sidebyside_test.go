@@ -13,8 +13,9 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestSideBySide_PeerAcceptsWritesAndTokens runs Strata and a peer on one etcd: each returns the writes of the other, and resource versions, continue tokens,
-// definitions of resources, encrypted objects and leases of one are valid on the other.
+// TestSideBySide_PeerAcceptsWritesAndTokens runs Strata and a peer on one etcd: each returns the
+// writes of the other, and resource versions, continue tokens, definitions of resources, encrypted
+// objects and leases of one are valid on the other.
 func TestSideBySide_PeerAcceptsWritesAndTokens(t *testing.T) {
 	t.Parallel()
 	forEach(t, append([]combination{{upstream, "3.6"}}, stockCombinations...), func(t *testing.T, ctx context.Context, c combination) {
@@ -41,8 +42,8 @@ func TestSideBySide_PeerAcceptsWritesAndTokens(t *testing.T) {
 	})
 }
 
-// requireWritesShown writes through one server. The other returns each write at once in consistent reads, and both watches deliver
-// the same events.
+// requireWritesShown writes through one server. The other returns each write at once in consistent
+// reads, and both watches deliver the same events.
 func requireWritesShown(t *testing.T, ctx context.Context, p *pair) {
 	d := definition{"writes.example.com"}
 	d.create(t, ctx, p.peer.API())
@@ -64,7 +65,8 @@ func requireWritesShown(t *testing.T, ctx context.Context, p *pair) {
 			patched, err := dir.from.Patch(ctx, path+"/written", `{"metadata":{"labels":{"patched":"yes"}}}`)
 			harness.Check(t, err)
 			requireShown(t, ctx, dir, path, patched)
-			// The other server updates the same object at its resource version; a stale version is a conflict.
+			// The other server updates the same object at its resource version; a stale version is
+			// a conflict.
 			again, err := dir.to.Patch(ctx, path+"/written",
 				fmt.Sprintf(`{"metadata":{"resourceVersion":%q,"labels":{"patched":"again"}}}`, patched.Metadata.ResourceVersion))
 			harness.Check(t, err)
@@ -97,7 +99,8 @@ func requireWritesShown(t *testing.T, ctx context.Context, p *pair) {
 	})
 }
 
-// requireShown checks that every kind of read on the other server returns the object as on the first.
+// requireShown checks that every kind of read on the other server returns the object as on the
+// first.
 func requireShown(t *testing.T, ctx context.Context, dir direction, path string, o harness.Object) {
 	t.Helper()
 	name, version := o.Metadata.Name, o.Metadata.ResourceVersion
@@ -121,7 +124,8 @@ func requireShown(t *testing.T, ctx context.Context, dir direction, path string,
 	}
 }
 
-// requireSameResourceVersions uses resource versions of lists, objects, events and bookmarks of one server on the other.
+// requireSameResourceVersions uses resource versions of lists, objects, events and bookmarks of one
+// server on the other.
 func requireSameResourceVersions(t *testing.T, ctx context.Context, p *pair) {
 	p.eachDirection(t, func(t *testing.T, dir direction) {
 		const path = defaultMaps
@@ -160,8 +164,8 @@ func requireSameResourceVersions(t *testing.T, ctx context.Context, p *pair) {
 	})
 }
 
-// endOfInitialEvents starts a watch with initial events, not older than a resource version, and returns the version of the bookmark
-// after them.
+// endOfInitialEvents starts a watch with initial events, not older than a resource version, and
+// returns the version of the bookmark after them.
 func endOfInitialEvents(t *testing.T, ctx context.Context, api *harness.API, path, notOlderThan string) string {
 	t.Helper()
 	w := startWatch(t, ctx, api, path,
@@ -176,8 +180,8 @@ func endOfInitialEvents(t *testing.T, ctx context.Context, api *harness.API, pat
 	}
 }
 
-// requireTokensContinue reads lists in pages, alternating between the servers, while objects are created and deleted. All pages are
-// at one revision.
+// requireTokensContinue reads lists in pages, alternating between the servers, while objects are
+// created and deleted. All pages are at one revision.
 func requireTokensContinue(t *testing.T, ctx context.Context, p *pair) {
 	d := definition{"tokens.example.com"}
 	d.create(t, ctx, p.strata.API())
@@ -217,8 +221,9 @@ func requireTokensContinue(t *testing.T, ctx context.Context, p *pair) {
 	})
 }
 
-// requireIdentities stops one server after the other. While both run, both are endpoints of the service "kubernetes" and renew the
-// lease of this host's API server; a stopped server is no longer an endpoint.
+// requireIdentities stops one server after the other. While both run, both are endpoints of the
+// service "kubernetes" and renew the lease of this host's API server; a stopped server is no longer
+// an endpoint.
 func requireIdentities(t *testing.T, ctx context.Context, p *pair) {
 	requireEndpoints(t, ctx, p, strataAddress, peerAddress)
 	for _, s := range []struct {
@@ -233,7 +238,8 @@ func requireIdentities(t *testing.T, ctx context.Context, p *pair) {
 	}
 }
 
-// requireEndpoints waits until both servers return exactly the addresses as the endpoints of the service.
+// requireEndpoints waits until both servers return exactly the addresses as the endpoints of the
+// service.
 func requireEndpoints(t *testing.T, ctx context.Context, p *pair, addresses ...string) {
 	t.Helper()
 	for _, api := range []*harness.API{p.strata.API(), p.peer.API()} {
@@ -259,8 +265,9 @@ func requireEndpoints(t *testing.T, ctx context.Context, p *pair, addresses ...s
 	}
 }
 
-// requireLeaseRenewed waits until a running server renews the lease of the host's API server. Both servers run on one host and
-// share the lease, whose name is a hash of the host's name. A stopping server deletes it; the other one creates it again.
+// requireLeaseRenewed waits until a running server renews the lease of the host's API server. Both
+// servers run on one host and share the lease, whose name is a hash of the host's name. A stopping
+// server deletes it; the other one creates it again.
 func requireLeaseRenewed(t *testing.T, ctx context.Context, api *harness.API) {
 	t.Helper()
 	const path, query = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases", "labelSelector=apiserver.kubernetes.io%2Fidentity%3Dkube-apiserver"

@@ -27,9 +27,11 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestTakeOver_AlternatingServers_InformersEqualEtcd serves one etcd with a peer, then with Strata, then with the peer again, and so on, one server at a time,
-// under continuous informers and under writes to etcd while no server runs. After each change the informers' stores equal etcd.
-// When Strata takes over, it refuses no resuming watch, and informers do not relist, unless their revisions are compacted.
+// TestTakeOver_AlternatingServers_InformersEqualEtcd serves one etcd with a peer, then with Strata,
+// then with the peer again, and so on, one server at a time, under continuous informers and under
+// writes to etcd while no server runs. After each change the informers' stores equal etcd. When
+// Strata takes over, it refuses no resuming watch, and informers do not relist, unless their
+// revisions are compacted.
 func TestTakeOver_AlternatingServers_InformersEqualEtcd(t *testing.T) {
 	t.Parallel()
 	forEach(t, stockCombinations, func(t *testing.T, ctx context.Context, c combination) {
@@ -39,8 +41,8 @@ func TestTakeOver_AlternatingServers_InformersEqualEtcd(t *testing.T) {
 		client := etcd.Client()
 		d := definition{"takeover.example.com"}
 
-		// A stopping server first reports that it is not ready, as in front of a load balancer. client-go relists when the
-		// connection of a watch request breaks.
+		// A stopping server first reports that it is not ready, as in front of a load balancer.
+		// client-go relists when the connection of a watch request breaks.
 		const delay = "--shutdown-delay-duration=1s"
 		peer := startPeer(env, peerProgram, etcd, delay)
 		harness.Check(t, peer.Await(ctx, "/readyz"))
@@ -166,7 +168,8 @@ func (i *informer) count(begins bool, err error) {
 // informers are keyed by the description of their objects.
 type informers map[string]*informer
 
-// startInformers starts informers of built-in and custom resources, in protobuf and JSON, of whole objects and of metadata.
+// startInformers starts informers of built-in and custom resources, in protobuf and JSON, of whole
+// objects and of metadata.
 func startInformers(t *testing.T, ctx context.Context, config *rest.Config, d definition) informers {
 	t.Helper()
 	encoded := rest.CopyConfig(config)

@@ -21,7 +21,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// verbosity of the server's log. At 8 and above, the client-go clients inside the server log response bodies.
+// verbosity of the server's log. At 8 and above, the client-go clients inside the server log
+// response bodies.
 func verbosity() int {
 	if harness.Long() {
 		return 10
@@ -41,8 +42,8 @@ func newNeedle(what string) (string, needle) {
 	return text, needleOf(what, text)
 }
 
-// needleOf returns the encodings of text: plain, hexadecimal, a hex dump with 16 bytes per line, and base64 at each of the three
-// alignments.
+// needleOf returns the encodings of text: plain, hexadecimal, a hex dump with 16 bytes per line,
+// and base64 at each of the three alignments.
 func needleOf(what, text string) needle {
 	n := needle{what: what, forms: []string{text, hex.EncodeToString([]byte(text))}}
 	for at := 0; at < 16 && at+16 <= len(text); at++ {
@@ -56,7 +57,8 @@ func needleOf(what, text string) needle {
 	return n
 }
 
-// in returns the position of the text in data with its surrounding bytes, or "" if data does not contain it.
+// in returns the position of the text in data with its surrounding bytes, or "" if data does not
+// contain it.
 func (n needle) in(data []byte) string {
 	for _, form := range n.forms {
 		if i := bytes.Index(data, []byte(form)); i >= 0 {
@@ -84,9 +86,10 @@ func TestNeedle_IsFoundInEveryEncoding(t *testing.T) {
 	}
 }
 
-// TestSecrets_AppearInNoOutput: the content of Secrets, the bearer tokens of requests and the server's own keys appear in no output of a
-// control plane: log, audit log, metrics, debug pages, errors for unreadable objects. With encryption at rest they do not appear in
-// etcd's files either, nor do the keys of continue tokens.
+// TestSecrets_AppearInNoOutput: the content of Secrets, the bearer tokens of requests and the
+// server's own keys appear in no output of a control plane: log, audit log, metrics, debug pages,
+// errors for unreadable objects. With encryption at rest they do not appear in etcd's files either,
+// nor do the keys of continue tokens.
 func TestSecrets_AppearInNoOutput(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -215,7 +218,8 @@ func useServiceAccount(ctx context.Context, s *harness.Server) (string, error) {
 	return token, nil
 }
 
-// useSecrets puts text into Secrets and uses them with every verb and in every form; some of the requests fail.
+// useSecrets puts text into Secrets and uses them with every verb and in every form; some of the
+// requests fail.
 func useSecrets(ctx context.Context, api *harness.API, text string) error {
 	encoded := base64.StdEncoding.EncodeToString([]byte(text))
 	forms := []string{"", protobuf, table, partial, partialProto, yaml, "text/html", "application/json;as=Table;v=v1;g=meta.k8s.io;includeObject=Object"}
@@ -240,24 +244,30 @@ func useSecrets(ctx context.Context, api *harness.API, text string) error {
 	}
 	for method, all := range map[string][]struct{ path, query, media, body string }{
 		http.MethodPost: {
-			{defaultSecrets, "", "", `{"metadata":{"name":"secret-0"},"stringData":{"text":"` + text + `"}}`},           // exists
-			{defaultSecrets, "", "", `{"metadata":{"name":"UPPER"},"stringData":{"text":"` + text + `"}}`},              // is invalid
-			{defaultSecrets, "", "", `{"metadata":{"name":"x"},"data":{"text":"` + text + `"}}`},                        // is not base64
-			{defaultSecrets, "", "", `{"metadata":{"name":"x"},"stringData":{"text":"` + text},                          // ends early
-			{defaultSecrets, "", "", `{"metadata":{"name":"x"},"stringData":{"` + strings.Repeat("k", 300) + `":"v"}}`}, // a bad key
+			// exists
+			{defaultSecrets, "", "", `{"metadata":{"name":"secret-0"},"stringData":{"text":"` + text + `"}}`},
+			// is invalid
+			{defaultSecrets, "", "", `{"metadata":{"name":"UPPER"},"stringData":{"text":"` + text + `"}}`},
+			// is not base64
+			{defaultSecrets, "", "", `{"metadata":{"name":"x"},"data":{"text":"` + text + `"}}`},
+			// ends early
+			{defaultSecrets, "", "", `{"metadata":{"name":"x"},"stringData":{"text":"` + text},
+			// a bad key
+			{defaultSecrets, "", "", `{"metadata":{"name":"x"},"stringData":{"` + strings.Repeat("k", 300) + `":"v"}}`},
 			{defaultSecrets, "dryRun=All", "", `{"metadata":{"name":"dry"},"stringData":{"text":"` + text + `"}}`},
 			{defaultSecrets, "", protobuf, "k8s\x00" + text},
 			{"/api/v1/namespaces/nowhere/secrets", "", "", `{"metadata":{"name":"x"},"stringData":{"text":"` + text + `"}}`},
 		},
 		http.MethodPut: {
-			{defaultSecrets + "/secret-0", "", "", `{"metadata":{"name":"secret-0","resourceVersion":"1"},"stringData":{"text":"` + text + `"}}`}, // a conflict
+			// a conflict
+			{defaultSecrets + "/secret-0", "", "", `{"metadata":{"name":"secret-0","resourceVersion":"1"},"stringData":{"text":"` + text + `"}}`},
 			{defaultSecrets + "/secret-0", "", "", `{"metadata":{"name":"secret-0"},"stringData":{"other":"` + text + `"}}`},
 		},
 		http.MethodPatch: {
 			{defaultSecrets + "/secret-1", "fieldManager=test&force=true", "application/apply-patch+yaml", `{"apiVersion":"v1","kind":"Secret","metadata":{"name":"secret-1"},"stringData":{"applied":"` + text + `"}}`},
 			{defaultSecrets + "/secret-1", "", "application/json-patch+json", `[{"op":"test","path":"/data/text","value":"` + encoded + `x"}]`},
-			// No patch that makes the object undecodable: upstream's patch handler answers with the whole object, and the audit log
-			// then contains it.
+			// No patch that makes the object undecodable: upstream's patch handler answers with the
+			// whole object, and the audit log then contains it.
 		},
 	} {
 		for _, r := range all {
@@ -302,7 +312,8 @@ func useSecrets(ctx context.Context, api *harness.API, text string) error {
 	return nil
 }
 
-// requireEncrypted returns an error unless Secrets and the keys of continue tokens are encrypted in etcd.
+// requireEncrypted returns an error unless Secrets and the keys of continue tokens are encrypted in
+// etcd.
 func requireEncrypted(ctx context.Context, kv *clientv3.Client) error {
 	for _, prefix := range []string{"/registry/secrets/", "/registry/strata/"} {
 		resp, err := kv.Get(ctx, prefix, clientv3.WithPrefix())
@@ -323,8 +334,8 @@ func requireEncrypted(ctx context.Context, kv *clientv3.Client) error {
 
 const brokenPrefix = "/registry/secrets/broken/"
 
-// useBroken puts Secrets into etcd that cannot be decrypted or decoded, reads them in every way and looks for their content in the
-// answers.
+// useBroken puts Secrets into etcd that cannot be decrypted or decoded, reads them in every way and
+// looks for their content in the answers.
 func useBroken(t *testing.T, ctx context.Context, api *harness.API, kv *clientv3.Client, text string, n needle) {
 	t.Helper()
 	const head = `{"apiVersion":"v1","kind":"Secret","metadata":{"name":"NAME","namespace":"broken"}`

@@ -31,7 +31,8 @@ var debugPaths = []string{
 	"/version/metrics", "/livez/metrics",
 }
 
-// Readable by default roles of every cluster: system:public-info-viewer for all users, system:discovery for authenticated users.
+// Readable by default roles of every cluster: system:public-info-viewer for all users,
+// system:discovery for authenticated users.
 var (
 	public    = []string{"/healthz", "/livez", "/readyz", "/version", "/version/"}
 	discovery = []string{"/api", "/api/*", "/apis", "/apis/*", "/openapi", "/openapi/*", "/healthz", "/livez", "/readyz", "/version", "/version/"}
@@ -44,8 +45,8 @@ func matches(patterns []string, path string) bool {
 	})
 }
 
-// TestDebugPages_WithoutPermission_AreRefused: users without permission can neither read the pages that a server serves beside the API, including those that
-// Strata adds, nor use their actions.
+// TestDebugPages_WithoutPermission_AreRefused: users without permission can neither read the pages
+// that a server serves beside the API, including those that Strata adds, nor use their actions.
 func TestDebugPages_WithoutPermission_AreRefused(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)

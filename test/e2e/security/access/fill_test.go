@@ -22,10 +22,11 @@ type resource struct {
 var (
 	secrets    = resource{"/api/v1", "secrets", true}
 	configMaps = resource{"/api/v1", "configmaps", true}
-	services   = resource{"/api/v1", "services", true} // which the registry changes when it reads them
-	gizmos     = resource{"/apis/" + gizmoGroup + "/v1", "gizmos", true}
-	nodes      = resource{"/api/v1", "nodes", false}
-	pods       = resource{"/api/v1", "pods", true}
+	// which the registry changes when it reads them
+	services = resource{"/api/v1", "services", true}
+	gizmos   = resource{"/apis/" + gizmoGroup + "/v1", "gizmos", true}
+	nodes    = resource{"/api/v1", "nodes", false}
+	pods     = resource{"/api/v1", "pods", true}
 )
 
 // path returns the path of the objects in a namespace, or in all namespaces if it is empty.
@@ -50,7 +51,8 @@ func marks(body []byte) []string {
 	return slices.Compact(found)
 }
 
-// padding makes a list of ConfigMaps long enough to be compressed. The padding itself compresses well.
+// padding makes a list of ConfigMaps long enough to be compressed. The padding itself compresses
+// well.
 var padding = strings.Repeat("padding ", 20_000)
 
 // body returns an object with a mark.
@@ -199,8 +201,8 @@ func fillRBAC(create func(path string, o object) error) error {
 	return nil
 }
 
-// settle returns when both engines have observed all writes: authorizers read roles and a node's related objects from their own
-// informers.
+// settle returns when both engines have observed all writes: authorizers read roles and a node's
+// related objects from their own informers.
 func (w *world) settle(ctx context.Context) error {
 	list, err := w.strata.API().List(ctx, configMaps.path("a"), "")
 	if err != nil {
@@ -228,7 +230,8 @@ func (e *engine) settle(ctx context.Context, revision string) error {
 		{user: constrained, target: secrets.path("a"), header: http.Header{"Impersonate-User": {all}}},
 	}
 	for _, r := range []resource{secrets, configMaps, services, gizmos, nodes, pods} {
-		if err := e.Await(ctx, r.path("")); err != nil { // custom resources are served a little after the server is ready
+		if err := e.Await(ctx, r.path("")); err != nil {
+			// custom resources are served a little after the server is ready
 			return err
 		}
 		if _, err := e.API().List(ctx, r.path(""), "resourceVersion="+revision); err != nil {

@@ -10,8 +10,8 @@ import (
 
 const authentication = "authentication.k8s.io"
 
-// plainRules let a user impersonate two others, one of them a node with the group of nodes, and give the user a few rights of its
-// own.
+// plainRules let a user impersonate two others, one of them a node with the group of nodes, and
+// give the user a few rights of its own.
 var plainRules = []any{
 	object{"apiGroups": []string{""}, "resources": []string{"users"}, "resourceNames": []string{inA, oneName, nodeA}, "verbs": []string{"impersonate"}},
 	object{"apiGroups": []string{""}, "resources": []string{"groups"}, "resourceNames": []string{"system:nodes", "some"}, "verbs": []string{"impersonate"}},
@@ -20,7 +20,8 @@ var plainRules = []any{
 	object{"apiGroups": []string{authentication}, "resources": []string{"userextras/scopes"}, "resourceNames": []string{"view"}, "verbs": []string{"impersonate"}},
 }
 
-// constrainedRules allow impersonation only for the requests listed in constrainedRules or, in namespace a, in constrainedRulesInA.
+// constrainedRules allow impersonation only for the requests listed in constrainedRules or, in
+// namespace a, in constrainedRulesInA.
 var (
 	constrainedRules = []any{
 		object{"apiGroups": []string{authentication}, "resources": []string{"users"}, "resourceNames": []string{all, inB}, "verbs": []string{"impersonate:user-info"}},
@@ -33,8 +34,9 @@ var (
 		"verbs": []string{"impersonate-on:user-info:get", "impersonate-on:user-info:list"}}}
 )
 
-// TestImpersonation_GrantsRightsOfImpersonatedUser: a user with the right to impersonate another reads the objects that the other may read, and only by the
-// requests for which impersonation is allowed. Other users are refused. Both engines record the impersonated user and the kind of
+// TestImpersonation_GrantsRightsOfImpersonatedUser: a user with the right to impersonate another
+// reads the objects that the other may read, and only by the requests for which impersonation is
+// allowed. Other users are refused. Both engines record the impersonated user and the kind of
 // impersonation in the audit log.
 func TestImpersonation_GrantsRightsOfImpersonatedUser(t *testing.T) {
 	t.Parallel()
@@ -86,8 +88,9 @@ func TestImpersonation_GrantsRightsOfImpersonatedUser(t *testing.T) {
 			}
 		}
 	}
-	// A refusal names the kind of impersonation that last succeeded for the user, which would depend on the order of concurrent
-	// requests. The answers of upstream's handlers, such as YAML, pass through a filter chain with a memory of its own.
+	// A refusal names the kind of impersonation that last succeeded for the user, which would
+	// depend on the order of concurrent requests. The answers of upstream's handlers, such as YAML,
+	// pass through a filter chain with a memory of its own.
 	for _, e := range []*engine{w.upstream, w.strata} {
 		for _, media := range []string{"application/json", "application/yaml"} {
 			h := as(inA)
@@ -102,8 +105,9 @@ func TestImpersonation_GrantsRightsOfImpersonatedUser(t *testing.T) {
 	w.same(t, ctx, "impersonation", requests)
 }
 
-// wantImpersonated returns the expectation for a read as another user. It restates the rules for plain impersonation of one user.
-// For all other cases it requires only that no object is returned that none of the possible impersonated users may see.
+// wantImpersonated returns the expectation for a read as another user. It restates the rules for
+// plain impersonation of one user. For all other cases it requires only that no object is returned
+// that none of the possible impersonated users may see.
 func wantImpersonated(user string, h http.Header, r read) expectation {
 	wanted := h.Get("Impersonate-User")
 	if user == stranger {

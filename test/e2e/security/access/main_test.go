@@ -1,12 +1,14 @@
-// Package access compares both engines, on one etcd, in the reads that they allow to users: users with different rights, times all
-// options of a read, times the forms of an answer. Both engines have to make the same decision, with the same message, and leave
-// the same audit events (matrix_test.go, paths_test.go, node_test.go, impersonation_test.go).
+// Package access compares both engines, on one etcd, in the reads that they allow to users: users
+// with different rights, times all options of a read, times the forms of an answer. Both engines
+// have to make the same decision, with the same message, and leave the same audit events
+// (matrix_test.go, paths_test.go, node_test.go, impersonation_test.go).
 //
-// Agreement of both is not enough: each object carries a unique mark, and no answer may contain a mark of an object that its user
-// may not read, whether or not the other engine returns it. The same holds for continue tokens (tokens_test.go).
+// Agreement of both is not enough: each object carries a unique mark, and no answer may contain a
+// mark of an object that its user may not read, whether or not the other engine returns it. The
+// same holds for continue tokens (tokens_test.go).
 //
-// The output of a server is searched for a text that was put into secrets (canary_test.go), and the pages that it serves beside the
-// API are requested by users without permission (debug_test.go).
+// The output of a server is searched for a text that was put into secrets (canary_test.go), and the
+// pages that it serves beside the API are requested by users without permission (debug_test.go).
 //
 //	STRATA_TEST_LONG=1  every resource in every form, more users on odd paths, a log at -v=10, and watches that are served
 //	                    when the filters of their requests have returned (APIServingWithRoutine)
@@ -39,7 +41,8 @@ func TestMain(m *testing.M) {
 // object is an object to write; its shape is that of the API.
 type object = map[string]any
 
-// Users. A user's token is the name followed by "-token"; anonymous has none, and stranger's is in no token file.
+// Users. A user's token is the name followed by "-token"; anonymous has none, and stranger's is in
+// no token file.
 const (
 	admin     = "admin"     // in system:masters
 	anonymous = "anonymous" // sends no token
@@ -48,14 +51,16 @@ const (
 	all       = "all"       // may get, list and watch all objects
 	inA       = "in-a"      // may get, list and watch all objects in namespace a
 	inB       = "in-b"      // the same in b
-	oneName   = "one-name"  // may get, list and watch objects named one, in namespace a or cluster-scoped
-	getter    = "getter"    // may only get, in namespace a
-	lister    = "lister"    // may only list, in namespace a
-	watcher   = "watcher"   // may only watch, in namespace a
+	// may get, list and watch objects named one, in namespace a or cluster-scoped
+	oneName = "one-name"
+	getter  = "getter"  // may only get, in namespace a
+	lister  = "lister"  // may only list, in namespace a
+	watcher = "watcher" // may only watch, in namespace a
 
-	nodeA        = "system:node:node-a"
-	nodeB        = "system:node:node-b"
-	noNode       = "no-node"          // is in the group of nodes, but its name is not that of a node
+	nodeA = "system:node:node-a"
+	nodeB = "system:node:node-b"
+	// is in the group of nodes, but its name is not that of a node
+	noNode       = "no-node"
 	notInGroup   = "not-in-group"     // see tokens
 	impersonator = "impersonator"     // may impersonate some users, in the plain way
 	constrained  = "constrained"      // may impersonate some users, for some requests only
@@ -120,8 +125,9 @@ var newWorld = sync.OnceValues(func() (*world, error) {
 	return w, w.fill(ctx)
 })
 
-// startEngine starts a server with the users and an audit log. The server does not advance the revision by itself. In the long form
-// a watch is served when the filters of its request have returned.
+// startEngine starts a server with the users and an audit log. The server does not advance the
+// revision by itself. In the long form a watch is served when the filters of its request have
+// returned.
 func startEngine(etcd *harness.Etcd, name string, more ...string) *engine {
 	e := newEngine(name, filepath.Join(env.Dir(name), "audit.log"))
 	e.Server = env.APIServer(etcd, slices.Concat([]string{"--engine=" + name}, e.flags(), more)...)

@@ -153,9 +153,10 @@ func (w *world) variants(verb string) (few, many []variant) {
 	return few, many
 }
 
-// TestRBAC_EveryUserVerbAndOption_MatchesRoles: users, times verbs, resources and scopes, times all options of a read and the forms of its answer. Unauthorized users
-// are refused with 401 or 403; authorized users see exactly the objects that the roles allow; and both engines answer and audit the
-// same.
+// TestRBAC_EveryUserVerbAndOption_MatchesRoles: users, times verbs, resources and scopes, times all
+// options of a read and the forms of its answer. Unauthorized users are refused with 401 or 403;
+// authorized users see exactly the objects that the roles allow; and both engines answer and audit
+// the same.
 func TestRBAC_EveryUserVerbAndOption_MatchesRoles(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -214,7 +215,8 @@ func (w *world) matrix(every bool) []asked {
 	return requests
 }
 
-// TestRBAC_Subresource_IsAuthorizedSeparately: a subresource is authorized separately from its object.
+// TestRBAC_Subresource_IsAuthorizedSeparately: a subresource is authorized separately from its
+// object.
 func TestRBAC_Subresource_IsAuthorizedSeparately(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)

@@ -13,8 +13,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// nodeSees reports whether a node may see the object with the mark: the pods that run on it, and the Secrets and ConfigMaps that
-// those mount.
+// nodeSees reports whether a node may see the object with the mark: the pods that run on it, and
+// the Secrets and ConfigMaps that those mount.
 func nodeSees(node string) func(mark string) bool {
 	return func(mark string) bool {
 		parts := strings.Split(mark, ".")
@@ -31,7 +31,8 @@ func nodeSees(node string) func(mark string) bool {
 	}
 }
 
-// selectors of pods: those that nodes send, and invalid ones. ME is replaced by the node's own name, OTHER by another node's.
+// selectors of pods: those that nodes send, and invalid ones. ME is replaced by the node's own
+// name, OTHER by another node's.
 var podSelectors = []string{
 	"", "spec.nodeName=ME", "spec.nodeName==ME", "spec.nodeName=OTHER", "spec.nodeName=", "spec.nodeName!=OTHER", "spec.nodeName!=ME", "spec.nodeName",
 	"spec.nodeName=ME,spec.nodeName=ME", "spec.nodeName=ME,spec.nodeName=OTHER", "spec.nodeName=OTHER,spec.nodeName=ME",
@@ -40,8 +41,9 @@ var podSelectors = []string{
 	"metadata.name=ME-x", "metadata.name=OTHER-x", "metadata.name=ME-x,spec.nodeName=OTHER", "spec.nodename=ME", "spec.nodeName=ME,x=y",
 }
 
-// TestNodeAuthorizer_ReadsObjectsOfNodeOnly: a node lists and watches the pods bound to it, if its selector asks for exactly those, and reads the Secrets and
-// ConfigMaps that they mount. With any other selector it sees no other objects.
+// TestNodeAuthorizer_ReadsObjectsOfNodeOnly: a node lists and watches the pods bound to it, if its
+// selector asks for exactly those, and reads the Secrets and ConfigMaps that they mount. With any
+// other selector it sees no other objects.
 func TestNodeAuthorizer_ReadsObjectsOfNodeOnly(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -147,8 +149,10 @@ func TestNodeAuthorizer_ReadsObjectsOfNodeOnly(t *testing.T) {
 	}
 }
 
-// TestNodeAuthorizer_Watch_DeliversOwnPodsOnly: no watch that a node may open delivers events of other nodes' pods.
-func TestNodeAuthorizer_Watch_DeliversOwnPodsOnly(t *testing.T) { // not in parallel: others count pods
+// TestNodeAuthorizer_Watch_DeliversOwnPodsOnly: no watch that a node may open delivers events of
+// other nodes' pods.
+func TestNodeAuthorizer_Watch_DeliversOwnPodsOnly(t *testing.T) {
+	// not in parallel: others count pods
 	ctx := harness.Context(t, testTimeout)
 	w := open(t)
 	list, err := w.strata.API().List(ctx, pods.path(""), "")

@@ -9,8 +9,9 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestRBAC_UnusualPaths_GrantNoAccess: no form of path, method or query lets a user read an object without permission. Authorization parses the path once; a
-// handler that parsed it again with another result would be a hole.
+// TestRBAC_UnusualPaths_GrantNoAccess: no form of path, method or query lets a user read an object
+// without permission. Authorization parses the path once; a handler that parsed it again with
+// another result would be a hole.
 func TestRBAC_UnusualPaths_GrantNoAccess(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -82,7 +83,8 @@ func TestRBAC_UnusualPaths_GrantNoAccess(t *testing.T) {
 		if r.user == stranger && r.header.Get("Authorization") == "" {
 			want.refused = http.StatusUnauthorized
 			if strings.HasSuffix(r.target, "/v1/watch") {
-				want.refused = -1 // a watch without a resource: 500, by the filter in front of authentication
+				// a watch without a resource: 500, by the filter in front of authentication
+				want.refused = -1
 			}
 		}
 		requests = append(requests, asked{r, want})

@@ -6,8 +6,9 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestReplica_EveryUserVerbAndOption_EqualsUpstream: a replica decides, answers and audits the requests of the matrix as upstream does. The
-// requests for subresources that it does not store are decided and audited by its primary, in the same file.
+// TestReplica_EveryUserVerbAndOption_EqualsUpstream: a replica decides, answers and audits the
+// requests of the matrix as upstream does. The requests for subresources that it does not store are
+// decided and audited by its primary, in the same file.
 func TestReplica_EveryUserVerbAndOption_EqualsUpstream(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)

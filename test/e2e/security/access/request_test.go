@@ -34,8 +34,8 @@ type request struct {
 	header http.Header
 	http10 bool
 
-	// list, if not empty, is the target of a paged list by a user with permission to read all objects. The continue token of
-	// its answer replaces TOKEN in target.
+	// list, if not empty, is the target of a paged list by a user with permission to read all
+	// objects. The continue token of its answer replaces TOKEN in target.
 	list string
 	// from is the engine that answers list; nil for the engine under test.
 	from *engine
@@ -93,7 +93,8 @@ func (e *engine) letGo(w *wire, resp *http.Response) {
 	w.Close()
 }
 
-// send sends a request unchanged: no library canonicalizes it. A compressed body is returned decompressed.
+// send sends a request unchanged: no library canonicalizes it. A compressed body is returned
+// decompressed.
 func (e *engine) send(ctx context.Context, r request) (*harness.Response, error) {
 	w, err := e.connect(ctx)
 	if err != nil {
@@ -162,7 +163,8 @@ func (e *engine) ask(ctx context.Context, r request, id string) (*harness.Respon
 	return e.send(ctx, r)
 }
 
-// token returns the continue token of the list at target, as answered to the user with permission to read all objects.
+// token returns the continue token of the list at target, as answered to the user with permission
+// to read all objects.
 func (e *engine) token(ctx context.Context, target string) (string, error) {
 	answer, err := e.send(ctx, request{user: all, target: target})
 	if err != nil {
@@ -184,7 +186,8 @@ type answer struct {
 	media string
 	body  string   // of a refusal
 	marks []string // the marks in the body
-	// audited reports whether the request leaves events in the audit log. A path that denotes a watch but no resource leaves none.
+	// audited reports whether the request leaves events in the audit log. A path that denotes a
+	// watch but no resource leaves none.
 	audited bool
 }
 
@@ -205,8 +208,8 @@ func answerOf(r *harness.Response) answer {
 type expectation struct {
 	// sees reports whether the user may see the object with the mark; nil if the user may see none.
 	sees func(mark string) bool
-	// refused is the code of a refusal by authentication or authorization, -1 if any code is allowed, and 0 if the request is not
-	// refused.
+	// refused is the code of a refusal by authentication or authorization, -1 if any code is
+	// allowed, and 0 if the request is not refused.
 	refused int
 }
 
@@ -236,8 +239,8 @@ type asked struct {
 // workers is the number of concurrent requests. Most of them are watches that are idle.
 const workers = 64
 
-// askAll sends all requests to one engine, and fails the test unless answers and audit events meet the expectations. It returns the
-// answers, and the events of each request.
+// askAll sends all requests to one engine, and fails the test unless answers and audit events meet
+// the expectations. It returns the answers, and the events of each request.
 func (e *engine) askAll(t *testing.T, ctx context.Context, prefix string, requests []asked) ([]answer, [][]auditv1.Event) {
 	t.Helper()
 	answers := make([]answer, len(requests))
@@ -277,7 +280,8 @@ func (e *engine) askAll(t *testing.T, ctx context.Context, prefix string, reques
 	return answers, events
 }
 
-// same is askAll for both engines, and fails the test unless their answers and audit events are equal.
+// same is askAll for both engines, and fails the test unless their answers and audit events are
+// equal.
 func (w *world) same(t *testing.T, ctx context.Context, prefix string, requests []asked) {
 	t.Helper()
 	want, wantEvents := w.upstream.askAll(t, ctx, prefix, requests)
@@ -295,8 +299,8 @@ func (w *world) same(t *testing.T, ctx context.Context, prefix string, requests 
 	}
 }
 
-// got400for500 reports whether two answers differ by design: a GET with an invalid resourceVersion is the client's mistake, and 500
-// by upstream's cacher (docs/keps.md).
+// got400for500 reports whether two answers differ by design: a GET with an invalid resourceVersion
+// is the client's mistake, and 500 by upstream's cacher (docs/keps.md).
 func got400for500(got, want answer) bool {
 	return got.code == http.StatusBadRequest && want.code == http.StatusInternalServerError &&
 		strings.Contains(got.body, "invalid resource version: ") && strings.Contains(want.body, "resourceVersion: Invalid value: ")
@@ -320,7 +324,8 @@ func differing(got, want answer) string {
 	return ""
 }
 
-// audited returns the events of n requests whose IDs begin with prefix, by ID, when all are complete.
+// audited returns the events of n requests whose IDs begin with prefix, by ID, when all are
+// complete.
 func (e *engine) audited(ctx context.Context, prefix string, n int) (events map[string][]auditv1.Event, err error) {
 	err = harness.Poll(ctx, func(context.Context) (bool, error) {
 		file, err := os.Open(e.auditLog)
@@ -345,7 +350,8 @@ func (e *engine) audited(ctx context.Context, prefix string, n int) (events map[
 			}
 			id := string(event.AuditID)
 			events[id] = append(events[id], event)
-			unauthorized := event.ResponseStatus != nil && event.ResponseStatus.Code == http.StatusUnauthorized // its only event
+			// its only event
+			unauthorized := event.ResponseStatus != nil && event.ResponseStatus.Code == http.StatusUnauthorized
 			complete[id] = complete[id] || unauthorized || event.Stage == auditv1.StageResponseComplete || event.Stage == auditv1.StagePanic
 		}
 		return len(complete) == n, fmt.Errorf("%s: %d of %d requests %s... are complete in the audit log", e.name, len(complete), n, prefix)

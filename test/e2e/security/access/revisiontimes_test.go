@@ -8,8 +8,9 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// TestRBAC_RevisionTimes_NeedsRightsOfList: the form RevisionTimes of a list is answered to users who may list, and shows no object. In
-// other requests, and by a server without it, it is not acceptable.
+// TestRBAC_RevisionTimes_NeedsRightsOfList: the form RevisionTimes of a list is answered to users
+// who may list, and shows no object. In other requests, and by a server without it, it is not
+// acceptable.
 func TestRBAC_RevisionTimes_NeedsRightsOfList(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)

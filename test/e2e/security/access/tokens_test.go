@@ -18,11 +18,13 @@ var tokenLists = []string{
 	configMaps.path("a") + "?limit=1", nodes.path("") + "?limit=1",
 }
 
-// narrowed is a list whose token differs in meaning between the engines. Upstream writes the token relative to the namespace, and
-// then reads it relative to all namespaces; Strata writes it relative to the path by which it is read.
+// narrowed is a list whose token differs in meaning between the engines. Upstream writes the token
+// relative to the namespace, and then reads it relative to all namespaces; Strata writes it
+// relative to the path by which it is read.
 var narrowed = secrets.path("") + "?limit=1&fieldSelector=metadata.namespace%3Da"
 
-// tokenRequests are lists and watches by users, each with the continue token of another user's list of other objects.
+// tokenRequests are lists and watches by users, each with the continue token of another user's list
+// of other objects.
 func tokenRequests(lists ...string) []asked {
 	one := "fieldSelector=metadata.name%3Done"
 	var requests []asked
@@ -88,8 +90,9 @@ func (w *world) forgedRequests() []asked {
 	return requests
 }
 
-// TestContinueToken_OfOtherUser_GrantsNoAccess: a continue token sets the start position, not the permissions. With another user's token a user lists only permitted
-// objects. A forged token does not give access to other objects.
+// TestContinueToken_OfOtherUser_GrantsNoAccess: a continue token sets the start position, not the
+// permissions. With another user's token a user lists only permitted objects. A forged token does
+// not give access to other objects.
 func TestContinueToken_OfOtherUser_GrantsNoAccess(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
@@ -99,8 +102,9 @@ func TestContinueToken_OfOtherUser_GrantsNoAccess(t *testing.T) {
 	w.same(t, ctx, "forged", w.forgedRequests())
 }
 
-// TestSealedToken_OfOtherUserOrServer_GrantsNoAccess: the same holds for sealed tokens and for plain tokens that are accepted beside them. A sealed token of another
-// server is refused, and the refusal does not show its content.
+// TestSealedToken_OfOtherUserOrServer_GrantsNoAccess: the same holds for sealed tokens and for
+// plain tokens that are accepted beside them. A sealed token of another server is refused, and the
+// refusal does not show its content.
 func TestSealedToken_OfOtherUserOrServer_GrantsNoAccess(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)

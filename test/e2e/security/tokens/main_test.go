@@ -1,5 +1,5 @@
-// Package tokens tests continue tokens from the outside: the servers that open them, and the information that a client can read
-// from them.
+// Package tokens tests continue tokens from the outside: the servers that open them, and the
+// information that a client can read from them.
 package tokens
 
 import (
@@ -139,7 +139,8 @@ func requirePlain(t *testing.T, token string) {
 	}
 }
 
-// requireRefused fails unless the answer has the code and the words in its message, and no name of an object.
+// requireRefused fails unless the answer has the code and the words in its message, and no name of
+// an object.
 func requireRefused(t *testing.T, what string, r *harness.Response, code int, words string) {
 	t.Helper()
 	status := r.Status()

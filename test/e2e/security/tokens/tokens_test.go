@@ -31,8 +31,8 @@ const (
 	metadata = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
 )
 
-// TestSealedToken_OtherReplica_OpensIt: every replica opens the sealed tokens of the others, also after a replica was killed; forged tokens are
-// refused.
+// TestSealedToken_OtherReplica_OpensIt: every replica opens the sealed tokens of the others, also
+// after a replica was killed; forged tokens are refused.
 func TestSealedToken_OtherReplica_OpensIt(t *testing.T) {
 	requireStrata(t)
 	ctx := harness.Context(t, testTimeout)
@@ -149,7 +149,8 @@ func TestSealedToken_OtherReplica_OpensIt(t *testing.T) {
 		requireSealed(t, readPage(t, ctx, b, maps, token, limit, "").Metadata.Continue)
 	})
 	t.Run("keys that cannot be read", func(t *testing.T) {
-		// A server whose encryption configuration lacks the key: pages are refused for a while, all other requests succeed.
+		// A server whose encryption configuration lacks the key: pages are refused for a while, all
+		// other requests succeed.
 		wrong := newEncryption(t, "another")
 		s := start(sealing, wrong.flag())
 		api := s.API()
@@ -252,7 +253,8 @@ func forge(t *testing.T, ctx context.Context, api *harness.API, token string) {
 	t.Logf("%d forged tokens in %v", len(forged), time.Since(began))
 }
 
-// takeAway removes the key ring during a paged list of client-go's pager: the pager starts over, and returns all objects.
+// takeAway removes the key ring during a paged list of client-go's pager: the pager starts over,
+// and returns all objects.
 func takeAway(t *testing.T, ctx context.Context, client *clientv3.Client, servers []*harness.Server) {
 	config := harness.Must[*kubernetes.Clientset](t)(kubernetes.NewForConfig(servers[0].Config)).CoreV1().ConfigMaps("default")
 	want := harness.Must[*harness.List](t)(servers[0].API().List(ctx, maps, ""))
@@ -291,7 +293,8 @@ func takeAway(t *testing.T, ctx context.Context, client *clientv3.Client, server
 	}
 }
 
-// TestKeyRing_EncryptionConfigReloaded_IsReencrypted of a running server: the file gets a new key, then the old key is removed.
+// TestKeyRing_EncryptionConfigReloaded_IsReencrypted of a running server: the file gets a new key,
+// then the old key is removed.
 func TestKeyRing_EncryptionConfigReloaded_IsReencrypted(t *testing.T) {
 	t.Parallel()
 	requireStrata(t)
