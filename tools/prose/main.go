@@ -2,7 +2,8 @@
 // or document with more of them than the limit is listed, and the command then exits with 1: such
 // words usually stand for a noun that a reader has to guess. It also counts the sentences of pages
 // (docs and the top of the repository) that have more than 30 words, and fails for a page in which
-// they are more than 8 % of all (sentences.go).
+// they are more than 8 % of all (sentences.go), and fails for comments of more than 100 columns
+// (width.go).
 //
 // Counted are the words of indefinite, in comments and in messages of Go files (string literals of
 // several words; a package's tests are counted apart from it) and in Markdown outside of code
@@ -51,7 +52,7 @@ func main() {
 	limit := flag.Float64("limit", 3, "indefinite pronouns per 1,000 words that a package or document may have")
 	list := flag.String("long", "", "list the sentences of this page that have more than 30 words, and check nothing")
 	flag.Parse()
-	counts, pages, err := countAll(cmp.Or(flag.Arg(0), "."))
+	counts, pages, wide, err := countAll(cmp.Or(flag.Arg(0), "."))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "prose:", err)
 		os.Exit(2)
@@ -60,7 +61,7 @@ func main() {
 		listLong(os.Stdout, pages[*list])
 		return
 	}
-	if report(counts, *limit)+reportLong(measureAll(pages), pending) > 0 {
+	if report(counts, *limit)+reportLong(measureAll(pages), pending)+reportWide(os.Stdout, wide) > 0 {
 		os.Exit(1)
 	}
 }
@@ -91,13 +92,13 @@ func report(counts map[string]count, limit float64) (above int) {
 }
 
 // countAll counts the files that git tracks or would add, by package and document, and returns the
-// text of the pages among them.
-func countAll(dir string) (counts map[string]count, pages map[string]string, err error) {
+// text of the pages among them, and the comments that are too wide.
+func countAll(dir string) (counts map[string]count, pages map[string]string, wide []string, err error) {
 	list := exec.Command("git", "ls-files", "-co", "--exclude-standard", "*.go", "*.md")
 	list.Dir = dir
 	out, err := list.Output()
 	if err != nil {
-		return nil, nil, fmt.Errorf("list files: %w", err)
+		return nil, nil, nil, fmt.Errorf("list files: %w", err)
 	}
 	counts, pages = map[string]count{}, map[string]string{}
 	for file := range strings.Lines(string(out)) {
@@ -111,21 +112,28 @@ func countAll(dir string) (counts map[string]count, pages map[string]string, err
 			continue
 		}
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
 		if isPage(file) {
 			pages[file] = string(src)
 		}
+		if filepath.Ext(file) == ".go" {
+			found, err := wideComments(file, src)
+			if err != nil {
+				return nil, nil, nil, err
+			}
+			wide = append(wide, found...)
+		}
 		name, text, err := prose(file, src)
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
 		c := counts[name]
 		c.hits += len(indefinite.FindAllString(text, -1))
 		c.words += len(word.FindAllString(text, -1))
 		counts[name] = c
 	}
-	return counts, pages, nil
+	return counts, pages, wide, nil
 }
 
 // prose returns the text of a file without code, and the name that it is counted under.
