@@ -182,11 +182,12 @@ func (w *world) watchAll(t *testing.T, ctx context.Context, all cases, write fun
 		read[name] = done
 		go func() {
 			streams := [2]*stream{<-p[0], <-p[1]}
-			differ := streams[0].code != streams[1].code || streams[0].events() != streams[1].events()
+			differ := streams[0].code != streams[1].code || streams[0].events() != streams[1].events() ||
+				streams[0].deadlineExceeded() != streams[1].deadlineExceeded()
 			if r, ok := all[name].longer(); ok && differ {
 				// A second may have been too short for one of the two: strata answers 429 if it
-				// cannot verify within the watch's duration that it is current. A longer watch
-				// decides.
+				// cannot verify within the watch's duration that it is current, and upstream ends
+				// the watch with an error. A longer watch decides.
 				if more, err := w.watchBoth(ctx, r, until); err == nil {
 					streams = more
 				}

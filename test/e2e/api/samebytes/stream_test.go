@@ -164,6 +164,14 @@ func (s *stream) events() (n int) {
 	return n
 }
 
+// deadlineExceeded reports whether the server ended the watch because its duration was too short
+// for the initial events.
+func (s *stream) deadlineExceeded() bool {
+	return slices.ContainsFunc(s.frames, func(f []byte) bool {
+		return bytes.Contains(f, []byte("context deadline exceeded"))
+	})
+}
+
 // initialEventsEnd returns the bookmark after the initial events, nil if there is none.
 func (s *stream) initialEventsEnd() []byte {
 	if i := slices.IndexFunc(s.frames, endOfInitialEvents); i >= 0 {
