@@ -44,7 +44,7 @@ var extensionsSuite = Suite{
 	About: "The integration tests of k8s.io/apiextensions-apiserver, against a server of custom resources that stands alone.",
 	Quick: true,
 	Prepare: func(ctx context.Context, env *Env) ([]Unit, error) {
-		return integrationUnits(ctx, env, "k8s.io/apiextensions-apiserver", []string{"k8s.io/apiextensions-apitest/e2e/integration"})
+		return integrationUnits(ctx, env, "k8s.io/apiextensions-apiserver", []string{"k8s.io/apiextensions-apiserver/test/integration"})
 	},
 }
 
@@ -112,7 +112,7 @@ var exclusiveTests = []string{
 // quickTests are the tests of the subset, by package: reads, watches and writes of custom resources
 // in all encodings, while their definitions change.
 var quickTests = map[string][]string{
-	"k8s.io/apiextensions-apitest/e2e/integration": {
+	"k8s.io/apiextensions-apiserver/test/integration": {
 		"TestCBORServingEnablement", "TestCBORStorageEnablement", "TestChangeCRD", "TestCrossNamespaceListWatch",
 		"TestCustomResourceItemsValidation", "TestFieldSelectorDropFields", "TestFieldSelectorOpenAPI", "TestInvalidObjectMetaInStorage",
 		"TestNamespaceScopedCRUD", "TestClusterScopedCRUD", "TestPatch", "TestPruningCreate", "TestPruningFromStorage", "TestSelectableFields",
@@ -138,7 +138,7 @@ var copies = []string{
 	"k8s.io/kubernetes/test/integration",
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/testing",
 	"k8s.io/kubernetes/pkg/controlplane/apiserver/samples/generic/server/testing",
-	"k8s.io/apiextensions-apitest/e2e/integration",
+	"k8s.io/apiextensions-apiserver/test/integration",
 	"k8s.io/apiextensions-apiserver/pkg/cmd/server/testing",
 }
 
