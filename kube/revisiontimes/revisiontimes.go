@@ -14,12 +14,12 @@ import (
 )
 
 // MediaType is the Accept header that requests RevisionTimes.
-const MediaType = "application/json;as=RevisionTimes;v=v1alpha1;g=strata"
+const MediaType = "application/json;as=RevisionTimes;v=v1alpha1;g=stratakube.io"
 
 // Kind and APIVersion are those of RevisionTimes.
 const (
 	Kind       = "RevisionTimes"
-	APIVersion = "strata/v1alpha1"
+	APIVersion = "stratakube.io/v1alpha1"
 )
 
 // RevisionTimes are the revisions of a resource in a server's memory. All revisions between Oldest

@@ -74,10 +74,10 @@ func TestRequested_AcceptHeaders(t *testing.T) {
 		"application/json," + MediaType: false,
 		"application/json":              false,
 		"":                              false,
-		"application/json;as=RevisionTimes;v=v2;g=strata":         false,
-		"application/json;as=Table;v=v1;g=meta.k8s.io":            false,
-		"application/yaml;as=RevisionTimes;v=v1alpha1;g=strata":   false,
-		"application/json; as=RevisionTimes; g=strata;v=v1alpha1": true,
+		"application/json;as=RevisionTimes;v=v2;g=stratakube.io":         false,
+		"application/json;as=Table;v=v1;g=meta.k8s.io":                   false,
+		"application/yaml;as=RevisionTimes;v=v1alpha1;g=stratakube.io":   false,
+		"application/json; as=RevisionTimes; g=stratakube.io;v=v1alpha1": true,
 	} {
 		req := &http.Request{Header: http.Header{"Accept": {accept}}}
 		if got := Requested(req); got != want {

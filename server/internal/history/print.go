@@ -20,7 +20,7 @@ import (
 )
 
 // apiVersion is that of the results that -o json and -o yaml print.
-const apiVersion = "strata/v1alpha1"
+const apiVersion = "stratakube.io/v1alpha1"
 
 // Colours of rows, in the order of the terminal's codes.
 const (

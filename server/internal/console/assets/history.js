@@ -5,7 +5,7 @@ import { resourceName } from './format.js';
 
 const table = 'application/json;as=Table;v=v1;g=meta.k8s.io';
 const metadata = 'application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io';
-const times = 'application/json;as=RevisionTimes;v=v1alpha1;g=strata';
+const times = 'application/json;as=RevisionTimes;v=v1alpha1;g=stratakube.io';
 const groups = 'application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList';
 
 /** Objects of a page of the list, and of a page of metadata to compare. */
