@@ -29,6 +29,7 @@ func serverOf(resource *Resource) *Server {
 
 // TestCost_PredictsSizeOfReads checks the predicted size of reads.
 func TestCost_PredictsSizeOfReads(t *testing.T) {
+	t.Parallel()
 	w := watchedPods(t)
 	const objects, size = 30, 10_000
 	for i := range objects {

@@ -10,6 +10,7 @@ import (
 // TestEncoding_InvalidData_IsNotQuotedInError: errors do not quote invalid data, which may be a
 // Secret, because errors reach clients and logs.
 func TestEncoding_InvalidData_IsNotQuotedInError(t *testing.T) {
+	t.Parallel()
 	const text = "correct horse battery staple"
 	for _, data := range []string{text, "k8s\x00" + text, "k8s\x00\x12\x7f" + text} {
 		if _, _, _, err := representation.OpenUnknown([]byte(data)); err == nil || strings.Contains(err.Error(), "horse") {

@@ -37,6 +37,7 @@ func (h *brokenWebhook) Decode(data []byte, kind *schema.GroupVersionKind, into 
 // TestGet_ConversionFails_IsNotPassedOn: the error of a conversion is the answer. Upstream's
 // handler would call the webhook again, in one of the places for reads of etcd.
 func TestGet_ConversionFails_IsNotPassedOn(t *testing.T) {
+	t.Parallel()
 	hook := &brokenWebhook{Codec: unstructured.UnstructuredJSONScheme}
 	w := watchedWidgetsWith(t, hook)
 	v2 := w.object("w", nil).(*unstructured.Unstructured)

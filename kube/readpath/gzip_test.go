@@ -127,6 +127,7 @@ func contentOf(t *testing.T, response *httptest.ResponseRecorder) []byte {
 // TestList_CompressedBlocks_HaveContentOfPlainList: a compressed list of cached blocks has the
 // bytes of the list without compression, also at its end, where no comma follows the last item.
 func TestList_CompressedBlocks_HaveContentOfPlainList(t *testing.T) {
+	t.Parallel()
 	w := watchedPods(t)
 	const objects = 300
 	for i := range objects {

@@ -29,6 +29,7 @@ const (
 )
 
 func TestResolver_BuiltInResource_IsBoundPermanently(t *testing.T) {
+	t.Parallel()
 	r := newResolving(t)
 	pods := r.pods()
 	var first *Resource
@@ -65,6 +66,7 @@ func TestResolver_BuiltInResource_IsBoundPermanently(t *testing.T) {
 }
 
 func TestResolver_ResourceNotServed_IsPassedOn(t *testing.T) {
+	t.Parallel()
 	r := newResolving(t)
 	r.pods()
 	// now the registry is one of nodes, say
@@ -87,12 +89,14 @@ func TestResolver_ResourceNotServed_IsPassedOn(t *testing.T) {
 }
 
 func TestResolver_UnusualKeyPrefix_IsPassedOn(t *testing.T) {
+	t.Parallel()
 	r := newResolving(t)
 	r.pods().prefix = "/pods/special"
 	r.want(podsPath, nil, 1)
 }
 
 func TestResolver_UncachedResource_ProbeDoesNotRead(t *testing.T) {
+	t.Parallel()
 	r := newResolving(t)
 	r.define("1", 0, "v1")
 	r.definitions["uncached.example.com"] = r.definitions["widgets.example.com"]
@@ -104,6 +108,7 @@ func TestResolver_UncachedResource_ProbeDoesNotRead(t *testing.T) {
 }
 
 func TestResolver_VersionOfOtherServer_IsPassedOn(t *testing.T) {
+	t.Parallel()
 	r := newResolving(t)
 	pods := r.pods()
 	r.want(podsPath, pods, -1)
@@ -116,6 +121,7 @@ func TestResolver_VersionOfOtherServer_IsPassedOn(t *testing.T) {
 }
 
 func TestResolver_RouteWithoutStorage_IsProbedAgain(t *testing.T) {
+	t.Parallel()
 	r := newResolving(t)
 	pods := r.pods()
 	saved := maps.Clone(r.serves)
@@ -130,6 +136,7 @@ func TestResolver_RouteWithoutStorage_IsProbedAgain(t *testing.T) {
 // TestResolver_NewDefinition_IsNotBoundToOldStorage: the definition is seen before upstream's
 // handler replaces the storage.
 func TestResolver_NewDefinition_IsNotBoundToOldStorage(t *testing.T) {
+	t.Parallel()
 	r := newResolving(t)
 	r.define("1", 0, "v1")
 	old := r.widgets("v1")
@@ -162,6 +169,7 @@ func TestResolver_NewDefinition_IsNotBoundToOldStorage(t *testing.T) {
 // TestResolver_DefinitionChangesDuringProbe_UsesNewForm: the definition changes during the probe,
 // and the storage is created from the new form.
 func TestResolver_DefinitionChangesDuringProbe_UsesNewForm(t *testing.T) {
+	t.Parallel()
 	r := newResolving(t)
 	r.define("1", 0, "v1")
 	replaced := r.widgets("v1")
@@ -182,6 +190,7 @@ func TestResolver_DefinitionChangesDuringProbe_UsesNewForm(t *testing.T) {
 }
 
 func TestResolver_DefinitionAddedOrDeleted_IsFollowed(t *testing.T) {
+	t.Parallel()
 	r := newResolving(t)
 	r.want(widgetsPath, nil, 0)
 	r.define("1", 0, "v1")
@@ -216,6 +225,7 @@ func TestResolver_DefinitionAddedOrDeleted_IsFollowed(t *testing.T) {
 }
 
 func TestResolver_DestroyedStorage_IsReleased(t *testing.T) {
+	t.Parallel()
 	r := newResolving(t)
 	r.define("1", 0, "v1")
 	first := r.widgets("v1")
@@ -238,6 +248,7 @@ func TestResolver_DestroyedStorage_IsReleased(t *testing.T) {
 }
 
 func TestResolver_CustomResource_FollowsDefinition(t *testing.T) {
+	t.Parallel()
 	r := newResolving(t)
 	d := r.define("1", 0, "v1", "v2beta1", "v2", "v3")
 	d.Spec.Versions[0].Deprecated = true
@@ -302,6 +313,7 @@ func TestResolver_SelectableFields_NeedGate(t *testing.T) {
 
 // TestProbe_CarriesNoDataOfRequest: the probe carries no data of the request that triggered it.
 func TestProbe_CarriesNoDataOfRequest(t *testing.T) {
+	t.Parallel()
 	r := newResolving(t)
 	pods := r.pods()
 	seen := 0

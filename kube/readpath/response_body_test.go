@@ -20,6 +20,7 @@ func (b *brokenResponse) Write([]byte) (int, error) { return 0, b.err }
 // like upstream's handlers, and the request is audited and counted like any other. Only a response
 // that the client could mistake for a complete one is aborted.
 func TestBody_ClientDisconnects_HandlerReturns(t *testing.T) {
+	t.Parallel()
 	w := watchedPods(t)
 	w.put(t, w.object("small", nil))
 	w.put(t, w.object("large", map[string]string{"a": strings.Repeat("x", 2*gzipThreshold)}))

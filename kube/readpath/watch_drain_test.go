@@ -59,6 +59,7 @@ func get(t *testing.T, server *httptest.Server, token string) {
 }
 
 func TestDrainer_Leaving_ClientsReconnect(t *testing.T) {
+	t.Parallel()
 	for _, http2 := range []bool{true, false} {
 		t.Run(fmt.Sprintf("HTTP/2 %v", http2), func(t *testing.T) {
 			d, server, opened := leavingServer(t, http2, nil)
@@ -83,6 +84,7 @@ func TestDrainer_Leaving_ClientsReconnect(t *testing.T) {
 }
 
 func TestDrainer_Leaving_OpenWatchContinues(t *testing.T) {
+	t.Parallel()
 	lines := make(chan string)
 	d, server, opened := leavingServer(t, true, lines)
 	resp, err := server.Client().Get(server.URL + "/api/v1/pods?watch=true")

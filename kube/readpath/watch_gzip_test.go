@@ -71,12 +71,14 @@ func compresses(t testing.TB) {
 // TestCompressedWatch_EndsMemberAtEachFlush: the initial events and their bookmark are complete
 // members, and so is each later event, which arrives without anything after it.
 func TestCompressedWatch_EndsMemberAtEachFlush(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("short: takes seconds")
 	}
 	compresses(t)
 	for _, accept := range []string{jsonType, protobufType, jsonType + metadataV1, protobufType + metadataV1} {
 		t.Run(accept, func(t *testing.T) {
+			t.Parallel()
 			w := watchedPods(t)
 			for i := range 300 {
 				w.put(t, w.object(fmt.Sprintf("at-%03d", i), map[string]string{"i": fmt.Sprint(i), "filler": strings.Repeat("0123456789", 60)}))
@@ -232,6 +234,7 @@ func TestCompressedWatch_CountsEventsAndSizes(t *testing.T) {
 // TestCompressedWatch_Idle_HoldsNoBuffer: an idle watch references neither a buffer nor a gzip
 // member, independent of earlier writes.
 func TestCompressedWatch_Idle_HoldsNoBuffer(t *testing.T) {
+	t.Parallel()
 	var got bytes.Buffer
 	sink := &countingSink{Buffer: &got, header: http.Header{}}
 	w := &watchWriter{w: sink, flusher: sink, count: nopMetric{}, sizes: nopMetric{}, gzip: true}

@@ -28,6 +28,7 @@ func (notifier) CloseNotify() <-chan bool { return nil }
 // and their goroutine until its initial events are sent; the task serves the rest and ends with the
 // request.
 func TestWatch_WithTask_SendsInitialEventsBeforeTask(t *testing.T) {
+	t.Parallel()
 	w := watchedPods(t)
 	w.put(t, w.object("first", nil))
 	w.catchUp(t)
@@ -53,6 +54,7 @@ func TestWatch_WithTask_SendsInitialEventsBeforeTask(t *testing.T) {
 
 // TestWatch_WithTask_ErrorIsAnswered without a task.
 func TestWatch_WithTask_ErrorIsAnswered(t *testing.T) {
+	t.Parallel()
 	w := watchedPods(t)
 	task := &routine.Task{}
 	w.context = func(ctx context.Context) context.Context { return routine.WithTask(ctx, task) }

@@ -33,6 +33,7 @@ import (
 
 // TestWatch_FramesAndHeaders_EqualUpstream compares the frames, byte by byte, and the headers.
 func TestWatch_FramesAndHeaders_EqualUpstream(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("short: takes seconds")
 	}
@@ -135,6 +136,7 @@ func sameFrames(t *testing.T, got, want [][]byte) {
 
 // TestWatch_ErrorBeforeStart_EqualsUpstream: these errors are responses, not events.
 func TestWatch_ErrorBeforeStart_EqualsUpstream(t *testing.T) {
+	t.Parallel()
 	w := watchedPods(t)
 	for _, query := range []string{"resourceVersion=x", "sendInitialEvents=true", "labelSelector=%3D%3D"} {
 		theirs := w.open(t, "upstream", query, jsonType, true)
@@ -150,6 +152,7 @@ func TestWatch_ErrorBeforeStart_EqualsUpstream(t *testing.T) {
 // TestWatch_Decorator_AppliesToEventsAndBookmarks: the decorator of a registry applies to events
 // and bookmarks too.
 func TestWatch_Decorator_AppliesToEventsAndBookmarks(t *testing.T) {
+	t.Parallel()
 	w := watchedPods(t)
 	w.resource.Decorate = func(obj runtime.Object) {
 		obj.(*example.Pod).Annotations = map[string]string{"decorated": obj.(*example.Pod).Name}
@@ -183,6 +186,7 @@ func ends(t *testing.T, resp *http.Response) []byte {
 // TestWatch_TimeoutOrShutdown_EndsWatch: a watch ends at the client's timeout, and with the
 // storage, the server and the client, and leaks nothing.
 func TestWatch_TimeoutOrShutdown_EndsWatch(t *testing.T) {
+	t.Parallel()
 	shutdown := make(chan struct{})
 	for name, end := range map[string]func(w *watched, resp *http.Response){
 		"timeout":  func(*watched, *http.Response) {},
@@ -241,6 +245,7 @@ func TestWatchTimeout_Unset_IsSpread(t *testing.T) {
 // TestWatch_InitialEventsSent_SignalsFlowControl: priority and fairness is notified when the
 // initial events are sent, and a watch is left to the routine filter if there is one.
 func TestWatch_InitialEventsSent_SignalsFlowControl(t *testing.T) {
+	t.Parallel()
 	w := watchedPods(t)
 	w.put(t, w.object("a", nil))
 	signal := utilflowcontrol.NewInitializationSignal()
@@ -435,6 +440,7 @@ func (nopMetric) Observe(float64) {}
 // TestFrames_EqualUpstream compares frames with those of upstream's encoders and framers
 // for the same events, for object sizes around the varint boundaries.
 func TestFrames_EqualUpstream(t *testing.T) {
+	t.Parallel()
 	for _, proto := range []bool{false, true} {
 		accept, media := jsonType, mediaJSON
 		if proto {
