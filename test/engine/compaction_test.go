@@ -101,6 +101,7 @@ func compactedTo(t *testing.T, client *clientv3.Client, rev mirror.Revision) boo
 // versions below the compacted revision are dropped within a second. The version at that revision
 // and the log are retained.
 func TestCompactionKey_WrittenByOther_DropsVersions(t *testing.T) {
+	t.Parallel()
 	_, client := newRunning(t)
 	r := replicate(t, client, "/r/", 0, -1)
 	first := put(t, client, "/r/things/a", "1")
@@ -135,6 +136,7 @@ func TestCompactionKey_WrittenByOther_DropsVersions(t *testing.T) {
 // upstream's. Together they compact like a single one; each records the other's compactions; and
 // etcd's compacted revision agrees.
 func TestCompactors_OnOneEtcd_CompactLikeOne(t *testing.T) {
+	t.Parallel()
 	const interval = 300 * time.Millisecond
 	for _, upstream := range []bool{false, true} {
 		t.Run(fmt.Sprintf("upstream=%v", upstream), func(t *testing.T) {
@@ -180,6 +182,7 @@ func TestCompactors_OnOneEtcd_CompactLikeOne(t *testing.T) {
 // TestCompactor_UpstreamCompacts_IsFollowed: only upstream's compactor compacts etcd; the mirror
 // drops the compacted versions.
 func TestCompactor_UpstreamCompacts_IsFollowed(t *testing.T) {
+	t.Parallel()
 	_, client := newRunning(t)
 	other := connect(t, client.Endpoints()[0][len("unix://"):])
 	c := etcd3.NewCompactor(other, 100*time.Millisecond, clock.RealClock{}, nil)
@@ -197,6 +200,7 @@ func TestCompactor_UpstreamCompacts_IsFollowed(t *testing.T) {
 // TestCompactor_KeyDeletedRepeatedly_Continues: compaction continues although the compaction key is
 // deleted repeatedly.
 func TestCompactor_KeyDeletedRepeatedly_Continues(t *testing.T) {
+	t.Parallel()
 	_, client := newRunning(t)
 	a := replicate(t, client, "/r/", 100*time.Millisecond, -1)
 	b := replicate(t, client, "/r/", 150*time.Millisecond, -1)
@@ -222,6 +226,7 @@ func TestCompactor_KeyDeletedRepeatedly_Continues(t *testing.T) {
 // TestCompactor_ManualCompaction_IsDetectedByCheck: a manual compaction does not write the key; the
 // next check detects it.
 func TestCompactor_ManualCompaction_IsDetectedByCheck(t *testing.T) {
+	t.Parallel()
 	_, client := newRunning(t)
 	r := replicate(t, client, "/r/", 0, 100*time.Millisecond)
 	for i := range 3 {

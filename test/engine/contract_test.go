@@ -9,6 +9,7 @@ import (
 // TestContract_EmbeddedEtcd_MeetsEveryRequirement runs the tests of docs/etcd-contract.md on the
 // etcd of this module. test/e2e/api/contract runs them on other stores.
 func TestContract_EmbeddedEtcd_MeetsEveryRequirement(t *testing.T) {
+	t.Parallel()
 	e := newEtcd(t) // not the shared one: it is compacted
 	e.run(t)
 	s := &contracttest.Store{Client: connect(t, e.socket()), Other: connect(t, e.socket()), Prefix: "/registry/contract/"}

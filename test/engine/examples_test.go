@@ -16,6 +16,7 @@ import (
 // TestExampleProgram_RealEtcd_AnswersOldRevisions runs examples/etcd of the engine's module, which
 // has no etcd server.
 func TestExampleProgram_RealEtcd_AnswersOldRevisions(t *testing.T) {
+	t.Parallel()
 	ctx := contextFor(t)
 	dir := t.TempDir()
 	build := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(dir, "etcd"), "./examples/etcd")

@@ -90,6 +90,7 @@ func (s split) Txn(ctx context.Context) clientv3.Txn { return s.etcd.Txn(ctx) }
 // prefix only. Large revisions arrive in separate responses, where etcd makes fragments of one
 // (E4), and memory serves revisions for longer than etcd (E6).
 func TestFeedServer_Contract_MatchesEtcd(t *testing.T) {
+	t.Parallel()
 	e := newEtcd(t)
 	e.run(t)
 	etcd := connect(t, e.socket())
@@ -157,7 +158,9 @@ func describe(r *clientv3.GetResponse) string {
 // resources, nested ones, one that is not cached, and keys without a claim, ranges at random
 // revisions and watches from random revisions have the answers of etcd.
 func TestFeedServer_RandomWrites_RangesAndWatchesEqualEtcd(t *testing.T) {
-	etcd, prefix := open(t)
+	t.Parallel()
+	_, etcd := newRunning(t)
+	const prefix = "/registry/"
 	put(t, etcd, prefix+"first", "value")
 	f := serveFeed(t, etcd, prefix, etcdfeed.Options{})
 	for _, resource := range []string{"pods/", "pods/nested/", "secrets/"} {
@@ -317,6 +320,7 @@ func TestFeedServer_MirrorOfMirror_IsAsFreshAsEtcd(t *testing.T) {
 // TestFeedServer_Compactions_ReachCompactorsBelow: a compactor that follows without a watch at a
 // feed, which does so too, learns a compaction that was announced, and one that was not.
 func TestFeedServer_Compactions_ReachCompactorsBelow(t *testing.T) {
+	t.Parallel()
 	e := newEtcd(t)
 	e.run(t)
 	etcd := connect(t, e.socket())

@@ -75,7 +75,7 @@ func TestReplayFigures(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%dx%d", scene.revisions, scene.value), func(t *testing.T) {
 			e := startEtcds(t, 1)[0]
-			writeMany(t, e.client, prefix, strings.Repeat("v", scene.value), scene.revisions, 64)
+			writeMany(t, e.client, prefix, strings.Repeat("v", scene.value), scene.revisions)
 			t.Logf("revisions  bytes  plan     replays  oldest in  took     longest write  etcd before  peak")
 			for _, plan := range plans {
 				for _, replays := range scene.replays {

@@ -332,9 +332,11 @@ func (x *randomReader) compare(t *testing.T) {
 // mirror's connection breaks from time to time. It compares snapshots at the latest and at random
 // past revisions, and states built from cursors, with etcd's responses at the same revision.
 func TestMirror_RandomWrites_EqualsEtcdAtRandomRevisions(t *testing.T) {
+	t.Parallel()
 	seed := testseed.New(t) // draws the same writes again
-	client, prefix := open(t)
-	p, socket := newProxy(t, shared.etcd.socket())
+	etcd, client := newRunning(t)
+	const prefix = "/registry/"
+	p, socket := newProxy(t, etcd.socket())
 	resources := []string{prefix + "pods/", prefix + "nodes/", prefix + "leases/"}
 	m := newMirror(t, connect(t, socket), prefix, func(o *mirror.Options) { o.CheckpointEvents = 20 })
 	var acknowledged atomic.Int64

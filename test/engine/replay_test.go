@@ -202,6 +202,7 @@ func TestReplay_AnySegments_EqualsWatch(t *testing.T) {
 // TestReplay_FromFirstRevision_EqualsEtcd: a replay of an etcd that was never compacted matches
 // etcd's own state at each revision.
 func TestReplay_FromFirstRevision_EqualsEtcd(t *testing.T) {
+	t.Parallel()
 	e := newEtcd(t)
 	e.run(t)
 	client := connect(t, e.socket())
@@ -360,7 +361,7 @@ func TestOldest_StaysWithinReplayBounds(t *testing.T) {
 	const prefix = "/registry/"
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
 	value := strings.Repeat("v", 1000)
-	writeMany(t, client, prefix, value, 12_000, 8)
+	writeMany(t, client, prefix, value, 12_000)
 	now := header(t, s)
 	for _, revisions := range []int64{1, 100, 5000, 11_000} {
 		if got := oldestOf(t, s, prefix, driver.ReplayBounds{Revisions: revisions, Bytes: 1 << 40}); got != now.Revision-revisions {
@@ -422,13 +423,23 @@ func TestOldest_StaysWithinReplayBounds(t *testing.T) {
 }
 
 // writeMany writes n revisions of one key each with the value, with several writers.
-func writeMany(t testing.TB, client *clientv3.Client, prefix, value string, n, writers int) {
+func writeMany(t testing.TB, client *clientv3.Client, prefix, value string, n int) {
 	t.Helper()
-	done := make(chan error, writers)
-	for w := range writers {
+	concurrently(t, n, func(i int) error {
+		_, err := client.Put(context.Background(), fmt.Sprintf("%s%05d", prefix, i%5000), value)
+		return err
+	})
+}
+
+// concurrently calls do for 0 to n-1 from as many goroutines as keep an etcd busy.
+func concurrently(t testing.TB, n int, do func(i int) error) {
+	t.Helper()
+	const callers = 64
+	done := make(chan error, callers)
+	for c := range callers {
 		go func() {
-			for i := w; i < n; i += writers {
-				if _, err := client.Put(context.Background(), fmt.Sprintf("%s%05d", prefix, i%5000), value); err != nil {
+			for i := c; i < n; i += callers {
+				if err := do(i); err != nil {
 					done <- err
 					return
 				}
@@ -436,7 +447,7 @@ func writeMany(t testing.TB, client *clientv3.Client, prefix, value string, n, w
 			done <- nil
 		}()
 	}
-	for range writers {
+	for range callers {
 		if err := <-done; err != nil {
 			t.Fatal(err)
 		}
@@ -452,7 +463,7 @@ func TestReplay_Failure_ReturnsError(t *testing.T) {
 	client := connect(t, e.socket())
 	const prefix = "/registry/"
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
-	writeMany(t, client, prefix, "v", 6000, 8)
+	writeMany(t, client, prefix, "v", 6000)
 	now := header(t, s)
 	first := driver.Header{ClusterID: now.ClusterID, Revision: 1}
 	none := func(driver.Batch) error { return nil }

@@ -317,18 +317,19 @@ func TestFeed_Behind_GetsCompleteRevisions(t *testing.T) {
 	began := header(t, s)
 	const revisions, perTxn = 1500, 3
 	value := strings.Repeat("v", 1000)
-	var last mirror.Revision
-	for i := range revisions {
+	var written [revisions]mirror.Revision
+	concurrently(t, revisions, func(i int) error {
 		var ops []clientv3.Op
 		for k := range perTxn {
 			ops = append(ops, clientv3.OpPut(fmt.Sprintf("%s%d", prefix, k), fmt.Sprint(i, value)))
 		}
-		resp, err := client.Txn(contextFor(t)).Then(ops...).Commit()
-		if err != nil {
-			t.Fatal(err)
+		resp, err := client.Txn(t.Context()).Then(ops...).Commit()
+		if err == nil {
+			written[i] = resp.Header.Revision
 		}
-		last = resp.Header.Revision
-	}
+		return err
+	})
+	last := slices.Max(written[:])
 	f := watch(t, s, prefix, began)
 	at, n := began.Revision, 0
 	for at < last {
