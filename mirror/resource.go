@@ -87,6 +87,23 @@ func (r *Resource) Latest() (Snapshot, error) {
 	}
 }
 
+// Last is Latest, or while the resource is being relisted, the newest version before. false: the
+// resource was never loaded, or is no longer claimed. For readers that prefer an old state to none;
+// its revisions may be those of an etcd that was restored since.
+func (r *Resource) Last() (Snapshot, bool) {
+	for {
+		if snap, err := r.Latest(); err == nil {
+			return snap, true
+		}
+		if last := r.last.Load(); last != nil {
+			return *last, true
+		}
+		if r.lineage.readable() == nil { // otherwise it was loaded meanwhile
+			return Snapshot{}, false
+		}
+	}
+}
+
 // At returns a snapshot of the resource at exactly rev. Cost is O(log n) at the latest version, and
 // at a past version that was read recently: the materialized version is cached, and later readers
 // share its leaves. Otherwise it is O(e log n), where e is the number of events applied forward or

@@ -86,6 +86,8 @@ type Resource struct {
 	prefix string
 
 	lineage lineagePointer
+	// last is the newest version of a lineage that ended without a next one, nil while there is one
+	last    atomic.Pointer[Snapshot]
 	changed changes // after each publication that touches the resource
 	readers readerCounts
 

@@ -72,6 +72,7 @@ func (t *table) setLineage(lin *lineage, h history) {
 		old.log.Abandon()
 	}
 	t.lineage.Store(lin)
+	t.last.Store(nil)
 	if old != nil {
 		old.release()
 		t.forget()
@@ -104,9 +105,14 @@ func (t *table) drop() {
 	t.reset()
 }
 
-// endLineage removes the resource's lineage; cursors on it are woken.
+// endLineage removes the resource's lineage, except for its last version (Resource.Last); cursors on
+// it are woken.
 func (t *table) endLineage() {
-	if old := t.lineage.Swap(nil); old != nil {
+	if old := t.lineage.Load(); old != nil {
+		if v := old.head.Load(); !old.hasNoClaim {
+			t.last.Store(&Snapshot{Rev: v.rev, tree: v.tree, seq: v.seq, lin: old, res: t.Resource})
+		}
+		t.lineage.Store(nil)
 		old.log.Abandon()
 		old.release()
 		t.forget()

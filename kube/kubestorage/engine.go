@@ -54,7 +54,9 @@ type Engine struct {
 	closed   bool
 	draining bool
 	clusters map[string]*cluster
-	builtIn  map[string]bool // names of resources served from memory
+	builtIn  map[string]bool                 // names of resources served from memory
+	stores   map[schema.GroupResource]*Store // of built-in resources; see Objects
+	opened   chan struct{}                   // closed and replaced when a store is added
 
 	deferrals  map[string]*deferredCluster // by clusterKey; they remain when they are open
 	connecting sync.WaitGroup              // the goroutines of deferrals
@@ -69,7 +71,7 @@ func New(opts Options) *Engine {
 		opts.RepresentationBytes = DefaultRepresentationBytes
 	}
 	return &Engine{opts: opts, blocks: newBlocks(opts.RepresentationBytes), clusters: map[string]*cluster{}, builtIn: map[string]bool{},
-		deferrals: map[string]*deferredCluster{}}
+		stores: map[schema.GroupResource]*Store{}, opened: make(chan struct{}), deferrals: map[string]*deferredCluster{}}
 }
 
 // Close stops every mirror and client and returns when all goroutines of the
@@ -207,10 +209,13 @@ func (e *Engine) Decorator() generic.StorageDecorator {
 }
 
 func (e *Engine) noteBuiltIn(resource schema.GroupResource, s storage.Interface) {
-	if _, ok := s.(*Store); ok {
+	if store, ok := s.(*Store); ok {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		e.builtIn[resource.Resource] = true
+		e.stores[resource] = store
+		close(e.opened)
+		e.opened = make(chan struct{})
 	}
 }
 

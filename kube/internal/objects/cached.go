@@ -7,6 +7,7 @@ import (
 
 	"github.com/stratakube/strata/kube/internal/blockcache"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/memo"
 )
 
 // Decoded objects are cached for readers that need them repeatedly: tables, and typed LISTs in the
@@ -28,24 +29,65 @@ func (o *cachedObject) Superseded() { o.block.Unref() }
 // shared: do not write to it. now is the time of Blocks, which a loop over many entries reads once
 // for some of them. Errors are those of Decode.
 func (g *Generation) Object(ctx context.Context, e *mirror.Entry, now uint32) (runtime.Object, error) {
-	old, _ := e.Memo(g.decodedKey).(*cachedObject)
-	if old != nil {
-		if kept := old.block.Load(now); kept != nil {
-			return kept.Object.(runtime.Object), nil
-		}
-	}
-	obj, err := g.Decode(ctx, e, e.ModRevision())
+	obj, err := g.cached(ctx, e, now, g.decodedKey, nil)
 	if err != nil {
 		return nil, err
+	}
+	return obj.(runtime.Object), nil
+}
+
+// cached returns the object of an entry that convert makes of the decoded one; nil makes none. It is
+// the memo of key while there is room.
+func (g *Generation) cached(ctx context.Context, e *mirror.Entry, now uint32, key *memo.Key, convert func(runtime.Object) (any, error)) (any, error) {
+	old, _ := e.Memo(key).(*cachedObject)
+	if old != nil {
+		if kept := old.block.Load(now); kept != nil {
+			return kept.Object, nil
+		}
+	}
+	decoded, err := g.Decode(ctx, e, e.ModRevision())
+	if err != nil {
+		return nil, err
+	}
+	var obj any = decoded
+	if convert != nil {
+		if obj, err = convert(decoded); err != nil {
+			return nil, err
+		}
 	}
 	if e.Detached() {
 		return obj, nil
 	}
-	if b := g.Blocks().AddObject(obj, objectFactor*e.Size()+objectBase, g.decodedKey); b != nil {
-		if !blockcache.SwapMemo(e, g.decodedKey, old, &cachedObject{b}) {
+	if b := g.Blocks().AddObject(obj, objectFactor*e.Size()+objectBase, key); b != nil {
+		if !blockcache.SwapMemo(e, key, old, &cachedObject{b}) {
 			b.Unref()
 		}
 		g.DropIfEnded(e)
 	}
 	return obj, nil
 }
+
+// Converted are objects that a reader in the process makes of the decoded ones. They are cached as
+// those of Object are. Methods may be called concurrently.
+type Converted struct {
+	g       *Generation
+	key     memo.Key
+	convert func(runtime.Object) (any, error)
+}
+
+// Converted returns the objects that convert makes. name is comparable and has one convert.
+func (g *Generation) Converted(name any, convert func(runtime.Object) (any, error)) *Converted {
+	return g.Derived(name, func() Derived { return &Converted{g: g, convert: convert} }).(*Converted)
+}
+
+// Object returns the object of an entry. It is shared: do not write to it. Errors: those of Decode
+// and of convert.
+func (c *Converted) Object(ctx context.Context, e *mirror.Entry) (any, error) {
+	return c.g.cached(ctx, e, c.g.Blocks().Now(), &c.key, c.convert)
+}
+
+// Close implements Derived.
+func (c *Converted) Close() { c.key.Close() }
+
+// MemoKeys implements Derived.
+func (c *Converted) MemoKeys() []*memo.Key { return []*memo.Key{&c.key} }

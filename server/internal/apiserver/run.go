@@ -158,8 +158,6 @@ type instance struct {
 	attachment *Attachment  // nil until config is set
 	variant    Variant
 	config     *app.Config
-	own        *ownClients  // nil with upstream's engine
-	handler    http.Handler // of all requests; set with prepared
 	prepared   interface{ Run(context.Context) error }
 }
 
@@ -172,7 +170,7 @@ func (v *instance) start(ctx context.Context, s *settings, completed options.Com
 	if o.Listener != nil {
 		completed.SecureServing.Listener = o.Listener
 	}
-	config, err := app.NewConfig(completed)
+	config, shared, err := s.config(completed)
 	v.listener = completed.SecureServing.Listener
 	if err != nil {
 		return listenFailure(err)
@@ -180,11 +178,6 @@ func (v *instance) start(ctx context.Context, s *settings, completed options.Com
 	v.attachment, v.config = attachment, config
 	if s.engine == engineStrata && o.Shared == nil {
 		gcpolicy.Start(ctx, freeMemory)
-	}
-	if s.engine == engineStrata {
-		if v.own, err = newOwnClients(config); err != nil {
-			return err
-		}
 	}
 	if len(s.noHosts) > 0 {
 		refuseConnections(config, s.noHosts)
@@ -194,6 +187,13 @@ func (v *instance) start(ctx context.Context, s *settings, completed options.Com
 	}
 	if err := attachment.Chain(config); err != nil {
 		return err
+	}
+	if shared != nil {
+		decorators, err := readDecorators(config.KubeAPIs.Extra)
+		if err != nil {
+			return err
+		}
+		shared.bind(attachment.engine, decorators)
 	}
 	resources := &Resources{follow: attachment.follow}
 	if err := s.variant.Attached(config, attachment.engine, resources); err != nil {
@@ -224,7 +224,6 @@ func (v *instance) start(ctx context.Context, s *settings, completed options.Com
 	if v.prepared, err = chain.PrepareRun(); err != nil {
 		return err
 	}
-	v.handler = chain.GenericAPIServer.Handler
 	if err := attachment.serveDocuments(chain); err != nil {
 		return err
 	}
@@ -250,9 +249,6 @@ func (v *instance) serve(ctx context.Context, o Options) error {
 	defer waiting.Wait()
 	defer cancel() // runs before the wait
 	loopback := v.config.KubeAPIs.ControlPlane.Generic.LoopbackClientConfig
-	if v.own != nil {
-		loopback = v.own.connection // a ready server accepts connections
-	}
 	if overrides := v.attachment.overrides; len(overrides.clusters) > 0 {
 		waiting.Go(func() {
 			if waitListening(ctx, loopback) == nil {
@@ -275,10 +271,6 @@ func (v *instance) serve(ctx context.Context, o Options) error {
 	}
 	defer v.variant.Start(ctx)()
 	v.attachment.AwaitMemory(ctx)
-	// Own clients start with the server's hooks. Their requests do not use the listener, which
-	// opens before.
-	v.own.serve(v.handler)
-	defer v.own.stop()
 	return v.prepared.Run(ctx)
 }
 

@@ -1,0 +1,25 @@
+// Package informer implements client-go's SharedIndexInformer on a resource of a mirror, for API
+// servers that need informers of their own objects.
+//
+// An informer of client-go requests a list and a watch, and holds a second copy of every object.
+// An informer of this package reads the mirror in the same process:
+//
+//   - Its store is a view of the newest version. Get, List and ByIndex decode what they return, and
+//     share objects with later callers while the block cache has room. So a read is as new as the
+//     published revision, never older than an event that a handler has seen.
+//   - A handler has a snapshot for its initial objects, then a cursor in the log. It has no queue: a
+//     slow handler delays no other one, and costs no memory.
+//   - It makes no request, starts when the mirror is loaded, and is no client of the API: it does
+//     not appear in audit logs, metrics of requests, or priority levels.
+//
+// Order, resync, transforms, indexers, registrations and their removal are those of client-go. The
+// differences:
+//
+//   - The store cannot be written. Two reads of one key may return different pointers to equal
+//     objects.
+//   - While a resource is relisted (D5), the store shows the last version before. Handlers then get
+//     the differences, deletions as cache.DeletedFinalStateUnknown.
+//   - An object that cannot be decoded is reported to the WatchErrorHandler and omitted from lists.
+//     A handler waits until it can be decoded or is replaced, because later events must not
+//     overtake it.
+package informer

@@ -1,0 +1,226 @@
+package informer
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+// indexes are the indexes of a view. There is no goroutine that keeps them: each use first reads the
+// events since the last one, so an index is as new as the published revision. The index of
+// namespaces is the order of keys and is not kept.
+type indexes struct {
+	view *view
+	// indexers is replaced when some are added.
+	indexers atomic.Pointer[cache.Indexers]
+
+	mu      sync.Mutex // guards the fields below; held while objects are decoded
+	cursor  *mirror.Cursor
+	entries map[string]*indexed // by key of the store
+	keysOf  map[string]map[string]set
+	failed  map[string]*mirror.Entry // could not be decoded; tried again at each use
+}
+
+type set map[string]struct{}
+
+// indexed is an object as the indexes have it.
+type indexed struct {
+	entry  *mirror.Entry
+	values map[string][]string // by index
+}
+
+func (x *indexes) init(v *view, indexers cache.Indexers) {
+	x.view = v
+	indexers = maps.Clone(indexers)
+	x.indexers.Store(&indexers)
+}
+
+// isNamespace reports whether the index is client-go's index of namespaces.
+func (x *indexes) isNamespace(name string) bool {
+	f, ok := (*x.indexers.Load())[name]
+	return ok && reflect.ValueOf(f).Pointer() == reflect.ValueOf(cache.MetaNamespaceIndexFunc).Pointer()
+}
+
+// known returns an error if there is no index with the name.
+func (x *indexes) known(name string) error {
+	if (*x.indexers.Load())[name] == nil {
+		return fmt.Errorf("index with name %s does not exist", name)
+	}
+	return nil
+}
+
+func (x *indexes) all() cache.Indexers { return maps.Clone(*x.indexers.Load()) }
+
+// add adds indexes. The objects get their values at the next use.
+func (x *indexes) add(indexers cache.Indexers) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	merged := x.all()
+	for name, f := range indexers {
+		if merged[name] != nil {
+			return fmt.Errorf("indexer conflict: there is an index with name %s", name)
+		}
+		if merged == nil {
+			merged = cache.Indexers{}
+		}
+		merged[name] = f
+	}
+	x.indexers.Store(&merged)
+	x.cursor, x.entries, x.keysOf, x.failed = nil, nil, nil, nil
+	return nil
+}
+
+// valuesOf returns the values of an object in an index.
+func (x *indexes) valuesOf(name string, obj any) ([]string, error) {
+	if err := x.known(name); err != nil {
+		return nil, err
+	}
+	return (*x.indexers.Load())[name](obj)
+}
+
+// keys returns the keys of the objects that have one of the values, sorted.
+func (x *indexes) keys(name string, values ...string) []string {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.catchUp()
+	found := set{}
+	for _, value := range values {
+		maps.Copy(found, x.keysOf[name][value])
+	}
+	return slices.Sorted(maps.Keys(found))
+}
+
+// objects returns the objects with one of the values, in the order of their keys.
+func (x *indexes) objects(name string, values ...string) ([]any, error) {
+	if err := x.known(name); err != nil {
+		return nil, err
+	}
+	keys := x.keys(name, values...)
+	list := make([]any, 0, len(keys))
+	for _, e := range x.entriesOf(keys) {
+		if obj, ok := x.view.object(e); ok {
+			list = append(list, obj)
+		}
+	}
+	return list, nil
+}
+
+// entriesOf returns the entries with the keys.
+func (x *indexes) entriesOf(keys []string) []*mirror.Entry {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	entries := make([]*mirror.Entry, 0, len(keys))
+	for _, key := range keys {
+		if i := x.entries[key]; i != nil { // otherwise deleted since
+			entries = append(entries, i.entry)
+		}
+	}
+	return entries
+}
+
+// values returns the values in an index, sorted.
+func (x *indexes) values(name string) []string {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.catchUp()
+	return slices.Sorted(maps.Keys(x.keysOf[name]))
+}
+
+// catchUp applies the events since the last call. The first call, and one after a relist, compares
+// all objects with the newest version. mu is held.
+func (x *indexes) catchUp() {
+	s := x.view.source.Load()
+	if s == nil {
+		return
+	}
+	for key, e := range x.failed {
+		x.set(key, e)
+	}
+	if x.cursor != nil {
+		events, err := x.cursor.Next(nil, int(^uint(0)>>1))
+		if err == nil {
+			for _, ev := range events {
+				x.set(x.view.keyOf(ev.Key()), ev.Entry)
+			}
+			return
+		}
+		x.cursor = nil
+	}
+	snap, err := s.Resource.Latest()
+	if err != nil {
+		return // being relisted: the indexes show the version before
+	}
+	gone := maps.Clone(x.entries)
+	for e := range snap.All("", "") {
+		key := x.view.keyOf(e.Key())
+		delete(gone, key)
+		if was := x.entries[key]; was == nil || was.entry != e {
+			x.set(key, e)
+		}
+	}
+	for key := range gone {
+		x.set(key, nil)
+	}
+	x.cursor = snap.Cursor("", "")
+}
+
+// set makes e the entry with the key, nil if it was deleted. mu is held.
+func (x *indexes) set(key string, e *mirror.Entry) {
+	delete(x.failed, key)
+	if was := x.entries[key]; was != nil {
+		for name, values := range was.values {
+			for _, value := range values {
+				keys := x.keysOf[name][value]
+				if delete(keys, key); len(keys) == 0 {
+					delete(x.keysOf[name], value)
+				}
+			}
+		}
+		delete(x.entries, key)
+	}
+	if e == nil {
+		return
+	}
+	obj, err := x.view.source.Load().Shared(context.Background(), e)
+	if err != nil {
+		x.view.report(context.Background(), fmt.Errorf("decode %s for an index: %w", key, err))
+		if x.failed == nil {
+			x.failed = map[string]*mirror.Entry{}
+		}
+		x.failed[key] = e
+		return
+	}
+	if x.entries == nil {
+		x.entries, x.keysOf = map[string]*indexed{}, map[string]map[string]set{}
+	}
+	i := &indexed{entry: e, values: map[string][]string{}}
+	x.entries[key] = i
+	for name, f := range *x.indexers.Load() {
+		if x.isNamespace(name) {
+			continue
+		}
+		values, err := f(obj)
+		if err != nil {
+			x.view.report(context.Background(), fmt.Errorf("values of %s in index %s: %w", key, name, err))
+			continue
+		}
+		i.values[name] = values
+		for _, value := range values {
+			if x.keysOf[name] == nil {
+				x.keysOf[name] = map[string]set{}
+			}
+			if x.keysOf[name][value] == nil {
+				x.keysOf[name][value] = set{}
+			}
+			x.keysOf[name][value][key] = struct{}{}
+		}
+	}
+}

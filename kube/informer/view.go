@@ -1,0 +1,242 @@
+package informer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/stratakube/strata/mirror"
+)
+
+// view is the store of an informer: the newest version of its resource. It is empty before the
+// informer has synced. Objects are shared: do not write to them. Reading takes no lock, except for
+// indexes other than that of namespaces.
+type view struct {
+	source  atomic.Pointer[Source] // set once, when the informer has synced
+	recent  recent
+	indexes indexes
+	// report is called with each error of decoding.
+	report func(context.Context, error)
+}
+
+var _ cache.Indexer = (*view)(nil)
+
+var errReadOnly = errors.New("the store of this informer is a view of the storage, and cannot be written")
+
+func (v *view) init(report func(context.Context, error), indexers cache.Indexers) {
+	v.report = report
+	v.indexes.init(v, indexers)
+}
+
+// snapshot returns the newest version; while the resource is relisted, the last one before. false:
+// the informer has not synced.
+func (v *view) snapshot() (mirror.Snapshot, bool) {
+	s := v.source.Load()
+	if s == nil {
+		return mirror.Snapshot{}, false
+	}
+	return s.Resource.Last()
+}
+
+// keyOf returns the key of an entry in the store: namespace/name, or name.
+func (v *view) keyOf(etcdKey string) string {
+	return strings.TrimPrefix(etcdKey, v.source.Load().Resource.Prefix())
+}
+
+// object returns the object of an entry. false: it cannot be decoded, which is reported.
+func (v *view) object(e *mirror.Entry) (any, bool) {
+	obj, err := v.source.Load().Shared(context.Background(), e)
+	if err != nil {
+		v.report(context.Background(), fmt.Errorf("decode %s: %w", v.keyOf(e.Key()), err))
+		return nil, false
+	}
+	return obj, true
+}
+
+// Get implements cache.Store. Cost is that of GetByKey.
+func (v *view) Get(obj any) (any, bool, error) {
+	key, err := cache.MetaNamespaceKeyFunc(obj)
+	if err != nil {
+		return nil, false, cache.KeyError{Obj: obj, Err: err}
+	}
+	return v.GetByKey(key)
+}
+
+// GetByKey implements cache.Store. Cost is O(log n), and decoding unless the object is cached.
+// Errors: those of decoding.
+func (v *view) GetByKey(key string) (any, bool, error) {
+	snap, ok := v.snapshot()
+	if !ok {
+		return nil, false, nil
+	}
+	source := v.source.Load()
+	e, ok := snap.Get(source.Resource.Prefix() + key)
+	if !ok {
+		return nil, false, nil
+	}
+	obj, err := source.Shared(context.Background(), e)
+	if err != nil {
+		return nil, false, err
+	}
+	return obj, true, nil
+}
+
+// List implements cache.Store. Objects are in the order of their keys. Cost is O(n), and decoding of
+// objects that are not cached.
+func (v *view) List() []any {
+	snap, ok := v.snapshot()
+	if !ok {
+		return []any{}
+	}
+	return v.between(snap, "", "")
+}
+
+// between returns the objects with start <= key < end of etcd.
+func (v *view) between(snap mirror.Snapshot, start, end string) []any {
+	n, _ := snap.Count(start, end)
+	list := make([]any, 0, n)
+	for e := range snap.All(start, end) {
+		if obj, ok := v.object(e); ok {
+			list = append(list, obj)
+		}
+	}
+	return list
+}
+
+// ListKeys implements cache.Store.
+func (v *view) ListKeys() []string {
+	snap, ok := v.snapshot()
+	if !ok {
+		return []string{}
+	}
+	n, _ := snap.Count("", "")
+	keys := make([]string, 0, n)
+	for e := range snap.All("", "") {
+		keys = append(keys, v.keyOf(e.Key()))
+	}
+	return keys
+}
+
+// namespaceRange returns the range of the keys of a namespace.
+func (v *view) namespaceRange(namespace string) (start, end string) {
+	start = v.source.Load().Resource.Prefix() + namespace
+	return start + "/", start + "0" // '0' follows '/'
+}
+
+// inNamespace returns the objects of a namespace; of none: those of a resource without namespaces.
+func (v *view) inNamespace(namespace string) []any {
+	snap, ok := v.snapshot()
+	if !ok {
+		return []any{}
+	}
+	if namespace != "" {
+		start, end := v.namespaceRange(namespace)
+		return v.between(snap, start, end)
+	}
+	list := []any{}
+	for e := range snap.All("", "") {
+		if !strings.Contains(v.keyOf(e.Key()), "/") {
+			if obj, ok := v.object(e); ok {
+				list = append(list, obj)
+			}
+		}
+	}
+	return list
+}
+
+// keysInNamespace returns the keys of the objects that inNamespace returns.
+func (v *view) keysInNamespace(namespace string) []string {
+	return slices.DeleteFunc(v.ListKeys(), func(key string) bool { return namespaceOf(key) != namespace })
+}
+
+// namespaces returns the namespaces that have objects, sorted.
+func (v *view) namespaces() []string {
+	keys := v.ListKeys()
+	for i, key := range keys {
+		keys[i] = namespaceOf(key)
+	}
+	slices.Sort(keys)
+	return slices.Compact(keys)
+}
+
+// namespaceOf returns the namespace in a key, empty if there is none.
+func namespaceOf(key string) string {
+	namespace, _, found := strings.Cut(key, "/")
+	if !found {
+		return ""
+	}
+	return namespace
+}
+
+// LastStoreSyncResourceVersion implements cache.Store. A view has no such version: it is always that
+// of the storage.
+func (v *view) LastStoreSyncResourceVersion() string { return "" }
+
+// Bookmark implements cache.Store. It has no effect.
+func (v *view) Bookmark(string) {}
+
+// Add implements cache.Store. It returns an error.
+func (v *view) Add(any) error { return errReadOnly }
+
+// Update implements cache.Store. It returns an error.
+func (v *view) Update(any) error { return errReadOnly }
+
+// Delete implements cache.Store. It returns an error.
+func (v *view) Delete(any) error { return errReadOnly }
+
+// Replace implements cache.Store. It returns an error.
+func (v *view) Replace([]any, string) error { return errReadOnly }
+
+// Resync implements cache.Store. It has no effect.
+func (v *view) Resync() error { return nil }
+
+// Index implements cache.Indexer. Errors: those of the index function, and an unknown index.
+func (v *view) Index(name string, obj any) ([]any, error) {
+	values, err := v.indexes.valuesOf(name, obj)
+	if err != nil {
+		return nil, err
+	}
+	if v.indexes.isNamespace(name) { // it has one value
+		return v.inNamespace(values[0]), nil
+	}
+	return v.indexes.objects(name, values...)
+}
+
+// ByIndex implements cache.Indexer. The index of namespaces is the order of keys; other indexes are
+// brought up to date by the call. Error: an unknown index.
+func (v *view) ByIndex(name, value string) ([]any, error) {
+	if v.indexes.isNamespace(name) {
+		return v.inNamespace(value), nil
+	}
+	return v.indexes.objects(name, value)
+}
+
+// IndexKeys implements cache.Indexer. Error: an unknown index.
+func (v *view) IndexKeys(name, value string) ([]string, error) {
+	if v.indexes.isNamespace(name) {
+		return v.keysInNamespace(value), nil
+	}
+	if err := v.indexes.known(name); err != nil {
+		return nil, err
+	}
+	return v.indexes.keys(name, value), nil
+}
+
+// ListIndexFuncValues implements cache.Indexer.
+func (v *view) ListIndexFuncValues(name string) []string {
+	if v.indexes.isNamespace(name) {
+		return v.namespaces()
+	}
+	return v.indexes.values(name)
+}
+
+// GetIndexers implements cache.Indexer.
+func (v *view) GetIndexers() cache.Indexers { return v.indexes.all() }
+
+// AddIndexers implements cache.Indexer. Error: there is an index with one of the names.
+func (v *view) AddIndexers(indexers cache.Indexers) error { return v.indexes.add(indexers) }

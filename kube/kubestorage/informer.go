@@ -1,0 +1,76 @@
+package kubestorage
+
+import (
+	"context"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/stratakube/strata/kube/informer"
+	"github.com/stratakube/strata/mirror"
+)
+
+// Objects returns the opener of informers on the objects of a built-in resource, whose storage may
+// be opened later:
+//
+//	pods := informer.New(&v1.Pod{}, engine.Objects(resource, toV1), 0, indexers)
+//
+// convert makes an object for readers of one in the registry's version, which it owns; nil: they are
+// the same. The opener waits for ever if the resource is not served from memory.
+func (e *Engine) Objects(resource schema.GroupResource, convert func(runtime.Object) (runtime.Object, error)) informer.Opener {
+	return func(ctx context.Context, transform cache.TransformFunc) (informer.Source, error) {
+		s, err := e.waitStore(ctx, resource)
+		if err != nil {
+			return informer.Source{}, err
+		}
+		return s.informerSource(convert, transform), nil
+	}
+}
+
+// waitStore returns the store of a built-in resource, or ctx's error.
+func (e *Engine) waitStore(ctx context.Context, resource schema.GroupResource) (*Store, error) {
+	for {
+		e.mu.Lock()
+		s, opened := e.stores[resource], e.opened
+		e.mu.Unlock()
+		if s != nil {
+			return s, nil
+		}
+		select {
+		case <-opened:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// informerSource returns the source of one informer.
+func (s *Store) informerSource(convert func(runtime.Object) (runtime.Object, error), transform cache.TransformFunc) informer.Source {
+	finish := func(obj runtime.Object) (_ any, err error) {
+		if convert != nil {
+			if obj, err = convert(obj); err != nil {
+				return nil, err
+			}
+		}
+		if transform != nil {
+			return transform(obj)
+		}
+		return obj, nil
+	}
+	type name struct{ _ int }
+	cacheName := &name{}
+	return informer.Source{
+		Resource: s.resource,
+		Decode: func(ctx context.Context, e *mirror.Entry, rev mirror.Revision) (any, error) {
+			obj, err := s.view.CurrentGeneration().Decode(ctx, e, rev)
+			if err != nil {
+				return nil, err
+			}
+			return finish(obj)
+		},
+		Shared: func(ctx context.Context, e *mirror.Entry) (any, error) {
+			return s.view.CurrentGeneration().Converted(cacheName, finish).Object(ctx, e)
+		},
+	}
+}
