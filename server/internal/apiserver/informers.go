@@ -165,9 +165,11 @@ func (f *engineInformers) Lifecycle() lifecycle.Interface {
 func (f *engineInformers) Networking() networking.Interface {
 	return networking.New(f, metav1.NamespaceAll, nil)
 }
-func (f *engineInformers) Node() node.Interface     { return node.New(f, metav1.NamespaceAll, nil) }
-func (f *engineInformers) Policy() policyinformers.Interface { return policyinformers.New(f, metav1.NamespaceAll, nil) }
-func (f *engineInformers) Rbac() rbac.Interface     { return rbac.New(f, metav1.NamespaceAll, nil) }
+func (f *engineInformers) Node() node.Interface { return node.New(f, metav1.NamespaceAll, nil) }
+func (f *engineInformers) Policy() policyinformers.Interface {
+	return policyinformers.New(f, metav1.NamespaceAll, nil)
+}
+func (f *engineInformers) Rbac() rbac.Interface { return rbac.New(f, metav1.NamespaceAll, nil) }
 func (f *engineInformers) Resource() resource.Interface {
 	return resource.New(f, metav1.NamespaceAll, nil)
 }

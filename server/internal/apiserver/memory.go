@@ -4,7 +4,6 @@ import (
 	"math"
 	"os"
 	"runtime/debug"
-	"runtime/metrics"
 
 	"github.com/prometheus/procfs"
 	"github.com/spf13/pflag"
@@ -29,7 +28,7 @@ const (
 // is set. It returns the memory available to the process in bytes: the lowest of that limit,
 // GOMEMLIMIT, and the machine's memory.
 func followMemoryLimit() int64 {
-	group := groupLimit(memoryGroups())
+	group := groupLimit()
 	if group < math.MaxInt64 && os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(group / 10 * runtimeShare)
 		klog.InfoS("Set the memory limit of the Go runtime from the control group", "limit", group)
@@ -39,38 +38,20 @@ func followMemoryLimit() int64 {
 
 // memoryLimit returns the memory available to the process in bytes.
 func memoryLimit() int64 {
-	return min(groupLimit(memoryGroups()), debug.SetMemoryLimit(-1), machineMemory())
-}
-
-// freeMemory returns the bytes of memory that the process may still take: the least of the memory
-// that the machine has available, the rest of the limit of each control group, and the rest of the
-// Go runtime's limit. It is negative above a limit. Cost is some reads of /proc and /sys.
-func freeMemory() int64 {
-	free := groupFree(memoryGroups())
-	if limit := debug.SetMemoryLimit(-1); limit < math.MaxInt64 {
-		sample := []metrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
-		metrics.Read(sample)
-		free = min(free, limit-int64(sample[0].Value.Uint64()-sample[1].Value.Uint64()))
-	}
-	return min(free, meminfo(func(m procfs.Meminfo) *uint64 { return m.MemAvailableBytes }))
+	return min(groupLimit(), debug.SetMemoryLimit(-1), machineMemory())
 }
 
 // machineMemory returns the total memory of the machine, or math.MaxInt64 without /proc.
 func machineMemory() int64 {
-	return meminfo(func(m procfs.Meminfo) *uint64 { return m.MemTotalBytes })
-}
-
-// meminfo returns a field of /proc/meminfo, or math.MaxInt64 if there is none.
-func meminfo(field func(procfs.Meminfo) *uint64) int64 {
 	proc, err := procfs.NewDefaultFS()
 	if err != nil {
 		return math.MaxInt64
 	}
 	info, err := proc.Meminfo()
-	if err != nil || field(info) == nil {
+	if err != nil || info.MemTotalBytes == nil {
 		return math.MaxInt64
 	}
-	return int64(*field(info))
+	return int64(*info.MemTotalBytes)
 }
 
 // fit sets the bounds that depend on the available memory or on another bound, except for those set

@@ -10,9 +10,9 @@ import (
 	"testing"
 )
 
-// TestMemoryGroups_AncestorsAndMounts_LowestCounts reads the control groups of a process from files
+// TestGroupLimit_AncestorsAndMounts_LowestCounts reads the control groups of a process from files
 // like those of /proc and /sys. The mounts in mountinfo are below $T.
-func TestMemoryGroups_AncestorsAndMounts_LowestCounts(t *testing.T) {
+func TestGroupLimit_AncestorsAndMounts_LowestCounts(t *testing.T) {
 	const (
 		none      = math.MaxInt64
 		v2        = "30 20 0:26 / $T/cg rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -22,32 +22,28 @@ func TestMemoryGroups_AncestorsAndMounts_LowestCounts(t *testing.T) {
 	for name, test := range map[string]struct {
 		cgroup, mounts string
 		files          map[string]string
-		limit, free    int64
+		limit          int64
 	}{
 		"container, version 2": {"0::/\n", v2,
-			map[string]string{"cg/memory.max": "1000\n", "cg/memory.current": "300\n"}, 1000, 700},
+			map[string]string{"cg/memory.max": "1000\n"}, 1000},
 		"unit with MemoryMax": {"0::/system.slice/strata.service\n", v2,
-			map[string]string{"cg/system.slice/strata.service/memory.max": "2000\n", "cg/system.slice/strata.service/memory.current": "500\n",
-				"cg/system.slice/memory.max": "max\n", "cg/system.slice/memory.current": "9000\n"}, 2000, 1500},
+			map[string]string{"cg/system.slice/strata.service/memory.max": "2000\n",
+				"cg/system.slice/memory.max": "max\n"}, 2000},
 		"limit of a slice": {"0::/pods.slice/pod.slice/one.scope\n", v2,
-			map[string]string{"cg/pods.slice/pod.slice/one.scope/memory.max": "max\n", "cg/pods.slice/pod.slice/one.scope/memory.current": "100\n",
-				"cg/pods.slice/pod.slice/memory.max": "3000\n", "cg/pods.slice/pod.slice/memory.current": "400\n",
-				"cg/pods.slice/memory.max": "5000\n", "cg/pods.slice/memory.current": "4900\n"}, 3000, 100},
-		"page cache of a slice": {"0::/a\n", v2,
-			map[string]string{"cg/a/memory.max": "1000\n", "cg/a/memory.current": "900\n", "cg/a/memory.stat": "anon 200\nactive_file 100\ninactive_file 600\n"}, 1000, 700},
-		"page cache, version 1": {"4:memory:/a\n", v1,
-			map[string]string{"mem/a/memory.limit_in_bytes": "1000\n", "mem/a/memory.usage_in_bytes": "900\n", "mem/a/memory.stat": "inactive_file 1\ntotal_inactive_file 950\n"}, 1000, 1000},
+			map[string]string{"cg/pods.slice/pod.slice/one.scope/memory.max": "max\n",
+				"cg/pods.slice/pod.slice/memory.max": "3000\n",
+				"cg/pods.slice/memory.max":           "5000\n"}, 3000},
 		"no limit": {"0::/a\n", v2,
-			map[string]string{"cg/a/memory.max": "max\n", "cg/a/memory.current": "100\n"}, none, none},
+			map[string]string{"cg/a/memory.max": "max\n"}, none},
 		"version 1, of the parent": {"5:cpu:/\n4:memory:/parent/child\n0::/\n", v1 + v2,
-			map[string]string{"mem/memory.limit_in_bytes": unlimited, "mem/parent/memory.limit_in_bytes": "7000\n", "mem/parent/memory.usage_in_bytes": "1000\n",
-				"mem/parent/child/memory.limit_in_bytes": unlimited, "cpu/parent/memory.limit_in_bytes": "1\n"}, 7000, 6000},
+			map[string]string{"mem/memory.limit_in_bytes": unlimited, "mem/parent/memory.limit_in_bytes": "7000\n",
+				"mem/parent/child/memory.limit_in_bytes": unlimited, "cpu/parent/memory.limit_in_bytes": "1\n"}, 7000},
 		"the mount shows the container's group only": {"0::/docker/abc\n", strings.Replace(v2, " / ", " /docker/abc ", 1),
-			map[string]string{"cg/memory.max": "800\n", "cg/memory.current": "900\n", "cg/docker/abc/memory.max": "1\n"}, 800, -100},
+			map[string]string{"cg/memory.max": "800\n", "cg/docker/abc/memory.max": "1\n"}, 800},
 		"the mount shows other groups": {"0::/docker/abc\n", strings.Replace(v2, " / ", " /docker/xyz ", 1),
-			map[string]string{"cg/memory.max": "800\n"}, none, none},
-		"outside of the namespace": {"0::/../other\n", v2, map[string]string{"cg/other/memory.max": "800\n"}, none, none},
-		"no control groups":        {"", v2, nil, none, none},
+			map[string]string{"cg/memory.max": "800\n"}, none},
+		"outside of the namespace": {"0::/../other\n", v2, map[string]string{"cg/other/memory.max": "800\n"}, none},
+		"no control groups":        {"", v2, nil, none},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -68,15 +64,15 @@ func TestMemoryGroups_AncestorsAndMounts_LowestCounts(t *testing.T) {
 			if err := os.Symlink("7", filepath.Join(dir, "proc/self")); err != nil {
 				t.Fatal(err)
 			}
-			groups, err := memoryGroupsOf(filepath.Join(dir, "proc"))
+			limit, err := groupLimitOf(filepath.Join(dir, "proc"))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if limit, free := groupLimit(groups), groupFree(groups); limit != test.limit || free != test.free {
-				t.Errorf("limit %d and %d free, want %d and %d: %+v", limit, free, test.limit, test.free, groups)
+			if limit != test.limit {
+				t.Errorf("limit %d, want %d", limit, test.limit)
 			}
 			write("proc/7/mountinfo", "30 20 0:26 /\n")
-			if _, err := memoryGroupsOf(filepath.Join(dir, "proc")); err == nil || errors.Is(err, fs.ErrNotExist) {
+			if _, err := groupLimitOf(filepath.Join(dir, "proc")); err == nil || errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("mounts that cannot be parsed: %v", err)
 			}
 		})

@@ -177,7 +177,7 @@ func (v *instance) start(ctx context.Context, s *settings, completed options.Com
 	}
 	v.attachment, v.config = attachment, config
 	if s.engine == engineStrata && o.Shared == nil {
-		gcpolicy.Start(ctx, freeMemory)
+		gcpolicy.Start(ctx)
 	}
 	if len(s.noHosts) > 0 {
 		refuseConnections(config, s.noHosts)

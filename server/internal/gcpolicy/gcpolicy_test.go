@@ -1,173 +1,88 @@
 package gcpolicy
 
 import (
-	"runtime/debug"
-	"runtime/metrics"
 	"testing"
 	"time"
 )
 
-// TestAutomaticCycles_ReturnOfMemory_IsNotCounted: collections that return memory to the system
-// must not look like a load.
-func TestAutomaticCycles_ReturnOfMemory_IsNotCounted(t *testing.T) {
-	sample := []metrics.Sample{{Name: automaticCycles}, {Name: "/gc/cycles/total:gc-cycles"}}
-	others := func() uint64 { // collections that are not counted
-		metrics.Read(sample)
-		return sample[1].Value.Uint64() - sample[0].Value.Uint64()
-	}
-	before := others()
-	debug.FreeOSMemory()
-	if got := others() - before; got != 1 {
-		t.Errorf("of a return of memory, %d collections are not counted, want 1", got)
-	}
+// second is one second of a process, with what it allocates and uses in it.
+type second struct {
+	allocs uint64
+	used   time.Duration
 }
 
-func TestPercent_DependsOnLiveAndScannedHeap(t *testing.T) {
+// run returns the last results of as many equal seconds, and how many of them ended a load.
+func (p *policy) run(n int, live uint64, s second) (percent, ended int) {
+	for range n {
+		var idle bool
+		if percent, idle = p.next(p.allocs+s.allocs, live, p.used+s.used); idle {
+			ended++
+		}
+	}
+	return percent, ended
+}
+
+func TestNext_Allocations_DecideRoom(t *testing.T) {
+	const mb = 1 << 20
 	for _, c := range []struct {
-		live, scanned uint64
-		want          int
+		allocs, live uint64 // a second; bytes
+		percent      int
 	}{
-		{0, 0, 100},
-		{100 << 20, 100 << 20, 88},
-		{512 << 20, 512 << 20, 50}, // rounded up
-		{512 << 20, 128 << 20, 20}, // the rest has no pointers
-		{4 << 30, 4 << 30, 42},
-		{1 << 30, 2 << 30, 45}, // samples taken at different times
-		// 108 MiB are 0.9 %; a target of 0 would be a collection without end
-		{12 << 30, 150 << 20, 1},
-		{1 << 40, 0, 1},
+		{0, 100 * mb, 48},          // the least
+		{4 * mb, 100 * mb, 48},     // ten seconds are less than it
+		{6 * mb, 100 * mb, 60},     // ten seconds
+		{100 * mb, 100 * mb, 256},  // the most for a small heap
+		{20 * mb, 1000 * mb, 20},   // ten seconds
+		{500 * mb, 1000 * mb, 100}, // Go's default
+		{0, 1 << 40, 1},            // 0 would be a collection without end
+		{0, 0, 5033164800},         // before the first collection
 	} {
-		if got := percent(c.live, c.scanned, 1, 0); got != c.want {
-			t.Errorf("percent(%d MiB, %d MiB) = %d, want %d", c.live>>20, c.scanned>>20, got, c.want)
+		if percent, _ := new(policy).run(3, c.live, second{allocs: c.allocs}); percent != c.percent {
+			t.Errorf("%d MiB a second, %d MiB live: %d %%, want %d", c.allocs/mb, c.live/mb, percent, c.percent)
 		}
 	}
 }
 
-// TestDiffers_Target_IsRelative: the room of a large heap deviates from the wanted by no larger
-// share than that of a small one.
-func TestDiffers_Target_IsRelative(t *testing.T) {
+func TestNext_EndOfLoad_ShrinksRoom(t *testing.T) {
+	const live = 1 << 30
+	var p policy
+	busy, _ := p.run(1, live, second{allocs: 100 << 20})
+	soon, _ := p.run(5, live, second{})
+	late, _ := p.run(30, live, second{})
+	if busy < 97 || soon < busy/2 || soon >= busy || late != 4 {
+		t.Errorf("%d %% under load, %d after 5 s, %d after 35 s; want about 97, more than half of it, 4", busy, soon, late)
+	}
+}
+
+// TestNext_ForcedCollection_OnlyAfterLoad: a process that writes frames uses a processor, however
+// little it allocates.
+func TestNext_ForcedCollection_OnlyAfterLoad(t *testing.T) {
+	idle, busy := second{used: 20 * time.Millisecond}, second{used: 80 * time.Millisecond}
+	var p policy
 	for _, c := range []struct {
-		wanted, last int
-		want         bool
+		seconds int
+		second
+		forced int
 	}{
-		{100, 100, false},
-		{110, 100, false},
-		{90, 100, false},
-		{111, 100, true},
-		{89, 100, true},
-		{10, 10, false},
-		{2, 1, true}, // twice the room
-		{1, 2, true},
-		{1, 4, true},
-		{1, 1, false},
+		{100, idle, 0}, // there was no load
+		{100, busy, 0},
+		{9, idle, 0},
+		{1, idle, 1},
+		{1000, idle, 0},
+		{1, busy, 0},
+		{9, idle, 0},
+		{1, busy, 0}, // not idle for long enough
+		{9, idle, 0},
+		{20, idle, 1},
 	} {
-		if got := differs(c.wanted, c.last); got != c.want {
-			t.Errorf("differs(%d, %d) = %v, want %v", c.wanted, c.last, got, c.want)
+		if _, forced := p.run(c.seconds, 1<<30, c.second); forced != c.forced {
+			t.Errorf("%d collections forced in %d s with %v of a processor, want %d", forced, c.seconds, c.used, c.forced)
 		}
 	}
 }
 
-func TestIdleness_IdleServer_ReturnsFreeMemory(t *testing.T) {
-	var i idleness
-	start := time.Now()
-	for _, c := range []struct {
-		after                time.Duration
-		cycles, free, allocs uint64
-		want                 bool
-	}{
-		{0, 1, idleFree, 0, false},
-		{idleFor - time.Second, 1, idleFree, 0, false}, // not long enough
-		{idleFor, 2, idleFree, 0, false},               // a collection happened
-		{2 * idleFor, 2, idleFree - 1, 0, false},       // too few free bytes
-		{2 * idleFor, 2, idleFree, 0, true},
-		{3 * idleFor, 3, idleFree, 0, false},
-		// too soon after the last return
-		{4 * idleFor, 3, idleFree, 0, false},
-		{2*idleFor + freeAgain, 3, idleFree, idleAllocs + 1, false}, // too many allocations
-		{3*idleFor + freeAgain, 3, idleFree, 2 * idleAllocs, true},  // few allocations since
-		// One more, however few bytes are free, when caches have dropped what the load used; then
-		// none.
-		{2*idleFor + freeAgain + settleFor - time.Second, 4, 0, 2 * idleAllocs, false},
-		{2*idleFor + freeAgain + settleFor, 4, 0, 2 * idleAllocs, true},
-		{2*idleFor + freeAgain + 3*settleFor, 4, 0, 2 * idleAllocs, false},
-	} {
-		if got := i.free(start.Add(c.after), c.cycles, c.free, c.allocs); got != c.want {
-			t.Errorf("after %v with %d collections and %d bytes: %v, want %v", c.after, c.cycles, c.free, got, c.want)
-		}
+func TestProcessorTime_Work_IsCounted(t *testing.T) {
+	before := processorTime()
+	for processorTime() == before { // until the counter, of some milliseconds, has moved
 	}
-}
-
-// TestIdleness_Allocations_AreALoad: many allocations are a load for some seconds, few are none.
-func TestIdleness_Allocations_AreALoad(t *testing.T) {
-	var i idleness
-	start := time.Now()
-	for _, c := range []struct {
-		after  time.Duration
-		allocs uint64
-		want   bool
-	}{
-		{0, idleAllocs, false},
-		{time.Second, 2*idleAllocs + 1, true},
-		{idleFor, 3 * idleAllocs, true},
-		{time.Second + idleFor, 4 * idleAllocs, false},
-		{2*time.Second + idleFor, 6 * idleAllocs, true},
-	} {
-		now := start.Add(c.after)
-		i.free(now, 1, 0, c.allocs)
-		if got := i.loadedWithin(idleFor, now); got != c.want {
-			t.Errorf("after %v and %d bytes: loaded %v, want %v", c.after, c.allocs, got, c.want)
-		}
-	}
-}
-
-func TestPercent_Busy_FollowsFreeMemory(t *testing.T) {
-	const live, scanned = 1 << 30, 256 << 20
-	rest := percent(live, scanned, 1, 0)
-	for _, c := range []struct {
-		room int
-		free int64
-		want int
-	}{
-		{1, 64 << 30, restPercent},              // Go's default
-		{1, 1 << 30, 25},                        // a quarter of the free memory
-		{2, 64 << 30, max(restPercent, 2*rest)}, // twice the room at rest
-		{busyRoom, 64 << 30, busyPercent},       // the bound in proportion to the live heap
-		{busyRoom, 4 << 30, 100},                // a quarter of the free memory
-		{busyRoom, 100 << 20, rest},             // under a limit, never less than at rest
-		{busyRoom, -1, rest},                    // over the limit
-	} {
-		if got := percent(live, scanned, c.room, c.free); got != c.want {
-			t.Errorf("%d times the room, %d MiB free: %d, want %d", c.room, c.free>>20, got, c.want)
-		}
-	}
-}
-
-// TestLoad_ExpensiveCollections_IncreaseHeapRoom: the room grows while collections are frequent and
-// expensive, and shrinks without.
-func TestLoad_ExpensiveCollections_IncreaseHeapRoom(t *testing.T) {
-	var l load
-	start := time.Now()
-	at := func(second int, cycles uint64, collector, program float64, want int) {
-		t.Helper()
-		if got := l.room(start.Add(time.Duration(second)*time.Second), cycles, cpuTime{collector, program}); got != want {
-			t.Errorf("second %d: %d times the room, want %d", second, got, want)
-		}
-	}
-	at(0, 1, 0, 0, 1)
-	for n := 1; n <= 10; n++ { // frequent and cheap: 5 % of the time
-		at(n, uint64(1+n), 0.05*float64(n), 0.95*float64(n), 1)
-	}
-	at(41, 12, 2, 11, 1)
-	at(48, 13, 4, 18, 2) // two within 7 s, 22 %
-	at(55, 14, 6, 25, 2)
-	at(62, 15, 8, 32, 4)
-	at(63, 17, 10, 33, 8)
-	at(64, 27, 20, 34, 16)
-	at(65, 37, 30, 35, 32)
-	at(66, 47, 40, 36, busyRoom)
-	at(95, 47, 40, 36, 32) // quiet
-	at(96, 47, 40, 36, 16)
-	at(126, 47, 40, 36, 8)
-	at(156, 48, 41, 37, 8)
-	at(186, 48, 41, 37, 4)
 }
