@@ -105,8 +105,8 @@ func (t *table) drop() {
 	t.reset()
 }
 
-// endLineage removes the resource's lineage, except for its last version (Resource.Last); cursors on
-// it are woken.
+// endLineage removes the resource's lineage, except for its last version (Resource.Last). Cursors
+// on it are woken.
 func (t *table) endLineage() {
 	if old := t.lineage.Load(); old != nil {
 		if v := old.head.Load(); !old.hasNoClaim {

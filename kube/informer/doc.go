@@ -1,14 +1,14 @@
 // Package informer implements client-go's SharedIndexInformer on a resource of a mirror, for API
 // servers that need informers of their own objects.
 //
-// An informer of client-go requests a list and a watch, and holds a second copy of every object.
-// An informer of this package reads the mirror in the same process:
+// An informer of client-go requests a list and a watch, and holds a second copy of every object. An
+// informer of this package reads the mirror in the same process:
 //
 //   - Its store is a view of the newest version. Get, List and ByIndex decode what they return, and
 //     share objects with later callers while the block cache has room. So a read is as new as the
 //     published revision, never older than an event that a handler has seen.
-//   - A handler has a snapshot for its initial objects, then a cursor in the log. It has no queue: a
-//     slow handler delays no other one, and costs no memory.
+//   - A handler has a snapshot for its initial objects, then a cursor in the log. It has no queue:
+//     a slow handler delays no other one, and costs no memory.
 //   - It makes no request, starts when the mirror is loaded, and is no client of the API: it does
 //     not appear in audit logs, metrics of requests, or priority levels.
 //

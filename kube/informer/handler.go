@@ -111,8 +111,8 @@ func (r *registration) run(ctx context.Context) {
 	}
 }
 
-// deliver delivers due events. Without any, base is brought up to the newest version, and changed is
-// closed when there may be more.
+// deliver delivers due events. Without any, base is brought up to the newest version, and changed
+// is closed when there may be more.
 func (r *registration) deliver(ctx context.Context, cursor *mirror.Cursor) (changed <-chan struct{}, more bool, err error) {
 	changed = cursor.Changed()
 	snap, latestErr := r.in.view.source.Load().Resource.Latest()
@@ -187,8 +187,8 @@ func (r *registration) lookup(ctx context.Context, e *mirror.Entry) (any, error)
 	return obj, err
 }
 
-// decode is lookup, repeated until it succeeds. nil: the entry was replaced or deleted meanwhile, or
-// ctx has ended.
+// decode is lookup, repeated until it succeeds. nil: the entry was replaced or deleted meanwhile,
+// or ctx has ended.
 func (r *registration) decode(ctx context.Context, e *mirror.Entry) any {
 	for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
 		obj, err := r.lookup(ctx, e)

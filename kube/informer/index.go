@@ -14,8 +14,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// indexes are the indexes of a view. There is no goroutine that keeps them: each use first reads the
-// events since the last one, so an index is as new as the published revision. The index of
+// indexes are the indexes of a view. There is no goroutine that keeps them: each use first reads
+// the events since the last one, so an index is as new as the published revision. The index of
 // namespaces is the order of keys and is not kept.
 type indexes struct {
 	view *view

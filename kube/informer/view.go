@@ -86,8 +86,8 @@ func (v *view) GetByKey(key string) (any, bool, error) {
 	return obj, true, nil
 }
 
-// List implements cache.Store. Objects are in the order of their keys. Cost is O(n), and decoding of
-// objects that are not cached.
+// List implements cache.Store. Objects are in the order of their keys. Cost is O(n), and decoding
+// of objects that are not cached.
 func (v *view) List() []any {
 	snap, ok := v.snapshot()
 	if !ok {
@@ -173,8 +173,8 @@ func namespaceOf(key string) string {
 	return namespace
 }
 
-// LastStoreSyncResourceVersion implements cache.Store. A view has no such version: it is always that
-// of the storage.
+// LastStoreSyncResourceVersion implements cache.Store. A view has no such version: it is always
+// that of the storage.
 func (v *view) LastStoreSyncResourceVersion() string { return "" }
 
 // Bookmark implements cache.Store. It has no effect.

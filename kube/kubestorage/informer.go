@@ -16,8 +16,8 @@ import (
 //
 //	pods := informer.New(&v1.Pod{}, engine.Objects(resource, toV1), 0, indexers)
 //
-// convert makes an object for readers of one in the registry's version, which it owns; nil: they are
-// the same. The opener waits for ever if the resource is not served from memory.
+// convert makes an object for readers of one in the registry's version, which it owns; nil: they
+// are the same. The opener waits for ever if the resource is not served from memory.
 func (e *Engine) Objects(resource schema.GroupResource, convert func(runtime.Object) (runtime.Object, error)) informer.Opener {
 	return func(ctx context.Context, transform cache.TransformFunc) (informer.Source, error) {
 		s, err := e.waitStore(ctx, resource)

@@ -36,8 +36,8 @@ func (g *Generation) Object(ctx context.Context, e *mirror.Entry, now uint32) (r
 	return obj.(runtime.Object), nil
 }
 
-// cached returns the object of an entry that convert makes of the decoded one; nil makes none. It is
-// the memo of key while there is room.
+// cached returns the object of an entry that convert makes of the decoded one; nil makes none. It
+// is the memo of key while there is room.
 func (g *Generation) cached(ctx context.Context, e *mirror.Entry, now uint32, key *memo.Key, convert func(runtime.Object) (any, error)) (any, error) {
 	old, _ := e.Memo(key).(*cachedObject)
 	if old != nil {

@@ -90,7 +90,7 @@ func (f *engineInformers) InformerFor(obj runtime.Object, newFunc internalinterf
 		// Resources of Kubernetes' own API have the names that are guessed.
 		plural, _ := meta.UnsafeGuessKindToResource(kinds[0])
 		group := plural.GroupResource()
-		if f.uncached(group) || slices.Contains(eventResources, group) { // two groups share the storage of events
+		if f.uncached(group) || slices.Contains(eventResources, group) { // two groups share events
 			return newFunc(client, resync)
 		}
 		return informer.New(obj, f.open(group, kinds[0].GroupVersion()), resync, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})

@@ -23,8 +23,8 @@ const (
 	idleShare = 0.05 // of a processor; leases, bookmarks and metrics of an idle server use less
 )
 
-// Start adjusts the target every second until ctx ends; GOMEMLIMIT applies beside it. If GOGC is set
-// in the environment, it does nothing.
+// Start adjusts the target every second until ctx ends. It does nothing if GOGC is set. GOMEMLIMIT
+// applies beside the target.
 func Start(ctx context.Context) {
 	if os.Getenv("GOGC") != "" {
 		return
