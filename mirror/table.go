@@ -109,7 +109,7 @@ func (t *table) drop() {
 // on it are woken.
 func (t *table) endLineage() {
 	if old := t.lineage.Load(); old != nil {
-		if v := old.head.Load(); !old.hasNoClaim {
+		if v := old.head.Load(); t.owned && !t.excluded && !old.hasNoClaim {
 			t.last.Store(&Snapshot{Rev: v.rev, tree: v.tree, seq: v.seq, lin: old, res: t.Resource})
 		}
 		t.lineage.Store(nil)

@@ -1,6 +1,7 @@
 package informer
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"maps"
@@ -38,9 +39,11 @@ type registration struct {
 	panicked bool
 
 	// The handler has seen base, and of the events after it those of seen: the entry of each key,
-	// nil if it was deleted.
-	base mirror.Snapshot
-	seen map[string]*mirror.Entry
+	// nil if it was deleted. Entries that were replaced before they could be decoded were skipped:
+	// skipped has their keys, with the entry that the handler has seen before, nil if there was none.
+	base    mirror.Snapshot
+	seen    map[string]*mirror.Entry
+	skipped map[string]*mirror.Entry
 }
 
 var _ cache.ResourceEventHandlerRegistration = (*registration)(nil)
@@ -54,6 +57,7 @@ func newRegistration(in *Informer, h cache.ResourceEventHandler, resync time.Dur
 		synced:   make(chan struct{}),
 		finished: make(chan struct{}),
 		seen:     map[string]*mirror.Entry{},
+		skipped:  map[string]*mirror.Entry{},
 	}
 }
 
@@ -80,6 +84,8 @@ func (r *registration) run(ctx context.Context) {
 	for e := range r.base.All("", "") {
 		if obj := r.decode(ctx, e); obj != nil {
 			r.call(ctx, func() { r.handler.OnAdd(obj, true) })
+		} else {
+			r.skipped[e.Key()] = nil
 		}
 		if ctx.Err() != nil {
 			return
@@ -127,51 +133,73 @@ func (r *registration) deliver(ctx context.Context, cursor *mirror.Cursor) (chan
 		}
 		r.seen[ev.Key()] = ev.Entry
 	}
-	// Without events since the last call, snap has the events that were delivered, and no more.
-	if len(events) == 0 && latestErr == nil {
+	// Without events since the last call, snap has the events that were delivered, and no more. While
+	// history is restored the cursor waits below snap.
+	if len(events) == 0 && latestErr == nil && cursor.Position() >= snap.Rev {
 		r.base = snap
 		clear(r.seen)
 	}
 	return changed, len(events) > 0, nil
 }
 
-// event delivers one event.
+// event delivers one event. A deletion has the last state, at the revision of the deletion.
 func (r *registration) event(ctx context.Context, ev *mirror.Event) {
+	key, prev := ev.Key(), ev.Prev
+	if before, ok := r.skipped[key]; ok {
+		prev = before
+	}
 	if ev.Entry == nil {
-		r.deleted(ctx, ev)
+		delete(r.skipped, key)
+		if prev != nil {
+			r.deleted(ctx, ev, prev)
+		}
 		return
 	}
 	obj := r.decode(ctx, ev.Entry)
-	switch {
-	case obj == nil:
-	case ev.Prev == nil:
-		r.call(ctx, func() { r.handler.OnAdd(obj, false) })
-	default:
-		r.updated(ctx, ev.Prev, obj)
+	if obj == nil {
+		r.skipped[key] = prev
+		return
 	}
-}
-
-// updated delivers an update. A previous state that cannot be decoded is replaced by the new one:
-// the handler has not seen it.
-func (r *registration) updated(ctx context.Context, prev *mirror.Entry, obj any) {
+	delete(r.skipped, key)
+	if prev == nil {
+		r.call(ctx, func() { r.handler.OnAdd(obj, false) })
+		return
+	}
 	old, err := r.lookup(ctx, prev)
 	if err != nil {
-		old = obj
+		old = obj // it can no longer be decoded
 	}
 	r.call(ctx, func() { r.handler.OnUpdate(old, obj) })
 }
 
-// deleted delivers a deletion, with the last state at the revision of the deletion.
-func (r *registration) deleted(ctx context.Context, ev *mirror.Event) {
-	var obj any
-	var err error
-	if ev.Prev != nil {
-		obj, err = r.in.view.source.Load().Decode(ctx, ev.Prev, ev.Rev)
-	}
-	if err != nil || obj == nil {
-		obj = cache.DeletedFinalStateUnknown{Key: r.in.view.keyOf(ev.Key())}
+// deleted delivers a deletion of the object of prev.
+func (r *registration) deleted(ctx context.Context, ev *mirror.Event, prev *mirror.Entry) {
+	obj, err := r.in.view.source.Load().Decode(ctx, ev.Prev, ev.Rev)
+	if err != nil {
+		obj = r.unknown(ctx, prev)
 	}
 	r.call(ctx, func() { r.handler.OnDelete(obj) })
+}
+
+// unknown returns the object of a deletion whose final state is not known.
+func (r *registration) unknown(ctx context.Context, prev *mirror.Entry) cache.DeletedFinalStateUnknown {
+	gone := cache.DeletedFinalStateUnknown{Key: r.in.view.keyOf(prev.Key())}
+	if obj, err := r.lookup(ctx, prev); err == nil {
+		gone.Obj = obj
+	}
+	return gone
+}
+
+// known returns the entries that the handler has seen, by key.
+func (r *registration) known() map[string]*mirror.Entry {
+	known := map[string]*mirror.Entry{}
+	for e := range r.base.All("", "") {
+		known[e.Key()] = e
+	}
+	maps.Copy(known, r.seen)
+	maps.Copy(known, r.skipped)
+	maps.DeleteFunc(known, func(_ string, e *mirror.Entry) bool { return e == nil })
+	return known
 }
 
 // lookup returns the object of an entry, which handlers share.
@@ -208,8 +236,7 @@ func (r *registration) decode(ctx context.Context, e *mirror.Entry) any {
 }
 
 // relist delivers the differences between what the handler has seen and the newest version, after
-// the cursor was lost, and returns a cursor after that version; nil if ctx has ended. As in
-// client-go, objects with the same resource version are the same.
+// the cursor was lost, and returns a cursor after that version; nil if ctx has ended.
 func (r *registration) relist(ctx context.Context, lost error) *mirror.Cursor {
 	r.in.report(ctx, apierrors.NewResourceExpired(lost.Error()))
 	resource := r.in.view.source.Load().Resource
@@ -224,19 +251,12 @@ func (r *registration) relist(ctx context.Context, lost error) *mirror.Cursor {
 			break
 		}
 	}
-	was := map[string]*mirror.Entry{}
-	for e := range r.base.All("", "") {
-		was[e.Key()] = e
-	}
-	for key, e := range r.seen {
-		if was[key] = e; e == nil {
-			delete(was, key)
-		}
-	}
+	was := r.known()
+	clear(r.skipped)
 	for e := range snap.All("", "") {
 		prev := was[e.Key()]
 		delete(was, e.Key())
-		if prev != nil && prev.ModRevision() == e.ModRevision() {
+		if prev != nil && same(prev, e) {
 			continue
 		}
 		r.event(ctx, &mirror.Event{Rev: e.ModRevision(), Entry: e, Prev: prev})
@@ -245,10 +265,7 @@ func (r *registration) relist(ctx context.Context, lost error) *mirror.Cursor {
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(was)) {
-		gone := cache.DeletedFinalStateUnknown{Key: r.in.view.keyOf(key)}
-		if obj, err := r.lookup(ctx, was[key]); err == nil {
-			gone.Obj = obj
-		}
+		gone := r.unknown(ctx, was[key])
 		r.call(ctx, func() { r.handler.OnDelete(gone) })
 	}
 	r.base = snap
@@ -256,11 +273,18 @@ func (r *registration) relist(ctx context.Context, lost error) *mirror.Cursor {
 	return snap.Cursor("", "")
 }
 
+// same reports whether two entries of a key have the same object. After etcd was restored, entries
+// with the same revision may differ.
+func same(a, b *mirror.Entry) bool {
+	return a == b || a.ModRevision() == b.ModRevision() && bytes.Equal(a.Value(), b.Value())
+}
+
 // resyncAll delivers an update of every object that the handler has seen, to itself. Objects that
-// cannot be decoded are omitted. base is what the handler has seen.
+// cannot be decoded are omitted.
 func (r *registration) resyncAll(ctx context.Context) {
-	for e := range r.base.All("", "") {
-		obj, err := r.in.view.source.Load().Shared(ctx, e)
+	known := r.known()
+	for _, key := range slices.Sorted(maps.Keys(known)) {
+		obj, err := r.in.view.source.Load().Shared(ctx, known[key])
 		if ctx.Err() != nil {
 			return
 		}

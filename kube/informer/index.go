@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math"
 	"reflect"
 	"slices"
 	"sync"
@@ -27,6 +28,7 @@ type indexes struct {
 	entries map[string]*indexed // by key of the store
 	keysOf  map[string]map[string]set
 	failed  map[string]*mirror.Entry // could not be decoded; tried again at each use
+	errs    []error                  // to report when mu is unlocked
 }
 
 type set map[string]struct{}
@@ -86,16 +88,29 @@ func (x *indexes) valuesOf(name string, obj any) ([]string, error) {
 	return (*x.indexers.Load())[name](obj)
 }
 
-// keys returns the keys of the objects that have one of the values, sorted.
-func (x *indexes) keys(name string, values ...string) []string {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.catchUp()
-	found := set{}
-	for _, value := range values {
-		maps.Copy(found, x.keysOf[name][value])
+// find returns the entries of the objects that have one of the values, in the order of their keys.
+func (x *indexes) find(name string, values ...string) (entries []*mirror.Entry) {
+	x.use(func() {
+		found := set{}
+		for _, value := range values {
+			maps.Copy(found, x.keysOf[name][value])
+		}
+		entries = make([]*mirror.Entry, 0, len(found))
+		for _, key := range slices.Sorted(maps.Keys(found)) {
+			entries = append(entries, x.entries[key].entry)
+		}
+	})
+	return entries
+}
+
+// keys returns the keys of the objects that have the value, sorted.
+func (x *indexes) keys(name, value string) []string {
+	entries := x.find(name, value)
+	keys := make([]string, len(entries))
+	for i, e := range entries {
+		keys[i] = x.view.keyOf(e.Key())
 	}
-	return slices.Sorted(maps.Keys(found))
+	return keys
 }
 
 // objects returns the objects with one of the values, in the order of their keys.
@@ -103,9 +118,9 @@ func (x *indexes) objects(name string, values ...string) ([]any, error) {
 	if err := x.known(name); err != nil {
 		return nil, err
 	}
-	keys := x.keys(name, values...)
-	list := make([]any, 0, len(keys))
-	for _, e := range x.entriesOf(keys) {
+	entries := x.find(name, values...)
+	list := make([]any, 0, len(entries))
+	for _, e := range entries {
 		if obj, ok := x.view.object(e); ok {
 			list = append(list, obj)
 		}
@@ -113,51 +128,48 @@ func (x *indexes) objects(name string, values ...string) ([]any, error) {
 	return list, nil
 }
 
-// entriesOf returns the entries with the keys.
-func (x *indexes) entriesOf(keys []string) []*mirror.Entry {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	entries := make([]*mirror.Entry, 0, len(keys))
-	for _, key := range keys {
-		if i := x.entries[key]; i != nil { // otherwise deleted since
-			entries = append(entries, i.entry)
-		}
-	}
-	return entries
+// values returns the values in an index, sorted.
+func (x *indexes) values(name string) (values []string) {
+	x.use(func() { values = slices.Sorted(maps.Keys(x.keysOf[name])) })
+	return values
 }
 
-// values returns the values in an index, sorted.
-func (x *indexes) values(name string) []string {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.catchUp()
-	return slices.Sorted(maps.Keys(x.keysOf[name]))
+// use calls f with mu locked and the indexes up to date, then reports errors.
+func (x *indexes) use(f func()) {
+	for _, err := range func() []error {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		x.catchUp()
+		f()
+		errs := x.errs
+		x.errs = nil
+		return errs
+	}() {
+		x.view.report(context.Background(), err)
+	}
 }
 
 // catchUp applies the events since the last call. The first call, and one after a relist, compares
-// all objects with the newest version. mu is held.
+// all objects with the version that the store shows. mu is held.
 func (x *indexes) catchUp() {
-	s := x.view.source.Load()
-	if s == nil {
+	snap, ok := x.view.snapshot()
+	if !ok {
 		return
 	}
-	for key, e := range x.failed {
+	for key, e := range maps.Clone(x.failed) {
 		x.set(key, e)
 	}
 	if x.cursor != nil {
-		events, err := x.cursor.Next(nil, int(^uint(0)>>1))
-		if err == nil {
-			for _, ev := range events {
-				x.set(x.view.keyOf(ev.Key()), ev.Entry)
-			}
+		events, err := x.cursor.Next(nil, math.MaxInt)
+		for _, ev := range events {
+			x.set(x.view.keyOf(ev.Key()), ev.Entry)
+		}
+		// While history is restored the cursor waits below snap.
+		if err == nil && x.cursor.Position() >= snap.Rev {
 			return
 		}
-		x.cursor = nil
 	}
-	snap, err := s.Resource.Latest()
-	if err != nil {
-		return // being relisted: the indexes show the version before
-	}
+	x.failed = nil
 	gone := maps.Clone(x.entries)
 	for e := range snap.All("", "") {
 		key := x.view.keyOf(e.Key())
@@ -191,7 +203,7 @@ func (x *indexes) set(key string, e *mirror.Entry) {
 	}
 	obj, err := x.view.source.Load().Shared(context.Background(), e)
 	if err != nil {
-		x.view.report(context.Background(), fmt.Errorf("decode %s for an index: %w", key, err))
+		x.errs = append(x.errs, fmt.Errorf("decode %s for an index: %w", key, err))
 		if x.failed == nil {
 			x.failed = map[string]*mirror.Entry{}
 		}
@@ -209,7 +221,7 @@ func (x *indexes) set(key string, e *mirror.Entry) {
 		}
 		values, err := f(obj)
 		if err != nil {
-			x.view.report(context.Background(), fmt.Errorf("values of %s in index %s: %w", key, name, err))
+			x.errs = append(x.errs, fmt.Errorf("values of %s in index %s: %w", key, name, err))
 			continue
 		}
 		i.values[name] = values

@@ -35,10 +35,7 @@ type Opener func(ctx context.Context, transform cache.TransformFunc) (Source, er
 // minimumResync is the shortest period of resyncs, as in client-go.
 const minimumResync = time.Second
 
-var (
-	errStarted = errors.New("informer has already started")
-	errStopped = errors.New("informer has stopped already")
-)
+var errStarted = errors.New("informer has already started")
 
 // Informer is a cache.SharedIndexInformer. Methods may be called concurrently.
 type Informer struct {
@@ -170,7 +167,8 @@ func (in *Informer) AddEventHandlerWithOptions(h cache.ResourceEventHandler, o c
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if in.stopped {
-		return nil, fmt.Errorf("handler %T was not added: %w", h, errStopped)
+		// callers compare the end of client-go's message
+		return nil, fmt.Errorf("handler %T was not added to shared informer because it has stopped already", h)
 	}
 	resync := in.defaultResync
 	if o.ResyncPeriod != nil {
@@ -224,10 +222,8 @@ func (in *Informer) GetIndexer() cache.Indexer { return &in.view }
 // AddIndexers implements cache.SharedIndexInformer. Error: the informer has stopped, or there is an
 // index with one of the names.
 func (in *Informer) AddIndexers(indexers cache.Indexers) error {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	if in.stopped {
-		return fmt.Errorf("indexers were not added: %w", errStopped)
+	if in.IsStopped() {
+		return errors.New("indexers were not added because the informer has stopped already")
 	}
 	return in.view.AddIndexers(indexers)
 }

@@ -90,11 +90,16 @@ func (f *engineInformers) InformerFor(obj runtime.Object, newFunc internalinterf
 		// Resources of Kubernetes' own API have the names that are guessed.
 		plural, _ := meta.UnsafeGuessKindToResource(kinds[0])
 		group := plural.GroupResource()
-		if f.uncached(group) || slices.Contains(eventResources, group) { // two groups share events
+		if !f.inMemory(group) {
 			return newFunc(client, resync)
 		}
 		return informer.New(obj, f.open(group, kinds[0].GroupVersion()), resync, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 	})
+}
+
+// inMemory reports whether informers of the resource read the engine.
+func (f *engineInformers) inMemory(resource schema.GroupResource) bool {
+	return !f.uncached(resource) && !slices.Contains(eventResources, resource) // two groups share the storage of events
 }
 
 // open returns the opener of a resource, with objects in the version gv, as a client gets them.
@@ -118,12 +123,11 @@ func (f *engineInformers) open(resource schema.GroupResource, gv schema.GroupVer
 func (f *engineInformers) ForResource(resource schema.GroupVersionResource) (informers.GenericInformer, error) {
 	for kind := range clientscheme.Scheme.KnownTypes(resource.GroupVersion()) {
 		gvk := resource.GroupVersion().WithKind(kind)
-		if plural, _ := meta.UnsafeGuessKindToResource(gvk); plural != resource {
-			continue
+		if plural, _ := meta.UnsafeGuessKindToResource(gvk); plural != resource || !f.inMemory(resource.GroupResource()) {
+			continue // upstream's function makes an informer of client-go
 		}
 		if obj, err := clientscheme.Scheme.New(gvk); err == nil {
-			// upstream's function finds the informer by the type
-			f.InformerFor(obj, func(kubernetes.Interface, time.Duration) cache.SharedIndexInformer { return nil })
+			f.InformerFor(obj, nil) // upstream's function finds it by the type
 		}
 	}
 	return f.SharedInformerFactory.ForResource(resource)
