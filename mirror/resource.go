@@ -16,6 +16,10 @@ func (r *Resource) Prefix() string { return r.prefix }
 // The next claim of its prefix creates another Resource.
 func (r *Resource) Removed() bool { return r.removed.Load() }
 
+// Closed returns a channel that is closed when the mirror is closed. The newest version stays
+// readable; cursors return ErrCompacted.
+func (r *Resource) Closed() <-chan struct{} { return r.m.ctx.Done() }
+
 // Ready reports whether the resource can be read.
 func (r *Resource) Ready() bool { return r.lineage.readable() != nil }
 

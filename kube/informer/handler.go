@@ -238,8 +238,14 @@ func (r *registration) decode(ctx context.Context, e *mirror.Entry) any {
 // relist delivers the differences between what the handler has seen and the newest version, after
 // the cursor was lost, and returns a cursor after that version; nil if ctx has ended.
 func (r *registration) relist(ctx context.Context, lost error) *mirror.Cursor {
-	r.in.report(ctx, apierrors.NewResourceExpired(lost.Error()))
 	resource := r.in.view.source.Load().Resource
+	select {
+	case <-resource.Closed():
+		<-ctx.Done()
+		return nil
+	default:
+	}
+	r.in.report(ctx, apierrors.NewResourceExpired(lost.Error()))
 	var snap mirror.Snapshot
 	for {
 		if err := resource.WaitReady(ctx); err != nil {
