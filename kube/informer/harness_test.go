@@ -267,12 +267,15 @@ func describeAll(objs []any) []string {
 	return all
 }
 
+// wantList compares lists whose order does not matter.
 func wantList[T any](t testing.TB, what string, got []T, err error, want ...T) {
 	t.Helper()
 	if err != nil {
 		t.Errorf("%s: %v", what, err)
 	}
-	if fmt.Sprint(got) != fmt.Sprint(want) {
+	compare := func(a, b T) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) }
+	got = slices.SortedFunc(slices.Values(got), compare)
+	if slices.SortFunc(want, compare); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("%s: %v, want %v", what, got, want)
 	}
 }

@@ -25,13 +25,14 @@ type indexes struct {
 
 	mu      sync.Mutex // guards the fields below; held while objects are decoded
 	cursor  *mirror.Cursor
-	entries map[string]*indexed // by key of the store
-	keysOf  map[string]map[string]set
-	failed  map[string]*mirror.Entry // could not be decoded; tried again at each use
-	errs    []error                  // to report when mu is unlocked
+	entries map[string]*indexed       // by key of the store
+	having  map[string]map[string]set // by index and value
+	failed  map[string]*mirror.Entry  // could not be decoded; tried again at each use
+	errs    []error                   // to report when mu is unlocked
 }
 
-type set map[string]struct{}
+// set is the entries of objects, by key of the store.
+type set map[string]*mirror.Entry
 
 // indexed is an object as the indexes have it.
 type indexed struct {
@@ -76,7 +77,7 @@ func (x *indexes) add(indexers cache.Indexers) error {
 		merged[name] = f
 	}
 	x.indexers.Store(&merged)
-	x.cursor, x.entries, x.keysOf, x.failed = nil, nil, nil, nil
+	x.cursor, x.entries, x.having, x.failed = nil, nil, nil, nil
 	return nil
 }
 
@@ -88,22 +89,23 @@ func (x *indexes) valuesOf(name string, obj any) ([]string, error) {
 	return (*x.indexers.Load())[name](obj)
 }
 
-// find returns the entries of the objects that have one of the values, in the order of their keys.
+// find returns the entries of the objects that have one of the values, in no order.
 func (x *indexes) find(name string, values ...string) (entries []*mirror.Entry) {
 	x.use(func() {
 		found := set{}
-		for _, value := range values {
-			maps.Copy(found, x.keysOf[name][value])
+		if len(values) == 1 {
+			found = x.having[name][values[0]]
+		} else {
+			for _, value := range values {
+				maps.Copy(found, x.having[name][value])
+			}
 		}
-		entries = make([]*mirror.Entry, 0, len(found))
-		for _, key := range slices.Sorted(maps.Keys(found)) {
-			entries = append(entries, x.entries[key].entry)
-		}
+		entries = slices.AppendSeq(make([]*mirror.Entry, 0, len(found)), maps.Values(found))
 	})
 	return entries
 }
 
-// keys returns the keys of the objects that have the value, sorted.
+// keys returns the keys of the objects that have the value, in no order.
 func (x *indexes) keys(name, value string) []string {
 	entries := x.find(name, value)
 	keys := make([]string, len(entries))
@@ -113,24 +115,21 @@ func (x *indexes) keys(name, value string) []string {
 	return keys
 }
 
-// objects returns the objects with one of the values, in the order of their keys.
+// objects returns the objects with one of the values, in no order.
 func (x *indexes) objects(name string, values ...string) ([]any, error) {
 	if err := x.known(name); err != nil {
 		return nil, err
 	}
 	entries := x.find(name, values...)
-	list := make([]any, 0, len(entries))
-	for _, e := range entries {
-		if obj, ok := x.view.object(e); ok {
-			list = append(list, obj)
-		}
+	if len(entries) == 0 {
+		return []any{}, nil // the informer may not have synced
 	}
-	return list, nil
+	return x.view.objects(make([]any, 0, len(entries)), slices.Values(entries)), nil
 }
 
 // values returns the values in an index, sorted.
 func (x *indexes) values(name string) (values []string) {
-	x.use(func() { values = slices.Sorted(maps.Keys(x.keysOf[name])) })
+	x.use(func() { values = slices.Sorted(maps.Keys(x.having[name])) })
 	return values
 }
 
@@ -190,9 +189,9 @@ func (x *indexes) set(key string, e *mirror.Entry) {
 	if was := x.entries[key]; was != nil {
 		for name, values := range was.values {
 			for _, value := range values {
-				keys := x.keysOf[name][value]
-				if delete(keys, key); len(keys) == 0 {
-					delete(x.keysOf[name], value)
+				having := x.having[name][value]
+				if delete(having, key); len(having) == 0 {
+					delete(x.having[name], value)
 				}
 			}
 		}
@@ -211,7 +210,7 @@ func (x *indexes) set(key string, e *mirror.Entry) {
 		return
 	}
 	if x.entries == nil {
-		x.entries, x.keysOf = map[string]*indexed{}, map[string]map[string]set{}
+		x.entries, x.having = map[string]*indexed{}, map[string]map[string]set{}
 	}
 	i := &indexed{entry: e, values: map[string][]string{}}
 	x.entries[key] = i
@@ -226,13 +225,13 @@ func (x *indexes) set(key string, e *mirror.Entry) {
 		}
 		i.values[name] = values
 		for _, value := range values {
-			if x.keysOf[name] == nil {
-				x.keysOf[name] = map[string]set{}
+			if x.having[name] == nil {
+				x.having[name] = map[string]set{}
 			}
-			if x.keysOf[name][value] == nil {
-				x.keysOf[name][value] = set{}
+			if x.having[name][value] == nil {
+				x.having[name][value] = set{}
 			}
-			x.keysOf[name][value][key] = struct{}{}
+			x.having[name][value][key] = e
 		}
 	}
 }

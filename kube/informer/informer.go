@@ -26,6 +26,8 @@ type Source struct {
 	// Shared returns the object that Decode returns for the entry's own revision. It may be shared
 	// with other callers: do not write to it.
 	Shared func(ctx context.Context, e *mirror.Entry) (any, error)
+	// Loop returns Shared for a loop over many entries, which is not retained; nil: it is Shared.
+	Loop func() func(ctx context.Context, e *mirror.Entry) (any, error)
 }
 
 // Opener returns the source of an informer when its storage is open, or ctx's error. The source

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -48,14 +49,23 @@ func (v *view) keyOf(etcdKey string) string {
 	return strings.TrimPrefix(etcdKey, v.source.Load().Resource.Prefix())
 }
 
-// object returns the object of an entry. false: it cannot be decoded, which is reported.
-func (v *view) object(e *mirror.Entry) (any, bool) {
-	obj, err := v.source.Load().Shared(context.Background(), e)
-	if err != nil {
-		v.report(context.Background(), fmt.Errorf("decode %s: %w", v.keyOf(e.Key()), err))
-		return nil, false
+// objects appends the objects of the entries to list. Objects that cannot be decoded are reported and
+// omitted.
+func (v *view) objects(list []any, entries iter.Seq[*mirror.Entry]) []any {
+	source := v.source.Load()
+	shared := source.Shared
+	if source.Loop != nil {
+		shared = source.Loop()
 	}
-	return obj, true
+	for e := range entries {
+		obj, err := shared(context.Background(), e)
+		if err != nil {
+			v.report(context.Background(), fmt.Errorf("decode %s: %w", v.keyOf(e.Key()), err))
+			continue
+		}
+		list = append(list, obj)
+	}
+	return list
 }
 
 // Get implements cache.Store. Cost is that of GetByKey.
@@ -99,13 +109,7 @@ func (v *view) List() []any {
 // between returns the objects with start <= key < end of etcd.
 func (v *view) between(snap mirror.Snapshot, start, end string) []any {
 	n, _ := snap.Count(start, end)
-	list := make([]any, 0, n)
-	for e := range snap.All(start, end) {
-		if obj, ok := v.object(e); ok {
-			list = append(list, obj)
-		}
-	}
-	return list
+	return v.objects(make([]any, 0, n), snap.All(start, end))
 }
 
 // ListKeys implements cache.Store.
@@ -138,15 +142,13 @@ func (v *view) inNamespace(namespace string) []any {
 		start, end := v.namespaceRange(namespace)
 		return v.between(snap, start, end)
 	}
-	list := []any{}
-	for e := range snap.All("", "") {
-		if !strings.Contains(v.keyOf(e.Key()), "/") {
-			if obj, ok := v.object(e); ok {
-				list = append(list, obj)
+	return v.objects([]any{}, func(yield func(*mirror.Entry) bool) {
+		for e := range snap.All("", "") {
+			if !strings.Contains(v.keyOf(e.Key()), "/") && !yield(e) {
+				return
 			}
 		}
-	}
-	return list
+	})
 }
 
 // keysInNamespace returns the keys of the objects that inNamespace returns.

@@ -72,5 +72,8 @@ func (s *Store) informerSource(convert func(runtime.Object) (runtime.Object, err
 		Shared: func(ctx context.Context, e *mirror.Entry) (any, error) {
 			return s.view.CurrentGeneration().Converted(cacheName, finish).Object(ctx, e)
 		},
+		Loop: func() func(context.Context, *mirror.Entry) (any, error) {
+			return s.view.CurrentGeneration().Converted(cacheName, finish).Loop()
+		},
 	}
 }

@@ -86,6 +86,14 @@ func (c *Converted) Object(ctx context.Context, e *mirror.Entry) (any, error) {
 	return c.g.cached(ctx, e, c.g.Blocks().Now(), &c.key, c.convert)
 }
 
+// Loop returns Object for a loop over many entries: it reads the time once.
+func (c *Converted) Loop() func(context.Context, *mirror.Entry) (any, error) {
+	now := c.g.Blocks().Now()
+	return func(ctx context.Context, e *mirror.Entry) (any, error) {
+		return c.g.cached(ctx, e, now, &c.key, c.convert)
+	}
+}
+
 // Close implements Derived.
 func (c *Converted) Close() { c.key.Close() }
 
