@@ -105,7 +105,7 @@ func (t *table) drop() {
 	t.reset()
 }
 
-// endLineage removes the resource's lineage, except for its last version (Resource.Last). Cursors
+// endLineage removes the resource's lineage, except for its last version (Resource.Last); cursors
 // on it are woken.
 func (t *table) endLineage() {
 	if old := t.lineage.Load(); old != nil {

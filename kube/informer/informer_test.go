@@ -93,7 +93,7 @@ func TestRemovedHandler_IsNotCalled(t *testing.T) {
 		if err := in.RemoveEventHandler(earlyReg); err != nil {
 			t.Fatal(err)
 		}
-		if err := cache.ShutDownEventHandler(in, earlyReg); err != nil {
+		if err := shutDown(in, earlyReg); err != nil {
 			t.Fatal(err)
 		}
 		f.run(in)
@@ -130,6 +130,15 @@ func blocking(name string) (r *recorder, next chan struct{}) {
 	return &recorder{name: name, during: func(string) { <-next }}, next
 }
 
+// shutDown is cache.ShutDownEventHandler, which client-go v0.36 does not have.
+func shutDown(in *running, reg cache.ResourceEventHandlerRegistration) error {
+	if err := in.RemoveEventHandler(reg); err != nil {
+		return err
+	}
+	<-reg.(interface{ ShutdownChan() <-chan struct{} }).ShutdownChan()
+	return nil
+}
+
 func TestShutDownEventHandler_WaitsForRunningCallback(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, nil)
@@ -141,7 +150,7 @@ func TestShutDownEventHandler_WaitsForRunningCallback(t *testing.T) {
 		f.settle()
 		var down bool
 		go func() {
-			if err := cache.ShutDownEventHandler(in, reg); err != nil {
+			if err := shutDown(in, reg); err != nil {
 				t.Error(err)
 			}
 			down = true
@@ -355,7 +364,7 @@ func TestStop_EndsHandlersAndRefusesNewOnes(t *testing.T) {
 		if reg.HasSynced() {
 			t.Error("a handler that was stopped has synced")
 		}
-		if err := cache.ShutDownEventHandler(in, reg); err != nil {
+		if err := shutDown(in, reg); err != nil {
 			t.Error(err)
 		}
 		_, err := in.AddEventHandler(&recorder{})

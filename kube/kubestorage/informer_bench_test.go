@@ -14,8 +14,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// BenchmarkInformerStore reads 200 cached objects from the store of an informer, and from that of an
-// informer of client-go.
+// BenchmarkInformerStore reads 200 cached objects from the store of an informer, and from an
+// indexer of client-go.
 func BenchmarkInformerStore(b *testing.B) {
 	const objects = 200
 	w := newTwin(b, mirror.Window{})

@@ -97,9 +97,10 @@ func (f *engineInformers) InformerFor(obj runtime.Object, newFunc internalinterf
 	})
 }
 
-// inMemory reports whether informers of the resource read the engine.
+// inMemory reports whether informers of the resource read the engine. Two groups share the storage
+// of events.
 func (f *engineInformers) inMemory(resource schema.GroupResource) bool {
-	return !f.uncached(resource) && !slices.Contains(eventResources, resource) // two groups share the storage of events
+	return !f.uncached(resource) && !slices.Contains(eventResources, resource)
 }
 
 // open returns the opener of a resource, with objects in the version gv, as a client gets them.
