@@ -3,6 +3,9 @@ release-ci: ## test the tool, make the files for linux/amd64 in two directories 
 	for copy in first second; do ($(RELEASE) -version 0.0.0-ci -platforms linux/amd64 -plugin-platforms linux/amd64 -out '$(RELEASE_DIR)/'$$copy) || exit 1; done
 	cd '$(RELEASE_DIR)/first' && sha256sum -c SHA256SUMS && diff -r . ../second
 
+envtest-ci: ## run tests of controller-runtime with the archive that release-ci made
+	@GO='$(GO)' ENVTEST_ARCHIVE='$(RELEASE_DIR)/first' hack/envtest '$(ENVTEST_DIR)' $(ENVTEST_PACKAGES)
+
 release-check: ## make the files for all platforms twice, each time with an empty build cache, and compare them: half an hour
 	@set -e; version='$(or $(VERSION),0.0.0-check)'; for copy in first second; do \
 		cache=$$(mktemp -d); \

@@ -33,7 +33,7 @@ var robustnessSuite = Suite{
 			Source: "go.etcd.io/etcd/tests/v3 " + version,
 			Quick:  []string{"TestMirror_PassesEtcdValidators", "TestEtcdValidators_DetectPlantedDefects"},
 			Build: func(ctx context.Context) error {
-				return env.goRun(ctx, dir, "test", "-c", "-o", binary, ".")
+				return env.goRun(ctx, dir, "test", "-c", "-vet=off", "-ldflags=-s -w", "-o", binary, ".")
 			},
 			Run: func(ctx context.Context, _ Engine, only []string, log string) (Verdicts, error) {
 				verdicts, err := tests.run(ctx, env, only, log)
