@@ -11,6 +11,7 @@ import (
 
 // TestAbridge_Option_IsUsedBySelectors: lists by a label return whole objects.
 func TestAbridge_Option_IsUsedBySelectors(t *testing.T) {
+	t.Parallel()
 	var cut atomic.Int64
 	f := setup(t, func(o *options) {
 		o.engine.Abridge = func(dst, value []byte) ([]byte, bool) {

@@ -14,6 +14,7 @@ import (
 )
 
 func TestGetList_TakesBytesUntilRequestEnds(t *testing.T) {
+	t.Parallel()
 	f := setup(t)
 	var pods []*example.Pod
 	for i := range 40 {

@@ -21,6 +21,7 @@ import (
 // TestWatch_ClientStopsReading_HoldsNoVersion moves the window past a watch whose client has
 // stopped reading in the middle of its initial events (I7).
 func TestWatch_ClientStopsReading_HoldsNoVersion(t *testing.T) {
+	t.Parallel()
 	f := setup(t, withWindow(mirror.Window{MaxBytes: 20_000}))
 	const n = 2*initialAtOnce + 10
 	for i := range n {
@@ -108,6 +109,7 @@ func TestRevision_BeyondMaximum_IsInFuture(t *testing.T) {
 
 // TestReadsFromEtcd_WithoutPlace_FailOrTimeOut takes all places and requests one more.
 func TestReadsFromEtcd_WithoutPlace_FailOrTimeOut(t *testing.T) {
+	t.Parallel()
 	f := setup(t)
 	pod := f.create(t, newPod("a"))[0]
 	f.catchUp(t)
@@ -141,6 +143,7 @@ func TestReadsFromEtcd_WithoutPlace_FailOrTimeOut(t *testing.T) {
 // TestListFromEtcd_ByGate_NeedsNoPlace: they are not lists of the past, and do not wait for a
 // place.
 func TestListFromEtcd_ByGate_NeedsNoPlace(t *testing.T) {
+	t.Parallel()
 	f := setup(t, withGates(gates(t, Gates(), "ConsistentListFromCache=false,ListFromCacheSnapshot=false")))
 	f.create(t, newPod("a"), newPod("b"))
 	f.catchUp(t)

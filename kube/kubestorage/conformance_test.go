@@ -186,43 +186,48 @@ func TestStorageSuites(t *testing.T) {
 func TestListSuites(t *testing.T) {
 	const consistentLists = featuregate.Feature("ConsistentListFromCache")
 	_, optional := utilfeature.DefaultFeatureGate.DeepCopy().GetAll()[consistentLists]
-	for _, consistent := range []bool{true, false} {
-		for _, past := range []bool{true, false} {
-			t.Run(fmt.Sprintf("ConsistentListFromCache=%t/ListFromCacheSnapshot=%t", consistent, past), func(t *testing.T) {
-				featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.ListFromCacheSnapshot, past)
-				if !consistent && optional {
-					featuregatetesting.SetFeatureGateEmulationVersionDuringTest(t, utilfeature.DefaultFeatureGate, version.MustParse("1.33"))
-					featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, consistentLists, false)
-				}
-				gates := featuregate.NewFeatureGate()
-				if err := errors.Join(gates.Add(Gates()), gates.SetFromMap(map[string]bool{
-					string(ConsistentListFromCache): consistent,
-					string(ListFromCacheSnapshot):   past,
-				})); err != nil {
-					t.Fatal(err)
-				}
-				opts := []func(*options){withGates(gates)}
-				if !consistent {
-					// No list may need the gated feature; and as in upstream's cacher only events
-					// move memory's revision.
-					opts = append(opts, withSource(func(s driver.Source) driver.Source { return withoutProgress{s} }))
-				}
-				if consistent || optional {
-					parallelSuite(t, "List", func(t *testing.T) {
+	for _, past := range []bool{true, false} {
+		t.Run(fmt.Sprintf("ListFromCacheSnapshot=%t", past), func(t *testing.T) {
+			featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.ListFromCacheSnapshot, past)
+			for _, consistent := range []bool{true, false} {
+				t.Run(fmt.Sprintf("ConsistentListFromCache=%t", consistent), func(t *testing.T) {
+					switch {
+					case !optional:
+						t.Parallel() // both have the same gates of upstream
+					case !consistent:
+						featuregatetesting.SetFeatureGateEmulationVersionDuringTest(t, utilfeature.DefaultFeatureGate, version.MustParse("1.33"))
+						featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, consistentLists, false)
+					}
+					gates := featuregate.NewFeatureGate()
+					if err := errors.Join(gates.Add(Gates()), gates.SetFromMap(map[string]bool{
+						string(ConsistentListFromCache): consistent,
+						string(ListFromCacheSnapshot):   past,
+					})); err != nil {
+						t.Fatal(err)
+					}
+					opts := []func(*options){withGates(gates)}
+					if !consistent {
+						// No list may need the gated feature; and as in upstream's cacher only events
+						// move memory's revision.
+						opts = append(opts, withSource(func(s driver.Source) driver.Source { return withoutProgress{s} }))
+					}
+					if consistent || optional {
+						parallelSuite(t, "List", func(t *testing.T) {
+							f := setup(t, opts...)
+							storagetesting.RunTestList(contextFor(t), t, writeAndSee{f.engine(t)}, f.compact, true, f.lists)
+						})
+					}
+					parallelSuite(t, "ConsistentList", func(t *testing.T) {
 						f := setup(t, opts...)
-						storagetesting.RunTestList(contextFor(t), t, writeAndSee{f.engine(t)}, f.compact, true, f.lists)
+						storagetesting.RunTestConsistentList(contextFor(t), t, f.engine(t), f.increaseRV, true, consistent, past)
 					})
-				}
-				parallelSuite(t, "ConsistentList", func(t *testing.T) {
-					f := setup(t, opts...)
-					storagetesting.RunTestConsistentList(contextFor(t), t, f.engine(t), f.increaseRV, true, consistent, past)
+					parallelSuite(t, "GetListNonRecursive", func(t *testing.T) {
+						f := setup(t, opts...)
+						storagetesting.RunTestGetListNonRecursive(contextFor(t), t, f.increaseRV, f.engine(t))
+					})
 				})
-				parallelSuite(t, "GetListNonRecursive", func(t *testing.T) {
-					f := setup(t, opts...)
-					storagetesting.RunTestGetListNonRecursive(contextFor(t), t, f.increaseRV, f.engine(t))
-				})
-			})
-		}
+			}
+		})
 	}
 }
 
@@ -359,6 +364,7 @@ func TestSuitesOfThisMinor(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short: takes seconds")
 	}
+	t.Parallel()
 	_, minor := upstreamSuites(t)
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -374,6 +380,9 @@ func TestSuitesOfThisMinor(t *testing.T) {
 	benchmarks := !testrace.Few() // minutes under the race detector
 	if benchmarks {
 		args = append(args, "-test.bench=^BenchmarkMinorSuites$", "-test.benchtime=1x")
+		if os.Getenv("STRATA_TEST_LONG") != "1" {
+			args = append(args, "-suites.percent=1") // runs, measures nothing
+		}
 	}
 	cmd := exec.CommandContext(ctx, os.Args[0], args...)
 	if !slices.Contains(strings.Split(settings["-tags"], ","), minorTag(minor)) {

@@ -216,6 +216,7 @@ func TestDrain_EtcdOrClientHangs_IsBounded(t *testing.T) {
 // through storage.Interface, and of an uncached resource: its watches end, and get no bookmarks
 // that Kubernetes would not send.
 func TestDrain_ThroughStorageInterface_EndsWatches(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name string
 		set  func(*options)
@@ -281,6 +282,7 @@ func TestBookmark_GateOff_OnlyEndsInitialEvents(t *testing.T) {
 // TestEventsOnly_WatchResumptionGateOff_RequestsNoProgress: without EfficientWatchResumption etcd
 // gets no progress requests, and gates that depend on progress cannot be set.
 func TestEventsOnly_WatchResumptionGateOff_RequestsNoProgress(t *testing.T) {
+	t.Parallel()
 	f := setup(t, withGates(gates(t, Gates(), "EfficientWatchResumption=false")))
 	pod := f.create(t, newPod("a"))[0]
 	rev := parseRevision(t, pod.ResourceVersion)

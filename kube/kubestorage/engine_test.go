@@ -78,6 +78,7 @@ func requireSharedMirror(t *testing.T, all ...storage.Interface) {
 // TestEngine_StoragesOfOneEtcd_ShareCluster: all storages on one etcd and prefix, of any resource
 // and version, have one client, one mirror and one compactor.
 func TestEngine_StoragesOfOneEtcd_ShareCluster(t *testing.T) {
+	t.Parallel()
 	pods, events := schema.GroupResource{Resource: "pods"}, schema.GroupResource{Resource: "events"}
 	engine := &openedEngine{New(Options{
 		Uncached: func(r schema.GroupResource) bool { return r == events },
@@ -138,6 +139,7 @@ func TestEngine_StoragesOfOneEtcd_ShareCluster(t *testing.T) {
 
 // TestCompactor_CompactionByOther_IsFollowed by a server that does not compact.
 func TestCompactor_CompactionByOther_IsFollowed(t *testing.T) {
+	t.Parallel()
 	client := startEtcd(t, testetcd.Config{})
 	c, err := newCluster(context.Background(), etcdclient.DialTimeout, &storagebackend.ConfigForResource{Config: storagebackend.Config{
 		Transport: storagebackend.TransportConfig{ServerList: client.Endpoints()},
@@ -167,6 +169,7 @@ func (f getterFunc) GetRESTOptions(r schema.GroupResource, _ runtime.Object) (ge
 // as etcd's gRPC proxy, feeds a mirror with a watch of all keys. Reads of the present come from
 // memory and are as new as the store, after writes to any key, and no progress is requested.
 func TestEngine_EtcdWithoutProgress_ServesFromMemory(t *testing.T) {
+	t.Parallel()
 	var log syncBuffer
 	f := setup(t, func(o *options) {
 		o.watcher = func(w clientv3.Watcher) clientv3.Watcher { return mute{Watcher: w} }
@@ -260,6 +263,7 @@ func (b *syncBuffer) String() string {
 // TestDecryption_Hangs_DelaysNoOtherResource (I9): while a KMS does not answer for one resource,
 // reads, watches and writes of another resource on the same feed are not delayed.
 func TestDecryption_Hangs_DelaysNoOtherResource(t *testing.T) {
+	t.Parallel()
 	kms := &valve{}
 	f := setup(t, withTransformer(hanging{kms}))
 	stuck := f.create(t, newPod("stuck"))[0]

@@ -24,6 +24,7 @@ import (
 // TestConsistentRead_WritesOfOtherClients_AreSeen: a read without a resource version sees every
 // write by any client that etcd acknowledged before it, and reads no object from etcd (I6).
 func TestConsistentRead_WritesOfOtherClients_AreSeen(t *testing.T) {
+	t.Parallel()
 	f := setup(t)
 	other, err := clientv3.New(clientv3.Config{Endpoints: f.client.Endpoints(), Logger: zap.NewNop()})
 	if err != nil {
@@ -181,6 +182,7 @@ func TestRead_FutureRevision_Returns504(t *testing.T) {
 // TestRead_RestoredEtcd_ReturnsItsContents: reads of the present are refused until everything is
 // relisted, watches end with 410, and then reads return exactly etcd's contents.
 func TestRead_RestoredEtcd_ReturnsItsContents(t *testing.T) {
+	t.Parallel()
 	etcd := memory.New()
 	f := setup(t, withSource(func(driver.Source) driver.Source { return etcd }))
 	for key, value := range podsOnNode(t, "old") {

@@ -300,6 +300,7 @@ func memos(t testing.TB, s *Store, g *objects.Generation) (n int) {
 
 // TestReload_WithoutReaders_ReleasesMemory: memory is released without a read.
 func TestReload_WithoutReaders_ReleasesMemory(t *testing.T) {
+	t.Parallel()
 	r := newReloaded(encryption(t, "1"))
 	f := setup(t, withTransformer(r.pods()))
 	s := f.engine(t)
@@ -420,6 +421,7 @@ func (g *generations) load(t value.Transformer) {
 // TestRekeyed_KeysReplaced_AreReported: a transformer that implements Rekeyed is trusted to report
 // replaced keys.
 func TestRekeyed_KeysReplaced_AreReported(t *testing.T) {
+	t.Parallel()
 	g := &generations{}
 	g.load(encryption(t, "1"))
 	f := setup(t, withTransformer(g))
@@ -450,6 +452,7 @@ func (c hookedContext) Err() error {
 // TestDropClosed_WindowMovesMeanwhile_DropsRest: the window drops the oldest events of the log
 // while derived data of closed keys is dropped. The remaining events do not keep theirs.
 func TestDropClosed_WindowMovesMeanwhile_DropsRest(t *testing.T) {
+	t.Parallel()
 	store := memory.New()
 	m, err := mirror.New(mirror.Options{Prefix: "/registry/", Source: store, Window: mirror.Window{MaxAge: time.Hour, MaxBytes: 2 << 20}})
 	if err != nil {

@@ -71,6 +71,7 @@ func TestReadOnly_Writes_AreMethodNotAllowed(t *testing.T) {
 
 // TestOpen_WritableStorage_IsNotGuarded: a guard that never refuses would cost each request a call.
 func TestOpen_WritableStorage_IsNotGuarded(t *testing.T) {
+	t.Parallel()
 	if _, is := setup(t).engine(t).etcd.(guarded); is {
 		t.Error("the storage is guarded")
 	}

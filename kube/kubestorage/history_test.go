@@ -15,6 +15,7 @@ import (
 // TestCompaction_KeepsWatchHistory (KEP-4988): a list below the compacted revision is 410, the
 // compacted revision itself can be listed, and watches can start at the same revisions as before.
 func TestCompaction_KeepsWatchHistory(t *testing.T) {
+	t.Parallel()
 	f := setup(t)
 	pod := f.create(t, newPod("a"))[0]
 	first := f.update(t, pod, "1")
@@ -67,6 +68,7 @@ func TestCompaction_KeepsWatchHistory(t *testing.T) {
 // TestList_AtZero_IgnoresLimit (KEP-2340, rows L6 and L9): it returns everything, no token and no
 // count of remaining items.
 func TestList_AtZero_IgnoresLimit(t *testing.T) {
+	t.Parallel()
 	f := setup(t)
 	f.create(t, newPod("a"), newPod("b"), newPod("c"))
 	f.catchUp(t)
@@ -84,6 +86,7 @@ func TestList_AtZero_IgnoresLimit(t *testing.T) {
 // compacted has a token that continues at the same key; the pages from there on are of one revision
 // again.
 func TestContinueToken_Expired_ContinuesAtLatest(t *testing.T) {
+	t.Parallel()
 	f := setup(t)
 	f.create(t, newPod("a"), newPod("b"), newPod("c"), newPod("d"))
 	page := func(token string) (*example.PodList, error) {

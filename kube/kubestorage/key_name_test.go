@@ -13,6 +13,7 @@ import (
 // under another key than its name is read by that key, at any resource version, and lists have it
 // at the place of the key: as in etcd.
 func TestKeyOtherThanName_Reads_FollowKey(t *testing.T) {
+	t.Parallel()
 	moved := newPod("z")
 	f := setup(t, withData(func(client *kubernetes.Client) {
 		for key, pod := range map[string]*example.Pod{"a": moved, "b": newPod("b")} {

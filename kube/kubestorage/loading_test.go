@@ -42,6 +42,7 @@ func TestLoadState_LoadedEngine_HasNumbersOfEtcd(t *testing.T) {
 }
 
 func TestLoadState_EtcdDoesNotAnswer_HasNoTotal(t *testing.T) {
+	t.Parallel()
 	e := loadedEngine(t, startEtcd(t, testetcd.Config{}).Endpoints())
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()

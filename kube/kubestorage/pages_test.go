@@ -17,6 +17,7 @@ import (
 // TestPages_NamespaceSelector_NarrowsFirstPage: a list of all namespaces with a field selector for
 // one is narrowed to its keys, for the first page only, from memory and from etcd.
 func TestPages_NamespaceSelector_NarrowsFirstPage(t *testing.T) {
+	t.Parallel()
 	for name, where := range map[string][]func(*options){
 		"memory":   nil,
 		"etcd":     {fromEtcd},

@@ -182,6 +182,7 @@ func (p *pastList) testBytes(t *testing.T) {
 // TestPastList_OlderThanMemory_IsReadFromEtcd reads a revision that is in etcd but not in memory:
 // completely, in pages, with selectors, encoded. Unchanged objects are not decoded again.
 func TestPastList_OlderThanMemory_IsReadFromEtcd(t *testing.T) {
+	t.Parallel()
 	p := &pastList{f: setup(t), n: 150, pad: "0123456789012345678901234567890123456789"}
 	p.opts, p.want = pastPods(t, p.f, p.n, p.pad)
 	t.Run("all", p.testWithoutLimit)
@@ -202,6 +203,7 @@ func nameEncoder(dst []byte, obj runtime.Object) ([]byte, error) {
 // TestPastList_UnchangedObject_IsNotDecodedAgain: an unchanged object that was decoded for a list
 // of the present is not decoded again for one of the past.
 func TestPastList_UnchangedObject_IsNotDecodedAgain(t *testing.T) {
+	t.Parallel()
 	f := setup(t)
 	opts, _ := pastPods(t, f, 50, "")
 	f.list(t, everything())
@@ -277,6 +279,7 @@ func TestPastList_RequestCanceled_StopsReadingEtcd(t *testing.T) {
 // TestChunking_GateOff_IgnoresLimitAndContinue: limit and continue are ignored, and no token is
 // returned.
 func TestChunking_GateOff_IgnoresLimitAndContinue(t *testing.T) {
+	t.Parallel()
 	for name, where := range map[string][]func(*options){"memory": nil, "etcd": {fromEtcd}, "uncached": {uncached}} {
 		t.Run(name, func(t *testing.T) {
 			f := setup(t, append(where, withGates(gates(t, Gates(), "APIListChunking=false")))...)

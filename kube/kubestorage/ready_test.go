@@ -102,6 +102,7 @@ func (u *unloaded) requireGetFromEtcd(t *testing.T, resourceVersion string) {
 // while and are then refused with 429. Small pages without a selector are served, because they are
 // cheap for etcd, like GETs and writes (KEP-4568).
 func TestBeforeReady_ListAndWatch_Return429(t *testing.T) {
+	t.Parallel()
 	u := newUnloaded(t)
 	if err := u.ReadinessCheck(); !errors.Is(err, storage.ErrStorageNotReady) {
 		t.Errorf("readiness: %v, want not ready", err)

@@ -97,6 +97,7 @@ func TestSafeguard_EtcdVersion_DecidesReadsFromMemory(t *testing.T) {
 // TestGate_Off_SendsReadsToEtcd: with a gate off etcd answers the reads of the gate, as fresh, and
 // memory the others.
 func TestGate_Off_SendsReadsToEtcd(t *testing.T) {
+	t.Parallel()
 	yes := true
 	for _, tt := range []struct {
 		flag        string
@@ -162,6 +163,7 @@ func TestGate_Off_SendsReadsToEtcd(t *testing.T) {
 // only, etcd answers at once the reads at or above a revision that etcd has returned and no event
 // has reached.
 func TestEventsOnly_RevisionNotReached_IsReadFromEtcd(t *testing.T) {
+	t.Parallel()
 	f := setup(t, eventsOnly)
 	pod := f.create(t, newPod("a"))[0]
 	ctx := contextFor(t)

@@ -207,6 +207,7 @@ func TestUndecodableObject_InPage_FillsPage(t *testing.T) {
 // continues when it can be read, for example because the KMS is back. Watchers of other objects do
 // not wait.
 func TestUndecodableEvent_IsRetriedInOrder(t *testing.T) {
+	t.Parallel()
 	swap := newSwappable(storagetesting.NewPrefixTransformer([]byte("x"), false))
 	f := setup(t, withTransformer(swap))
 	good, bad := f.create(t, newPod("good"))[0], f.create(t, newPod("bad"))[0]
@@ -262,6 +263,7 @@ func TestUndecodableEvent_StaysUndecodable_EndsWatch(t *testing.T) {
 // TestUndecodableEvent_OfPast_EndsWatchWith410: a watch that reaches a past event whose states
 // cannot be decrypted any more ends at once with 410, if the present can be read.
 func TestUndecodableEvent_OfPast_EndsWatchWith410(t *testing.T) {
+	t.Parallel()
 	removed, kept := encryption(t, "1"), newSwappable(encryption(t, "2"))
 	var first mirror.Revision
 	put := func(client *kubernetes.Client) {

@@ -17,6 +17,7 @@ import (
 // TestRead_HistoryBeingRestored_Waits: reads wait while etcd is being listed, and a watch from
 // before the start until the history since then is restored.
 func TestRead_HistoryBeingRestored_Waits(t *testing.T) {
+	t.Parallel()
 	f := setup(t)
 	pod := f.create(t, newPod("a"))[0]
 	f.update(t, pod, "1")

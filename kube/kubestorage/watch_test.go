@@ -212,6 +212,7 @@ func watchersRunning() int {
 
 // TestWatch_ManyWatchers_DecodeEventOnce: for any number of watchers, with and without a selector.
 func TestWatch_ManyWatchers_DecodeEventOnce(t *testing.T) {
+	t.Parallel()
 	const watchers = 1000
 	selecting := everything()
 	selecting.Predicate = storage.SelectionPredicate{

@@ -46,6 +46,7 @@ func TestWrite_CachedObject_CostsOneTransaction(t *testing.T) {
 // TestWrite_StaleCachedObject_IsRetried: the object in memory is a suggestion. If it is stale the
 // transaction fails, and the write is retried on etcd's state; nothing is lost.
 func TestWrite_StaleCachedObject_IsRetried(t *testing.T) {
+	t.Parallel()
 	s := &stallable{}
 	f := setup(t, s.through)
 	pod := f.create(t, newPod("a"))[0]
@@ -103,6 +104,7 @@ func TestLease_Expires_DeliversDeletion(t *testing.T) {
 // to their key. After the first key of the configuration was replaced an update without a change
 // still writes, so that stored values move to the new key.
 func TestEncryption_StoredValues_AreCiphertext(t *testing.T) {
+	t.Parallel()
 	swap := newSwappable(encryption(t, "1"))
 	f := setup(t, withTransformer(swap))
 	pod := f.create(t, newPod("secret-name"))[0]

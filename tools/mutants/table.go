@@ -65,7 +65,7 @@ var mutations = []mutation{
 	{id: "M30", file: "kube/kubestorage/freshness.go", run: "TestCompaction_KeepsWatchHistory",
 		old: `; exact < rev {`, new: `; exact <= rev {`},
 	{id: "M31", file: "kube/kubestorage/stream_next.go", run: "TestStream_Bookmark_ComesAfterItsEvents",
-		old: `if !leaving && whole && (`, new: `if !leaving && (`},
+		old: `if !leaving && whole && st.bookmarkDue() {`, new: `if !leaving && st.bookmarkDue() {`},
 	{id: "M32", file: "kube/kubestorage/stream_next.go", run: "TestStream_ShortWatchOfPast",
 		old: `case st.catchUp && st.cursor.Position() >= st.publishedAtStart:`, new: `case false:`},
 	{id: "M33", file: "kube/kubestorage/read.go", run: "TestConsistencyCheck_LostChanges",
