@@ -2,16 +2,23 @@ package up
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/stratakube/strata/server/internal/balancer"
+	"github.com/go-logr/logr"
+	"k8s.io/klog/v2"
+
+	"github.com/stratakube/strata/internal/balancer"
 	"github.com/stratakube/strata/server/internal/cli"
 	"github.com/stratakube/strata/server/internal/pki"
 	"github.com/stratakube/strata/server/internal/supervise"
@@ -189,7 +196,7 @@ func (p *haPlane) startBehind(ctx context.Context, processes []haProcess, spec f
 		}
 		backends = append(backends, balancer.Backend{Name: each.Name, Address: each.address(), Check: check})
 	}
-	front := balancer.Start(listener, balancer.Options{Backends: backends, OnChange: p.showHealth})
+	front := balancer.Start(listener, balancer.Options{Backends: backends, OnChange: p.showHealth, Logger: slog.New(logr.ToSlogHandler(klog.Background()))})
 	p.fronts = append(p.fronts, front)
 	if err := p.startAll(ctx, processes, spec); err != nil {
 		return "", err
@@ -205,9 +212,27 @@ func (p *haPlane) startBehind(ctx context.Context, processes []haProcess, spec f
 	return "https://" + address{ip, port}.String(), nil
 }
 
-// readyz returns a health check of an API server or a replica.
+// readyz returns a health check of an API server or a replica, over TLS with the certificate of
+// health checks. It keeps one connection.
 func (p *haPlane) readyz(each haProcess) (func(context.Context) error, error) {
-	return balancer.Readyz(each.address(), p.files.CA, p.haFiles.Balancer)
+	pem, err := os.ReadFile(p.files.CA)
+	if err != nil {
+		return nil, fmt.Errorf("health check of %s: %w", each.Name, err)
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("health check of %s: %s has no certificates", each.Name, p.files.CA)
+	}
+	own, err := tls.LoadX509KeyPair(p.haFiles.Balancer, p.haFiles.Balancer)
+	if err != nil {
+		return nil, fmt.Errorf("health check of %s: %w", each.Name, err)
+	}
+	client := &http.Client{Transport: &http.Transport{
+		TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{own}},
+		MaxIdleConns:    1,
+		IdleConnTimeout: time.Minute,
+	}}
+	return balancer.Readyz(client, "https://"+each.address()+"/readyz"), nil
 }
 
 // memberSpec describes a member of etcd.

@@ -3,43 +3,17 @@ package balancer
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
-	"os"
-	"time"
 )
 
-// Readyz returns a check of an API server by GET /readyz on its address, over TLS: the server's
-// certificate is verified with the certificates in caFile, and the check has the client certificate
-// and key in the file pair. Each check function keeps one connection. It is not for concurrent
-// calls.
-func Readyz(address, caFile, pair string) (func(context.Context) error, error) {
-	pem, err := os.ReadFile(caFile)
-	if err != nil {
-		return nil, fmt.Errorf("health check of %s: %w", address, err)
-	}
-	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("health check of %s: %s has no certificates", address, caFile)
-	}
-	own, err := tls.LoadX509KeyPair(pair, pair)
-	if err != nil {
-		return nil, fmt.Errorf("health check of %s: %w", address, err)
-	}
-	client := &http.Client{Transport: &http.Transport{
-		DialContext:     (&net.Dialer{}).DialContext,
-		TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{own}},
-		MaxIdleConns:    1,
-		IdleConnTimeout: time.Minute,
-	}}
-	target := "https://" + address + "/readyz"
-	return func(ctx context.Context) error { return readyz(ctx, client, target) }, nil
+// Readyz returns a check of an API server by GET on url, its /readyz. The check keeps one
+// connection if client has a transport of its own.
+func Readyz(client *http.Client, url string) func(context.Context) error {
+	return func(ctx context.Context) error { return readyz(ctx, client, url) }
 }
 
 // readyz returns nil if the server answers 200, and an error that wraps ErrUnready, with the failed

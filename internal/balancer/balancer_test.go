@@ -69,17 +69,16 @@ func (s *server) check(ctx context.Context) error {
 func (s *server) fail(err error) { s.err.Store(&err) }
 
 // start starts a balancer and waits until all servers are ready.
-func start(t *testing.T, onChange func(string, error), servers ...*server) (*Balancer, string) {
+func start(t *testing.T, o Options, servers ...*server) (*Balancer, string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var backends []Backend
 	for _, s := range servers {
-		backends = append(backends, s.Backend)
+		o.Backends = append(o.Backends, s.Backend)
 	}
-	b := Start(l, Options{Backends: backends, OnChange: onChange})
+	b := Start(l, o)
 	t.Cleanup(b.Close)
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
@@ -145,7 +144,7 @@ func (b *Balancer) healthOf(name string) health {
 
 func TestBalancer_NewConnections_GoToServerWithFewest(t *testing.T) {
 	one, two := startServer(t, "one"), startServer(t, "two")
-	_, address := start(t, nil, one, two)
+	_, address := start(t, Options{}, one, two)
 	counts := map[string]int{}
 	for range 10 {
 		counts[dial(t, address).ask(t)]++
@@ -158,7 +157,7 @@ func TestBalancer_NewConnections_GoToServerWithFewest(t *testing.T) {
 func TestBalancer_UnreadyServer_KeepsItsConnectionsAndGetsNoOthers(t *testing.T) {
 	changes := make(chan string, 100)
 	one, two := startServer(t, "one"), startServer(t, "two")
-	b, address := start(t, func(name string, err error) { changes <- fmt.Sprint(name, " ", err) }, one, two)
+	b, address := start(t, Options{OnChange: func(name string, err error) { changes <- fmt.Sprint(name, " ", err) }}, one, two)
 	old := dial(t, address)
 	for old.ask(t) != "one" {
 		old = dial(t, address)
@@ -186,7 +185,7 @@ func TestBalancer_UnreadyServer_KeepsItsConnectionsAndGetsNoOthers(t *testing.T)
 
 func TestBalancer_NoServerReady_UnreadyOneGetsConnections(t *testing.T) {
 	one, two := startServer(t, "one"), startServer(t, "two")
-	b, address := start(t, nil, one, two)
+	b, address := start(t, Options{}, one, two)
 	one.fail(ErrUnready)
 	two.fail(errors.New("refused"))
 	await(t, "unready", func() bool { return b.healthOf("one") == unready && b.healthOf("two") == refusing })
@@ -199,7 +198,7 @@ func TestBalancer_NoServerReady_UnreadyOneGetsConnections(t *testing.T) {
 
 func TestBalancer_ServerRefusesConnection_NextOneGetsIt(t *testing.T) {
 	one, two := startServer(t, "one"), startServer(t, "two")
-	_, address := start(t, nil, one, two)
+	_, address := start(t, Options{}, one, two)
 	one.listener.Close() // its check still succeeds
 	for range 10 {
 		if name := dial(t, address).ask(t); name != "two" {
@@ -210,7 +209,7 @@ func TestBalancer_ServerRefusesConnection_NextOneGetsIt(t *testing.T) {
 
 func TestBalancer_AllServersRefuse_ConnectionWaits(t *testing.T) {
 	one := startServer(t, "one")
-	b, address := start(t, nil, one)
+	b, address := start(t, Options{}, one)
 	one.fail(errors.New("refused"))
 	await(t, "refusing", func() bool { return b.healthOf("one") == refusing })
 	c := dial(t, address)
@@ -223,9 +222,25 @@ func TestBalancer_AllServersRefuse_ConnectionWaits(t *testing.T) {
 	}
 }
 
+func TestBalancer_ReadyOnly_ConnectionWaitsForReadyServer(t *testing.T) {
+	one, two := startServer(t, "one"), startServer(t, "two")
+	b, address := start(t, Options{ReadyOnly: true}, one, two)
+	one.fail(ErrUnready)
+	two.fail(ErrUnready)
+	await(t, "unready", func() bool { return b.healthOf("one") == unready && b.healthOf("two") == unready })
+	c := dial(t, address)
+	if _, err := fmt.Fprintln(c, "name?"); err != nil {
+		t.Fatal(err)
+	}
+	two.err.Store(nil)
+	if name, err := c.lines.ReadString('\n'); err != nil || name != "two\n" {
+		t.Errorf("the waiting connection received %q, %v", name, err)
+	}
+}
+
 func TestBalancer_SilentServer_IsLeftOutAndItsConnectionsAreCut(t *testing.T) {
 	one, two := startServer(t, "one"), startServer(t, "two")
-	b, address := start(t, nil, one, two)
+	b, address := start(t, Options{}, one, two)
 	old := dial(t, address)
 	for old.ask(t) != "one" {
 		old = dial(t, address)
@@ -252,7 +267,7 @@ func TestBalancer_SilentServer_IsLeftOutAndItsConnectionsAreCut(t *testing.T) {
 }
 
 func TestBalancer_ClientEndsItsStream_ReceivesTheRest(t *testing.T) {
-	_, address := start(t, nil, startServer(t, "one"))
+	_, address := start(t, Options{}, startServer(t, "one"))
 	c := dial(t, address)
 	if _, err := fmt.Fprintln(c, "name?"); err != nil {
 		t.Fatal(err)
@@ -266,7 +281,7 @@ func TestBalancer_ClientEndsItsStream_ReceivesTheRest(t *testing.T) {
 }
 
 func TestBalancer_Close_EndsConnectionsAndListener(t *testing.T) {
-	b, address := start(t, nil, startServer(t, "one"))
+	b, address := start(t, Options{}, startServer(t, "one"))
 	c := dial(t, address)
 	c.ask(t)
 	b.Close()

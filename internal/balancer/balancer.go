@@ -10,20 +10,20 @@
 //	refusing    the check or a connection fails at once; such a backend gets no connection
 //
 // So a single failing dependency of all backends does not make the whole set unreachable. A
-// connection without any backend waits for one.
+// connection without any backend waits for one. With Options.ReadyOnly, only a ready backend gets a
+// connection.
 package balancer
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"slices"
 	"sync"
 	"time"
-
-	"k8s.io/klog/v2"
 )
 
 // Defaults of Options. A backend that fails is left out of new connections after CheckInterval +
@@ -37,7 +37,8 @@ const (
 	// machine. A guess.
 	cutAfter = 10 * time.Second
 
-	// dialTimeout bounds one connection to a backend, waitLimit the wait of a client for a backend.
+	// dialTimeout bounds one connection to a backend, waitLimit the wait of a client for a backend
+	// without Options.ReadyOnly.
 	dialTimeout = time.Second
 	waitLimit   = 10 * time.Second
 
@@ -59,9 +60,15 @@ type Backend struct {
 	Check func(context.Context) error
 }
 
-// Options configures New. Backends is required.
+// Options configures Start. Backends is required.
 type Options struct {
 	Backends []Backend
+
+	// ReadyOnly makes a new connection wait, without a limit, until a backend is ready.
+	ReadyOnly bool
+
+	// Logger receives messages for the operator. Default: slog.Default().
+	Logger *slog.Logger
 
 	// OnChange, if not nil, is called when a backend becomes ready (with nil), or is no longer
 	// ready (with the reason). Calls for one backend are sequential. It must not call the balancer.
@@ -71,6 +78,9 @@ type Options struct {
 // Balancer forwards connections until Close. Its methods may be called concurrently.
 type Balancer struct {
 	onChange func(string, error)
+	logger   *slog.Logger
+	worst    health        // of a backend that gets connections
+	wait     time.Duration // of a connection for a backend; 0 is no limit
 	listener net.Listener
 	ctx      context.Context
 	cancel   context.CancelFunc
@@ -105,9 +115,15 @@ type backend struct {
 
 // Start forwards connections of listener, which the balancer closes, until Close.
 func Start(listener net.Listener, o Options) *Balancer {
-	b := &Balancer{onChange: o.OnChange, listener: listener}
+	b := &Balancer{onChange: o.OnChange, logger: o.Logger, worst: silent, wait: waitLimit, listener: listener}
 	if b.onChange == nil {
 		b.onChange = func(string, error) {}
+	}
+	if b.logger == nil {
+		b.logger = slog.Default()
+	}
+	if o.ReadyOnly {
+		b.worst, b.wait = ready, 0
 	}
 	b.mu.changed = make(chan struct{})
 	b.ctx, b.cancel = context.WithCancel(context.Background())
@@ -230,7 +246,7 @@ func (b *Balancer) set(s *backend, found health, reason error) {
 	}
 	b.mu.Unlock()
 	if (before == ready) != (found == ready) && !(first && found != ready) {
-		klog.InfoS("Backend changed", "backend", s.Name, "address", s.Address, "ready", found == ready, "err", reason)
+		b.logger.Info("Backend changed", "backend", s.Name, "address", s.Address, "ready", found == ready, "err", reason)
 		b.onChange(s.Name, reason)
 	}
 }
@@ -256,7 +272,7 @@ func (b *Balancer) accept() {
 			return
 		}
 		if err != nil {
-			klog.ErrorS(err, "Failed to accept a connection; retrying", "address", b.listener.Addr())
+			b.logger.Error("Failed to accept a connection; retrying", "address", b.listener.Addr(), "err", err)
 			select {
 			case <-time.After(acceptPause):
 			case <-b.ctx.Done():
@@ -274,7 +290,7 @@ func (b *Balancer) forward(client net.Conn) {
 	s, server, err := b.connect()
 	if err != nil {
 		if b.ctx.Err() == nil {
-			klog.ErrorS(err, "Closing a connection", "client", client.RemoteAddr())
+			b.logger.Error("Closing a connection", "client", client.RemoteAddr(), "err", err)
 		}
 		return
 	}
@@ -282,10 +298,14 @@ func (b *Balancer) forward(client net.Conn) {
 	join(client, server)
 }
 
-// connect returns a connection to the best backend. It waits for at most waitLimit if all refuse.
+// connect returns a connection to the best backend. It waits while none may have connections.
 func (b *Balancer) connect() (*backend, net.Conn, error) {
-	ctx, cancel := context.WithTimeoutCause(b.ctx, waitLimit, fmt.Errorf("no backend accepts connections within %v", waitLimit))
-	defer cancel()
+	ctx := b.ctx
+	if b.wait > 0 {
+		limited, cancel := context.WithTimeoutCause(ctx, b.wait, fmt.Errorf("no backend accepts connections within %v", b.wait))
+		defer cancel()
+		ctx = limited
+	}
 	var tried []*backend // of the health in which they are
 	for {
 		s, changed := b.choose(tried)
@@ -313,8 +333,8 @@ func (b *Balancer) connect() (*backend, net.Conn, error) {
 	}
 }
 
-// choose returns the best backend that was not tried, and nil if the rest refuses connections, with
-// a channel that is closed when the health of one improves.
+// choose returns the best backend that was not tried, and nil if the rest may have no connections,
+// with a channel that is closed when the health of one improves.
 func (b *Balancer) choose(tried []*backend) (*backend, <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -322,7 +342,7 @@ func (b *Balancer) choose(tried []*backend) (*backend, <-chan struct{}) {
 	b.mu.turn++
 	for i := range b.backends {
 		s := b.backends[(i+b.mu.turn)%len(b.backends)]
-		if s.health == refusing || slices.Contains(tried, s) {
+		if s.health > b.worst || slices.Contains(tried, s) {
 			continue
 		}
 		if best == nil || s.health < best.health || s.health == best.health && len(s.conns) < len(best.conns) {
@@ -343,6 +363,6 @@ func (b *Balancer) release(s *backend, conn net.Conn) {
 	delete(s.conns, conn)
 	b.mu.Unlock()
 	if err := conn.Close(); err != nil && !errors.Is(err, net.ErrClosed) && !errors.Is(err, os.ErrClosed) {
-		klog.V(4).InfoS("Failed to close a connection", "backend", s.Name, "err", err)
+		b.logger.Debug("Failed to close a connection", "backend", s.Name, "err", err)
 	}
 }
