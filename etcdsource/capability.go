@@ -104,8 +104,9 @@ func (f ProgressMode) String() string {
 		return "progress"
 	case ByEvents:
 		return "events"
+	default:
+		return "unproven"
 	}
-	return "unproven"
 }
 
 // FeedMember is the name of the only member of a feed, which is the memory of a replica that others

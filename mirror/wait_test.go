@@ -330,7 +330,10 @@ func TestEventsOnly_IgnoresProgress(t *testing.T) {
 		reach(t, m, at)
 		m.WantProgress()
 		rev := store.Put("/elsewhere", "1")
-		store.RequestProgress(context.Background()) // by another client on the stream
+		// Another client on the stream requests progress.
+		if err := store.RequestProgress(context.Background()); err != nil {
+			t.Fatal(err)
+		}
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := m.Wait(ctx, rev); !errors.Is(err, context.DeadlineExceeded) {

@@ -115,11 +115,11 @@ func startGuest(ctx context.Context, flags []string) (_ *guest, err error) {
 	g.cmd = exec.Command(binary, append([]string{"guest", "--dir=" + g.dir, "--"}, flags...)...)
 	g.cmd.Stdout, g.cmd.Stderr = child, g.log
 	if g.stdin, err = g.cmd.StdinPipe(); err != nil {
-		child.Close()
+		_ = child.Close()
 		return nil, err
 	}
 	err = g.cmd.Start()
-	child.Close()
+	_ = child.Close()
 	if err != nil {
 		return nil, err
 	}

@@ -162,12 +162,6 @@ func (s *revisionWaiter) readRevision(ctx context.Context) (mirror.Revision, err
 // (I6). It returns 429 when it cannot verify that within freshWait. The client did not cause that,
 // and passing such reads on to etcd would multiply an outage (KEP-2340, k/k#138494).
 func (s *revisionWaiter) consistent(ctx context.Context, span *readSpan) error {
-	_, err := s.consistentRevision(ctx, span)
-	return err
-}
-
-// consistentRevision is consistent, and returns the revision that the mirror has reached.
-func (s *revisionWaiter) consistentRevision(ctx context.Context, span *readSpan) (mirror.Revision, error) {
 	waitCtx, cancel := waitContext(ctx, freshWait)
 	defer cancel()
 	rev, err := s.readRevision(waitCtx)
@@ -177,13 +171,13 @@ func (s *revisionWaiter) consistentRevision(ctx context.Context, span *readSpan)
 		err = s.await(waitCtx, rev)
 	}
 	if ctx.Err() != nil {
-		return 0, ctx.Err()
+		return ctx.Err()
 	}
 	s.metrics.Consistent(err == nil, false)
 	if err != nil && waitCtx.Err() != nil {
-		return 0, errBehind()
+		return errBehind()
 	}
-	return rev, err
+	return err
 }
 
 // errBehind returns the error of a read that memory has not caught up for.

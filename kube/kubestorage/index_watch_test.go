@@ -31,13 +31,13 @@ func podOn(name, node string, n int) *example.Pod {
 }
 
 // put writes a pod into an in-memory etcd.
-func put(t testing.TB, etcd *memory.Store, pod *example.Pod) mirror.Revision {
+func put(t testing.TB, etcd *memory.Store, pod *example.Pod) {
 	t.Helper()
 	data, err := kruntime.Encode(testCodec(), pod)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return etcd.Put(etcdKey(pod), string(data))
+	etcd.Put(etcdKey(pod), string(data))
 }
 
 // inMemory returns a fixture on an in-memory etcd.

@@ -32,11 +32,11 @@ import (
 
 // corruptFrom makes a fixture whose etcd has, before the first read, the good pod and unreadable
 // values: one under an unknown key, and one that is not an object.
-func corruptFrom(t *testing.T, opts ...func(*options)) (f *fixture, swap *swappable, good, undecryptable, undecodable *example.Pod) {
+func corruptFrom(t *testing.T, opts ...func(*options)) (f *fixture, good, undecryptable, undecodable *example.Pod) {
 	t.Helper()
 	good, undecryptable, undecodable = newPod("good"), newPod("undecryptable"), newPod("undecodable")
 	undecryptable.Namespace, undecodable.Namespace = "bad", "bad"
-	swap = newSwappable(encryption(t, "1"))
+	swap := newSwappable(encryption(t, "1"))
 	put := func(client *kubernetes.Client) {
 		for pod, tr := range map[*example.Pod]value.Transformer{good: swap, undecryptable: encryption(t, "2"), undecodable: swap} {
 			data, err := runtime.Encode(testCodec(), pod)
@@ -55,7 +55,7 @@ func corruptFrom(t *testing.T, opts ...func(*options)) (f *fixture, swap *swappa
 		}
 	}
 	f = setup(t, append(opts, withTransformer(swap), withData(put))...)
-	return f, swap, good, undecryptable, undecodable
+	return f, good, undecryptable, undecodable
 }
 
 // TestUndecodableObject_Reads_FailAsUpstream: reads of such an object fail as upstream's do, those
@@ -64,7 +64,7 @@ func TestUndecodableObject_Reads_FailAsUpstream(t *testing.T) {
 	for _, unsafeDelete := range []bool{false, true} {
 		t.Run(fmt.Sprintf("AllowUnsafeMalformedObjectDeletion=%t", unsafeDelete), func(t *testing.T) {
 			featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, unsafeDelete)
-			f, _, good, undecryptable, undecodable := corruptFrom(t)
+			f, good, undecryptable, undecodable := corruptFrom(t)
 			s, ctx := f.engine(t), contextFor(t)
 
 			for _, pod := range []*example.Pod{good, undecryptable, undecodable} {
@@ -129,7 +129,7 @@ func TestUndecodableObject_Reads_FailAsUpstream(t *testing.T) {
 // listed.
 func TestUnsafeDeletion_UnreadableObject_IsDeleted(t *testing.T) {
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, true)
-	f, _, _, undecryptable, undecodable := corruptFrom(t)
+	f, _, undecryptable, undecodable := corruptFrom(t)
 	ctx := contextFor(t)
 	for _, pod := range []*example.Pod{undecryptable, undecodable} {
 		f.catchUp(t)

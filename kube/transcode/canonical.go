@@ -172,8 +172,9 @@ func (w *walk) canonicalValue(f *field, s slot) bool {
 		}
 		text, ok := onlyText(w.reader(s), 1)
 		return ok && len(text) > 0
+	default:
+		return false
 	}
-	return false
 }
 
 // numbers reads a message of the varints 1 to n in their shortest form, and nothing else.

@@ -272,8 +272,9 @@ func (w *walk) zero(f *field, s slot) bool {
 		return int32(w.varint(s)) == 0
 	case kindBool, kindInt64:
 		return w.varint(s) == 0
+	default:
+		return false
 	}
-	return false
 }
 
 // omitted reports whether JSON omits the value of a present field with omitempty, or of a time with

@@ -27,6 +27,7 @@ func (w *walk) appendAbsent(dst []byte, f *field) (_ []byte, ok bool) {
 		if f.omitZero {
 			return dst, true
 		}
+	default: // written as zero
 	}
 	dst = append(dst, f.name...)
 	switch f.kind {
@@ -131,8 +132,9 @@ func (w *walk) appendOne(dst []byte, f *field, s slot) ([]byte, bool) {
 		return w.appendIntOrString(dst, s)
 	case kindFields:
 		return w.appendManagedFields(dst, s)
+	default:
+		return dst, false
 	}
-	return dst, false
 }
 
 // scalarFields reads a message of the varints 1 and 2 and the text 3, each of which may be absent.

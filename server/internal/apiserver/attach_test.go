@@ -17,7 +17,9 @@ func TestAttachmentFromEnvironment_SelectsEngine(t *testing.T) {
 		}
 		etcd := genericoptions.NewEtcdOptions(storagebackend.NewDefaultConfig("/registry", nil))
 		interval := etcd.StorageConfig.CompactionInterval
-		a.Options(etcd)
+		if err := a.Options(etcd); err != nil {
+			t.Fatal(err)
+		}
 		// The engine compacts in place of upstream's storages, and only then.
 		if took := etcd.StorageConfig.CompactionInterval == 0 && a.compaction == interval; interval == 0 || took != (want == engineStrata) {
 			t.Errorf("%s=%q: the engine compacts: %t, want %t", EngineVariable, value, took, want == engineStrata)

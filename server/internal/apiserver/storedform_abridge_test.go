@@ -63,7 +63,7 @@ func TestAbridger_EveryKind_KeepsAttributes(t *testing.T) {
 	}
 	for gvk, kind := range storedKinds() {
 		t.Run(gvk.Kind, func(t *testing.T) {
-			f := newStoredForm(t, gvk, nil)
+			f := newStoredForm(gvk, nil)
 			var full, left, compared int
 			compare := func(data []byte) {
 				cut, ok := short.Append([]byte("before"), data)
@@ -115,11 +115,11 @@ func TestAbridger_OtherAndMalformedValues_AreDeclined(t *testing.T) {
 		t.Fatal(err)
 	}
 	gvk := corev1.SchemeGroupVersion.WithKind("Pod")
-	data := newStoredForm(t, gvk, nil).raw(t, richPod())
+	data := newStoredForm(gvk, nil).raw(t, richPod())
 	if _, ok := short.Append(nil, data); !ok {
 		t.Fatal("a pod is declined")
 	}
-	quota := newStoredForm(t, corev1.SchemeGroupVersion.WithKind("ResourceQuota"), nil).raw(t, &corev1.ResourceQuota{})
+	quota := newStoredForm(corev1.SchemeGroupVersion.WithKind("ResourceQuota"), nil).raw(t, &corev1.ResourceQuota{})
 	for name, value := range map[string][]byte{
 		"nothing": nil, "JSON": []byte(`{"kind":"Pod","apiVersion":"v1"}`), "prefix": data[:5], "head": data[:12], "another kind": quota,
 		"ciphertext": []byte("k8s:enc:aescbc:v1:key:0123456789"), "long head": []byte("k8s\x00\x0a\xff\x01"),
@@ -142,7 +142,7 @@ func BenchmarkAbridger_Pod(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	f := newStoredForm(nil, corev1.SchemeGroupVersion.WithKind("Pod"), nil)
+	f := newStoredForm(corev1.SchemeGroupVersion.WithKind("Pod"), nil)
 	pb, _ := runtime.SerializerInfoForMediaType(legacyscheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
 	obj := richPod()
 	obj.SetGroupVersionKind(f.gvk)

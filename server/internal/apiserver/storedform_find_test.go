@@ -39,7 +39,7 @@ func newFoundForm(t testing.TB, gvk schema.GroupVersionKind) *foundForm {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &foundForm{storedForm: newStoredForm(nil, gvk, nil), kind: storedKinds()[gvk], all: all[gvk.GroupKind()], fields: map[string]transcode.Find{}, found: map[string]int{}}
+	f := &foundForm{storedForm: newStoredForm(gvk, nil), kind: storedKinds()[gvk], all: all[gvk.GroupKind()], fields: map[string]transcode.Find{}, found: map[string]int{}}
 	for _, name := range slices.Concat(f.kind.copied, f.kind.filled, []string{"metadata.name"}) {
 		f.fields[name] = f.all.Field(name)
 	}
@@ -185,7 +185,7 @@ func TestFinder_AnyResource_FindsOwnForm(t *testing.T) {
 	custom.SetKind("Thing")
 	pod := richPod()
 	pod.Labels, pod.Spec.NodeName = map[string]string{"a": "b"}, "node"
-	stored := newStoredForm(t, corev1.SchemeGroupVersion.WithKind("Pod"), nil).raw(t, pod)
+	stored := newStoredForm(corev1.SchemeGroupVersion.WithKind("Pod"), nil).raw(t, pod)
 	thing := []byte(`{"apiVersion":"example.com/v1","kind":"Thing","metadata":{"labels":{"a":"b"}},"spec":{"color":"node"}}`)
 	for _, c := range []struct {
 		obj    runtime.Object

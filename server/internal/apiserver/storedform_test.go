@@ -34,7 +34,7 @@ type storedForm struct {
 	tr      *transcode.Transcoder
 }
 
-func newStoredForm(t *testing.T, gvk schema.GroupVersionKind, tr *transcode.Transcoder) *storedForm {
+func newStoredForm(gvk schema.GroupVersionKind, tr *transcode.Transcoder) *storedForm {
 	gv := gvk.GroupVersion()
 	pb, _ := runtime.SerializerInfoForMediaType(legacyscheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
 	js, _ := runtime.SerializerInfoForMediaType(legacyscheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeJSON)
@@ -133,7 +133,7 @@ func TestTranscoders_EveryKind_EqualUpstream(t *testing.T) {
 	}
 	for gvk, tr := range all {
 		t.Run(gvk.Kind, func(t *testing.T) {
-			f := newStoredForm(t, gvk, tr)
+			f := newStoredForm(gvk, tr)
 			random, defaulted, changed, rounds := 0, 0, 0, 1500
 			for i := range rounds {
 				// From objects with few fields to objects with most of them.
@@ -283,7 +283,7 @@ func TestTranscoders_RichPod_EqualsUpstream(t *testing.T) {
 		t.Fatal(err)
 	}
 	gvk := corev1.SchemeGroupVersion.WithKind("Pod")
-	f := newStoredForm(t, gvk, all[gvk])
+	f := newStoredForm(gvk, all[gvk])
 	data := f.raw(t, richPod())
 	if f.compare(t, data) {
 		t.Error("a pod without defaults was transcoded")
@@ -323,7 +323,7 @@ func TestTranscoders_Gate_AddsRule(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f := newStoredForm(t, gvk, all[gvk])
+		f := newStoredForm(gvk, all[gvk])
 		pod := richPod()
 		data, err := runtime.Encode(f.codec, f.read(f.raw(t, pod), 0))
 		if err != nil {

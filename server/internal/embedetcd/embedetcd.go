@@ -252,10 +252,10 @@ func (s *Server) Close() {
 			cut.Stop()
 		}
 		if s.socketDir != "" {
-			os.RemoveAll(s.socketDir)
+			_ = os.RemoveAll(s.socketDir)
 		}
 		if s.lock != nil {
-			s.lock.Close()
+			_ = s.lock.Close()
 		}
 	})
 }
@@ -310,7 +310,7 @@ func (s *Server) clientURL(cfg Config) (*url.URL, error) {
 	if err != nil {
 		return nil, fmt.Errorf("etcd data directory: %w", err)
 	}
-	if err := os.Chmod(dir, 0o700); err != nil { // access to the socket is access to all data
+	if err := os.Chmod(dir, 0o700); err != nil { //nolint:gosec // a directory; access to the socket is access to all data
 		return nil, fmt.Errorf("etcd data directory: %w", err)
 	}
 	path := filepath.Join(dir, "client.sock")

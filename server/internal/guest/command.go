@@ -194,7 +194,9 @@ func (h *host) serve(ctx context.Context, conn net.Conn) {
 	}
 	klog.InfoS("Answered a request", "plane", response.Plane, "err", err, "duration", time.Since(started))
 	if err := json.NewEncoder(conn).Encode(response); err != nil && request.Start != nil && response.Plane != "" {
-		h.stop(response.Plane) // it has no client
+		if err := h.stop(response.Plane); err != nil { // it has no client
+			klog.ErrorS(err, "Failed to stop a control plane without a client", "plane", response.Plane)
+		}
 	}
 }
 

@@ -46,7 +46,7 @@ const runningSpares = 2
 // newHost returns a host and starts its etcd in the background.
 func newHost(ctx context.Context, dir string, args []string) *host {
 	h := &host{ctx: ctx, dir: dir, args: args, planes: map[string]*plane{}, copied: map[string]template{}}
-	go h.startEtcd()
+	go func() { _ = h.startEtcd() }() // start returns its error
 	return h
 }
 

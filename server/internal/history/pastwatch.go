@@ -38,11 +38,13 @@ func (s *pastServer) watch(w http.ResponseWriter, ctx context.Context, p resourc
 		var objects []frame
 		if objects, out.kind, err = s.initial(ctx, p, query, accept, start); err == nil {
 			out.begin()
-			out.write(objects...)
+			if out.write(objects...) != nil {
+				return
+			}
 			if query.Get("sendInitialEvents") == "true" {
 				out.bookmark(start, true)
 			}
-			out.flush()
+			_ = out.flush()
 		}
 	}
 	// The events are read at once: they are in memory of the server, and leave it while they are
@@ -58,7 +60,7 @@ func (s *pastServer) watch(w http.ResponseWriter, ctx context.Context, p resourc
 	if len(events) > 0 && out.kind.Kind == "" {
 		_ = json.Unmarshal(events[0].Object, &out.kind)
 	}
-	out.flush()
+	_ = out.flush() // the next write fails
 	for _, f := range events {
 		if s.clock.wait(ctx, f.revision) != nil || out.write(f) != nil || out.flush() != nil {
 			return
@@ -69,7 +71,7 @@ func (s *pastServer) watch(w http.ResponseWriter, ctx context.Context, p resourc
 	}
 	if query.Get("allowWatchBookmarks") == "true" {
 		out.bookmark(s.clock.to, false)
-		out.flush()
+		_ = out.flush()
 	}
 	<-ctx.Done()
 }

@@ -105,12 +105,12 @@ func (s *pastServer) writeKubeconfig(path, namespace string) (written string, re
 	path = filepath.Join(dir, "kubeconfig")
 	removeFile, err := createFile(path, data)
 	if err != nil {
-		os.Remove(dir)
+		_ = os.Remove(dir)
 		return "", nil, err
 	}
 	return path, func() {
 		removeFile()
-		os.Remove(dir)
+		_ = os.Remove(dir)
 	}, nil
 }
 
@@ -142,7 +142,7 @@ func createFile(path string, data []byte) (remove func(), err error) {
 // removeSame deletes the file at path if it is a given one, and not one that has replaced it.
 func removeSame(path string, file os.FileInfo) {
 	if named, err := os.Lstat(path); err == nil && os.SameFile(file, named) {
-		os.Remove(path)
+		_ = os.Remove(path)
 	}
 }
 

@@ -55,7 +55,7 @@ func openLog(path string) (*logFile, error) {
 		defer read.Close()
 		if _, err := io.Copy(l.file, read); err != nil {
 			fmt.Fprintln(l.stderr, "strata: log:", err)
-			io.Copy(io.Discard, read) // writers to the log must not block
+			_, _ = io.Copy(io.Discard, read) // writers to the log must not block
 		}
 	}()
 	os.Stderr = write
@@ -68,7 +68,7 @@ func openLog(path string) (*logFile, error) {
 // exit is called by klog after a fatal message. It waits until the message is in the file, and
 // prints the path of the file to the terminal.
 func (l *logFile) exit(int) {
-	l.pipe.Close()
+	_ = l.pipe.Close()
 	select {
 	case <-l.copied:
 	case <-time.After(time.Second): // writing the file may have failed, too
@@ -89,7 +89,7 @@ func (l *logFile) Close() {
 	os.Stderr = l.stderr
 	log.SetOutput(l.stderr)
 	klog.OsExit = os.Exit
-	l.pipe.Close()
+	_ = l.pipe.Close()
 	<-l.copied
-	l.file.Close()
+	_ = l.file.Close()
 }

@@ -291,7 +291,7 @@ func (p *plane) stop(err error) error {
 		p.log.Close()
 	}
 	if p.dir != nil {
-		p.dir.Close()
+		_ = p.dir.Close()
 	}
 	return err
 }

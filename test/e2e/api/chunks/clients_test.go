@@ -28,7 +28,7 @@ func TestClientGoPager_ReturnsCompleteLists(t *testing.T) {
 	s := shared
 	s.defineThings(t, ctx)
 	namespace := harness.NewName("ns")
-	_, names := s.fill(t, ctx, maps, namespace, "first", 200)
+	names := s.fill(t, ctx, maps, namespace, "first", 200)
 	s.fill(t, ctx, things, namespace, "first", 200)
 	resource := schema.GroupVersionResource{Group: thingsGroup, Version: "v1", Resource: things.plural}
 
@@ -113,7 +113,7 @@ func TestKubectlGet_ChunkSize_ReturnsEveryObject(t *testing.T) {
 	s := shared
 	s.defineThings(t, ctx)
 	namespace := harness.NewName("ns")
-	_, names := s.fill(t, ctx, maps, namespace, "first", 100)
+	names := s.fill(t, ctx, maps, namespace, "first", 100)
 	s.fill(t, ctx, things, namespace, "first", 100)
 	for _, k := range []kind{maps, things} {
 		for _, args := range [][]string{{"--output=name"}, {"--no-headers"}, {"--output=jsonpath={range .items[*]}{.metadata.name}{\"\\n\"}{end}"}} {

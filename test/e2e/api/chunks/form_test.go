@@ -238,7 +238,7 @@ func TestPagedList_EveryMediaType_IsOneSnapshot(t *testing.T) {
 		namespace, other := harness.NewName("ns"), harness.NewName("ns")
 		value := string(bytes.Repeat([]byte("v"), 1000))
 		s.fill(t, ctx, k, other, value, 100)
-		_, names := s.fill(t, ctx, k, namespace, value, 600)
+		names := s.fill(t, ctx, k, namespace, value, 600)
 		for _, f := range forms {
 			if f.builtIn && k == things {
 				continue

@@ -150,8 +150,8 @@ func (k kind) delete(namespace, name string) clientv3.Op {
 	return clientv3.OpDelete(k.prefix + namespace + "/" + name)
 }
 
-// fill writes n objects named 0000.. in few transactions, and returns the revision and their names.
-func (s *scene) fill(t *testing.T, ctx context.Context, k kind, namespace, value string, n int) (revision int64, names []string) {
+// fill writes n objects named 0000.. in few transactions, and returns their names.
+func (s *scene) fill(t *testing.T, ctx context.Context, k kind, namespace, value string, n int) (names []string) {
 	t.Helper()
 	for i := 0; i < n; {
 		var ops []clientv3.Op
@@ -159,9 +159,9 @@ func (s *scene) fill(t *testing.T, ctx context.Context, k kind, namespace, value
 			names = append(names, fmt.Sprintf("object-%06d", i))
 			ops = append(ops, k.put(namespace, names[i], value))
 		}
-		revision = s.commit(t, ctx, ops...)
+		s.commit(t, ctx, ops...)
 	}
-	return revision, names
+	return names
 }
 
 // commit writes to etcd in one transaction and returns its revision.

@@ -128,7 +128,7 @@ func (s *scene) beginPages(t *testing.T, ctx context.Context, k kind) (after fun
 	}
 	var walks []begun
 	namespace := harness.NewName("ns")
-	_, names := s.fill(t, ctx, k, namespace, "first", 300)
+	names := s.fill(t, ctx, k, namespace, "first", 300)
 	for i, f := range forms {
 		if f.builtIn && k == things {
 			continue
@@ -363,7 +363,7 @@ type expired struct {
 func (s *scene) expire(t *testing.T, ctx context.Context, k kind) expired {
 	t.Helper()
 	namespace := harness.NewName("ns")
-	_, names := s.fill(t, ctx, k, namespace, "first", 100)
+	names := s.fill(t, ctx, k, namespace, "first", 100)
 	path := k.path(namespace)
 	first, err := s.replicas[0].api.List(ctx, path, "limit=17")
 	harness.Check(t, err)

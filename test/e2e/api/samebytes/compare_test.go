@@ -19,7 +19,7 @@ import (
 // returns upstream's answer.
 func (w *world) same(t *testing.T, ctx context.Context, r request) *response {
 	t.Helper()
-	_, want, all := w.compare(t, ctx, r)
+	want, all := w.compare(t, ctx, r)
 	for len(all) > 0 {
 		// A server may have written by itself, and the two servers may have received the change at
 		// different times. A difference without a change is a failure.
@@ -29,7 +29,7 @@ func (w *world) same(t *testing.T, ctx context.Context, r request) *response {
 			w.ask(t, ctx, request{path: r.path}) // a consistent list
 			w.compared.Store(r.path, before)
 		}
-		if _, want, all = w.compare(t, ctx, r); len(all) == 0 {
+		if want, all = w.compare(t, ctx, r); len(all) == 0 {
 			break
 		}
 		after, err := w.revision(ctx)
@@ -45,14 +45,14 @@ func (w *world) same(t *testing.T, ctx context.Context, r request) *response {
 	return want
 }
 
-// compare sends the request to both servers once, and returns the answers and the differences that
-// byDesign does not permit.
-func (w *world) compare(t *testing.T, ctx context.Context, r request) (got, want *response, all []string) {
+// compare sends the request to both servers once, and returns upstream's answer and the
+// differences that byDesign does not permit.
+func (w *world) compare(t *testing.T, ctx context.Context, r request) (want *response, all []string) {
 	t.Helper()
 	answers := w.ask(t, ctx, r)
-	got, want = answers[0], answers[1]
+	got, want := answers[0], answers[1]
 	applyDesign(r, got, want)
-	return got, want, differences(got, want)
+	return want, differences(got, want)
 }
 
 // comparedAt returns the last revision at which both servers were known to be current for a path:

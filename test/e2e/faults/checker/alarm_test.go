@@ -105,7 +105,7 @@ func TestConsistencyCheck_UndecodableValue_IsCompared(t *testing.T) {
 				return err == nil && r.Code == http.StatusInternalServerError, errors.Join(err, fmt.Errorf("garbage is answered with %d", r.Code))
 			}))
 			c := requireStatus(t, ctx, s, k, "success")
-			want, _ := stored(t, ctx, k.prefix, c.Revision)
+			want := stored(t, ctx, k.prefix, c.Revision)
 			if c.Revision < revision || c.Hash != hashOf(want) || c.Keys != int64(len(want)) {
 				t.Errorf("%s with garbage: %+v, want the hash %s of %d keys at %d or later", k.name, c, hashOf(want), len(want), revision)
 			}
@@ -134,7 +134,7 @@ func TestConsistencyCheck_PageTooLarge_ReportsNoDifference(t *testing.T) {
 	t.Cleanup(rule.Remove)
 	proxy.Reset()
 	c := requireStatus(t, ctx, lossy, things, "success")
-	if want, _ := stored(t, ctx, things.prefix, c.Revision); c.Hash != hashOf(want) {
+	if want := stored(t, ctx, things.prefix, c.Revision); c.Hash != hashOf(want) {
 		t.Errorf("%+v, want the hash %s", c, hashOf(want))
 	}
 	limits := []int64{}
@@ -188,7 +188,7 @@ func TestConsistencyCheck_WritesMeanwhile_ReportNoDifference(t *testing.T) {
 			if c.Status == "success" {
 				succeeded++
 			}
-			if want, _ := stored(t, ctx, k.prefix, c.Revision); c.Hash != hashOf(want) {
+			if want := stored(t, ctx, k.prefix, c.Revision); c.Hash != hashOf(want) {
 				t.Errorf("%s at %d: hash %s, want %s of %d keys", k.name, c.Revision, c.Hash, hashOf(want), len(want))
 			}
 		}

@@ -42,7 +42,7 @@ func TestConsistencyCheck_Replicas_HaveEqualHashes(t *testing.T) {
 			commit(t, ctx, k.put("hash-0", "changed"), clientv3.OpDelete(k.key("hash-1")))
 		}
 		list(t, ctx, lossy, k, "") // the lossy server has reached the revision
-		want, _ := stored(t, ctx, k.prefix, mine.Revision)
+		want := stored(t, ctx, k.prefix, mine.Revision)
 		for _, s := range []*harness.Server{lossy, strict} {
 			items, _ := list(t, ctx, s, k, exactly(mine.Revision))
 			requireSame(t, k.name+" listed", items, want)

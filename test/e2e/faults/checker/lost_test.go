@@ -134,7 +134,7 @@ func TestConsistencyCheck_LostEvents_AreDetectedAndRepaired(t *testing.T) {
 			}
 			until(t, ctx, beside, "fence", fence)
 			until(t, ctx, whole, "fence", fence)
-			truth, _ := stored(t, ctx, maps.prefix, fence)
+			truth := stored(t, ctx, maps.prefix, fence)
 			if items, _ := list(t, ctx, lossy, maps, exactly(fence)); slices.Equal(items, truth) {
 				t.Fatal("no event was lost")
 			}
@@ -153,7 +153,7 @@ func TestConsistencyCheck_LostEvents_AreDetectedAndRepaired(t *testing.T) {
 				found.Differences != len(c.lost) || !found.Repaired {
 				t.Errorf("found %+v, want missing %v, differing %v, extra %v, and all repaired", found, c.missing, c.differ, c.extra)
 			}
-			atThat, _ := stored(t, ctx, maps.prefix, found.Revision)
+			atThat := stored(t, ctx, maps.prefix, found.Revision)
 			if found.EtcdHash != hashOf(atThat) || found.Hash == found.EtcdHash {
 				t.Errorf("found %+v, want etcd's hash to be %s, and another one in memory", found, hashOf(atThat))
 			}
@@ -190,7 +190,7 @@ func TestConsistencyCheck_LostEvents_AreDetectedAndRepaired(t *testing.T) {
 
 			// Lists of the present are correct at once, and older requests get 410.
 			items, now := list(t, ctx, lossy, maps, "")
-			truth, _ = stored(t, ctx, maps.prefix, now)
+			truth = stored(t, ctx, maps.prefix, now)
 			requireSame(t, "the latest state after the check", items, truth)
 			for _, name := range slices.Concat(c.missing, c.differ, c.extra) {
 				r, err := lossy.API().Do(ctx, http.MethodGet, maps.in("default")+"/"+name, "", nil)
@@ -217,7 +217,7 @@ func TestConsistencyCheck_LostEvents_AreDetectedAndRepaired(t *testing.T) {
 				t.Helper()
 				before := lists(t, ctx, lossy, maps, source)
 				items, _ := list(t, ctx, lossy, maps, exactly(revision))
-				truth, _ := stored(t, ctx, maps.prefix, revision)
+				truth := stored(t, ctx, maps.prefix, revision)
 				requireSame(t, fmt.Sprintf("the list at %d, from %s", revision, source), items, truth)
 				if n := lists(t, ctx, lossy, maps, source); n != before+1 {
 					t.Errorf("at %d: %d lists from %s, and %d before", revision, n, source, before)
@@ -289,7 +289,7 @@ func TestLostEvent_NextUpdate_DetectsGap(t *testing.T) {
 	commit(t, ctx, maps.put("twice", "2"))
 	requireGone(t, ctx, "a watch that ran", watch)
 	items, now := list(t, ctx, lossy, maps, "")
-	truth, _ := stored(t, ctx, maps.prefix, now)
+	truth := stored(t, ctx, maps.prefix, now)
 	requireSame(t, "the latest state", items, truth)
 	if after := diverged(); after != before+1 {
 		t.Errorf("strata_mirror_divergences_total is %v, and was %v before", after, before)
@@ -313,7 +313,7 @@ func TestConsistencyCheck_EarlyProgress_FindsMissingEvent(t *testing.T) {
 	harness.Check(t, rule.Await(ctx, 1))
 	// A consistent list makes the server request progress, which passes the proxy.
 	items, now := list(t, ctx, lossy, maps, "")
-	truth, _ := stored(t, ctx, maps.prefix, now)
+	truth := stored(t, ctx, maps.prefix, now)
 	if now < overtaken || slices.Equal(items, truth) {
 		t.Fatalf("the list at %d contains the event that was held back at %d", now, overtaken)
 	}
@@ -322,13 +322,13 @@ func TestConsistencyCheck_EarlyProgress_FindsMissingEvent(t *testing.T) {
 		t.Errorf("found %+v, want %s missing", found, name)
 	}
 	items, now = list(t, ctx, lossy, maps, "")
-	truth, _ = stored(t, ctx, maps.prefix, now)
+	truth = stored(t, ctx, maps.prefix, now)
 	requireSame(t, "the latest state after the check", items, truth)
 	rule.Remove()
 	for i := range 3 {
 		last := commit(t, ctx, maps.put(name, fmt.Sprint(i)), secrets.put("fence", "late"))
 		items, now = list(t, ctx, lossy, maps, exactly(last))
-		truth, _ = stored(t, ctx, maps.prefix, last)
+		truth = stored(t, ctx, maps.prefix, last)
 		requireSame(t, "after the late event", items, truth)
 		if now != last {
 			t.Errorf("a list at %d is of %d", last, now)

@@ -125,14 +125,14 @@ func commit(t *testing.T, ctx context.Context, ops ...clientv3.Op) int64 {
 
 // stored returns keys and revisions under a prefix in etcd, at a revision or the current one if
 // that is 0.
-func stored(t *testing.T, ctx context.Context, prefix string, at int64) (items []string, revision int64) {
+func stored(t *testing.T, ctx context.Context, prefix string, at int64) (items []string) {
 	t.Helper()
 	r, err := client.Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithRev(at), clientv3.WithKeysOnly())
 	harness.Check(t, err)
 	for _, kv := range r.Kvs {
 		items = append(items, fmt.Sprintf("%s@%d", strings.TrimPrefix(string(kv.Key), prefix), kv.ModRevision))
 	}
-	return items, r.Header.Revision
+	return items
 }
 
 // list returns the same from a server's list: namespace/name@resourceVersion.

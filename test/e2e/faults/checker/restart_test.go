@@ -39,7 +39,7 @@ func TestConsistencyCheck_PanicEnabled_DifferencePanics(t *testing.T) {
 	// It starts with the state of etcd.
 	strict.Restart()
 	items, now := list(t, ctx, strict, routes, "")
-	truth, _ := stored(t, ctx, routes.prefix, now)
+	truth := stored(t, ctx, routes.prefix, now)
 	requireSame(t, "after the restart", items, truth)
 	requireAfterRestart(t, ctx, strict, before)
 }
@@ -119,7 +119,7 @@ func requireRepairOnSchedule(t *testing.T, ctx context.Context) {
 	before := lists(t, ctx, lossy, things, "memory_past")
 	for _, revision := range []int64{lost, now} {
 		items, _ := list(t, ctx, lossy, things, exactly(revision))
-		truth, _ := stored(t, ctx, things.prefix, revision)
+		truth := stored(t, ctx, things.prefix, revision)
 		requireSame(t, fmt.Sprintf("the list at %d", revision), items, truth)
 	}
 	if n := lists(t, ctx, lossy, things, "memory_past"); n == before {

@@ -266,7 +266,7 @@ func (s *members) requireGoesOn(t *testing.T, ctx context.Context, failed int) {
 	group.Go(func() { gets = read(ctx, stop, s.api, secrets.path+"/one") })
 	var switched time.Duration
 	for r := range s.recordings {
-		if _, err := r.awaitRevision(bound, first); err != nil {
+		if err := r.awaitRevision(bound, first); err != nil {
 			t.Error(err)
 			continue
 		}

@@ -86,8 +86,7 @@ type recording struct {
 	mu struct { // leaf
 		sync.Mutex
 		changes  []change
-		arrived  time.Time // of the last event
-		revision int64     // of the last event or bookmark
+		revision int64 // of the last event or bookmark
 		status   *metav1.Status
 		err      error         // why it ended
 		changed  chan struct{} // closed and replaced with each event, and at the end
@@ -166,7 +165,6 @@ func (r *recording) add(e harness.Event, err error) bool {
 	r.mu.revision = revision
 	if e.Type != "BOOKMARK" {
 		r.mu.changes = append(r.mu.changes, change{e.Type, e.Object.Metadata.Name, revision})
-		r.mu.arrived = time.Now()
 	}
 	return true
 }
@@ -199,15 +197,9 @@ func (r *recording) await(ctx context.Context, what string, condition func() boo
 	}
 }
 
-// awaitRevision returns when the watch has delivered an event or a bookmark at a revision or later,
-// with the arrival time of the last event.
-func (r *recording) awaitRevision(ctx context.Context, revision int64) (time.Time, error) {
-	var at time.Time
-	err := r.await(ctx, fmt.Sprintf("shown revision %d", revision), func() bool {
-		at = r.mu.arrived
-		return r.mu.revision >= revision
-	})
-	return at, err
+// awaitRevision returns when the watch has delivered an event or a bookmark at a revision or later.
+func (r *recording) awaitRevision(ctx context.Context, revision int64) error {
+	return r.await(ctx, fmt.Sprintf("shown revision %d", revision), func() bool { return r.mu.revision >= revision })
 }
 
 // requireEvents waits for the last change, and fails the test unless the watch is open and has
@@ -215,7 +207,7 @@ func (r *recording) awaitRevision(ctx context.Context, revision int64) (time.Tim
 func (r *recording) requireEvents(t *testing.T, ctx context.Context, want []change) {
 	t.Helper()
 	if len(want) > 0 {
-		if _, err := r.awaitRevision(ctx, want[len(want)-1].revision); err != nil {
+		if err := r.awaitRevision(ctx, want[len(want)-1].revision); err != nil {
 			t.Error(err)
 			return
 		}

@@ -65,18 +65,15 @@ func definition() object {
 }
 
 // awaitCode returns when a GET of path is answered with code.
-func awaitCode(t *testing.T, ctx context.Context, api *harness.API, path string, code int) *harness.Response {
+func awaitCode(t *testing.T, ctx context.Context, api *harness.API, path string, code int) {
 	t.Helper()
-	var last *harness.Response
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		r, err := api.Do(ctx, http.MethodGet, path, "", nil)
 		if err != nil {
 			return false, err
 		}
-		last = r
 		return r.Code == code, fmt.Errorf("%s: %w, want %d", path, r.Err(), code)
 	}))
-	return last
 }
 
 // requireCode checks the code of a GET of path.
