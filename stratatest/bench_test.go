@@ -19,7 +19,7 @@ func BenchmarkFirst(b *testing.B) {
 	var times []time.Duration
 	for b.Loop() {
 		started := time.Now()
-		g, err := startGuest(b.Context(), nil)
+		g, err := startTestServer(b.Context(), nil)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -78,8 +78,8 @@ func BenchmarkTenAtOnce(b *testing.B) {
 	report(b, times)
 }
 
-func first(b *testing.B) *guest {
-	g, err := startGuest(b.Context(), nil)
+func first(b *testing.B) *testServer {
+	g, err := startTestServer(b.Context(), nil)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -90,7 +90,7 @@ func first(b *testing.B) *guest {
 }
 
 // end ends a process as the end of the test process does.
-func end(b *testing.B, g *guest) {
+func end(b *testing.B, g *testServer) {
 	g.stdin.Close()
 	if err := g.cmd.Wait(); err != nil {
 		b.Error(err)
@@ -100,7 +100,7 @@ func end(b *testing.B, g *guest) {
 var resident = regexp.MustCompile(`VmRSS:\s+(\d+) kB`)
 
 // memory returns the resident memory of the process in MiB, 0 where there is no /proc.
-func memory(b *testing.B, g *guest) float64 {
+func memory(b *testing.B, g *testServer) float64 {
 	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(g.cmd.Process.Pid), "status"))
 	if err != nil {
 		return 0

@@ -60,13 +60,13 @@ func TestStartGuest_NoStrataProgram_NamesNextStep(t *testing.T) {
 		"not executable": {"testdata/crds/widgets.yaml", "", "is not a program"},
 		"directory":      {t.TempDir(), "", "is not a program"},
 		"other program":  {"/bin/true", "", "another program, or an older release"},
-		"other output":   {"/bin/echo", "", `printed "guest`},
+		"other output":   {"/bin/echo", "", `printed "testserver`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv(binaryEnv, tc.binary)
 			t.Setenv("PATH", tc.path)
 			t.Setenv("TMPDIR", t.TempDir())
-			_, err := startGuest(t.Context(), nil)
+			_, err := startTestServer(t.Context(), nil)
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Fatalf("error is %v, want %q in it", err, tc.want)
 			}
@@ -83,7 +83,7 @@ func TestProcess_GuestIsKilled_ErrorSaysSoAndNextStartWorks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.guest.cmd.Process.Kill(); err != nil {
+	if err := p.server.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	await(t, "the failure of a call", func() bool {
@@ -93,7 +93,7 @@ func TestProcess_GuestIsKilled_ErrorSaysSoAndNextStartWorks(t *testing.T) {
 	if !strings.Contains(err.Error(), "the process of strata ended") || !strings.Contains(err.Error(), "last lines of its log") {
 		t.Errorf("error is %q, want the end of the process and its log", err)
 	}
-	if _, err := os.Stat(p.guest.dir); !os.IsNotExist(err) {
+	if _, err := os.Stat(p.server.dir); !os.IsNotExist(err) {
 		t.Errorf("the directory of the process: %v, want none", err)
 	}
 	next, err := New(t.Context(), flags)

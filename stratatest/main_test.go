@@ -10,7 +10,7 @@ import (
 )
 
 // startEnv makes the test binary start a control plane, print the process id and the directory of
-// the guest, and wait.
+// the test server, and wait.
 const startEnv = "STRATATEST_START"
 
 func TestMain(m *testing.M) {
@@ -47,6 +47,6 @@ func startAndWait() {
 		fmt.Println(err)
 		os.Exit(1)
 	}
-	fmt.Println(p.guest.cmd.Process.Pid, p.guest.dir)
+	fmt.Println(p.server.cmd.Process.Pid, p.server.dir)
 	select {} // until it is killed
 }

@@ -70,7 +70,7 @@ func Start(t testing.TB, opts ...Option) *rest.Config {
 // groups. An error ends the test.
 func User(t testing.TB, cfg *rest.Config, name string, groups ...string) *rest.Config {
 	t.Helper()
-	p, err := planeOf(cfg)
+	p, err := controlPlaneOf(cfg)
 	if err == nil {
 		cfg, err = p.User(name, groups...)
 	}
@@ -99,8 +99,8 @@ func Kubeconfig(t testing.TB, cfg *rest.Config) string {
 
 // ControlPlane is a running control plane. Its methods may be called concurrently.
 type ControlPlane struct {
-	guest  *guest
-	name   string // in requests to the guest
+	server *testServer
+	name   string // in requests to the test server
 	config *rest.Config
 }
 
@@ -123,19 +123,19 @@ func New(ctx context.Context, opts ...Option) (*ControlPlane, error) {
 	if err != nil {
 		return nil, fmt.Errorf("stratatest: start a control plane: %w", err)
 	}
-	p := &ControlPlane{guest: g, name: r.Plane, config: newConfig(r.URL, r.CA, r.Cert, r.Key)}
-	planes.Store(p.config.Host, p)
+	p := &ControlPlane{server: g, name: r.ControlPlane, config: newConfig(r.URL, r.CA, r.Cert, r.Key)}
+	controlPlanes.Store(p.config.Host, p)
 	if err := install(ctx, p.config, definitions); err != nil {
 		return nil, errors.Join(fmt.Errorf("stratatest: %w", err), p.Stop())
 	}
 	return p, nil
 }
 
-// planes has the running control planes, *ControlPlane by URL.
-var planes sync.Map
+// controlPlanes has the running control planes, *ControlPlane by URL.
+var controlPlanes sync.Map
 
-func planeOf(cfg *rest.Config) (*ControlPlane, error) {
-	p, ok := planes.Load(cfg.Host)
+func controlPlaneOf(cfg *rest.Config) (*ControlPlane, error) {
+	p, ok := controlPlanes.Load(cfg.Host)
 	if !ok {
 		return nil, fmt.Errorf("stratatest: no control plane of this process has the address %q; it was not started by stratatest, or was stopped", cfg.Host)
 	}
@@ -159,7 +159,7 @@ func (p *ControlPlane) Config() *rest.Config { return rest.CopyConfig(p.config) 
 func (p *ControlPlane) User(name string, groups ...string) (*rest.Config, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
-	r, err := p.guest.call(ctx, request{User: &userRequest{Plane: p.name, Name: name, Groups: groups}})
+	r, err := p.server.call(ctx, request{User: &userRequest{ControlPlane: p.name, Name: name, Groups: groups}})
 	if err != nil {
 		return nil, fmt.Errorf("stratatest: add user %q: %w", name, err)
 	}
@@ -169,12 +169,12 @@ func (p *ControlPlane) User(name string, groups ...string) (*rest.Config, error)
 // Stop closes the connections of all clients, stops the control plane, and deletes its data. A
 // second call has no effect.
 func (p *ControlPlane) Stop() error {
-	if _, running := planes.LoadAndDelete(p.config.Host); !running {
+	if _, running := controlPlanes.LoadAndDelete(p.config.Host); !running {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
-	if _, err := p.guest.call(ctx, request{Stop: &stopRequest{Plane: p.name}}); err != nil {
+	if _, err := p.server.call(ctx, request{Stop: &stopRequest{ControlPlane: p.name}}); err != nil {
 		return fmt.Errorf("stratatest: stop the control plane at %s: %w", p.config.Host, err)
 	}
 	return nil

@@ -40,13 +40,13 @@ func clientOf(t *testing.T, cfg *rest.Config) *kubernetes.Clientset {
 func TestStart_ParallelPlanes_AreIsolated(t *testing.T) {
 	const n = 4
 	var configs [n]*rest.Config
-	t.Run("planes", func(group *testing.T) {
+	t.Run("controlPlanes", func(group *testing.T) {
 		for i := range n {
 			group.Run(fmt.Sprint(i), func(group *testing.T) {
 				group.Parallel()
 				configs[i] = Start(t, WithCRDs("testdata/crds")) // all run until the last check
 				maps := clientOf(group, configs[i]).CoreV1().ConfigMaps(metav1.NamespaceDefault)
-				object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "same"}, Data: map[string]string{"plane": fmt.Sprint(i)}}
+				object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "same"}, Data: map[string]string{"controlPlane": fmt.Sprint(i)}}
 				if _, err := maps.Create(group.Context(), object, metav1.CreateOptions{}); err != nil {
 					group.Fatal(err)
 				}
@@ -55,7 +55,7 @@ func TestStart_ParallelPlanes_AreIsolated(t *testing.T) {
 	})
 	for i, cfg := range configs {
 		list, err := clientOf(t, cfg).CoreV1().ConfigMaps(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{})
-		if err != nil || len(list.Items) != 1 || list.Items[0].Data["plane"] != fmt.Sprint(i) {
+		if err != nil || len(list.Items) != 1 || list.Items[0].Data["controlPlane"] != fmt.Sprint(i) {
 			t.Errorf("config maps are %v (error %v), want one of plane %d", list, err, i)
 		}
 		// The certificates of one control plane are not valid for another.
@@ -155,7 +155,7 @@ func TestWithFlags_FeatureGate_UsesProcessOfItsOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer plain.Stop()
-	if gated.guest == plain.guest {
+	if gated.server == plain.server {
 		t.Error("control planes with different feature gates run in one process")
 	}
 	service, err := clientOf(t, gated.Config()).CoreV1().Services(metav1.NamespaceDefault).Get(t.Context(), "kubernetes", metav1.GetOptions{})
@@ -196,7 +196,7 @@ func TestStop_ClosesConnectionsAndLeavesNoGoroutines(t *testing.T) {
 	if _, err := p.User("jane"); err == nil || !strings.Contains(err.Error(), "stopped") {
 		t.Errorf("User after Stop: %v, want an error", err)
 	}
-	if _, err := planeOf(cfg); err == nil {
+	if _, err := controlPlaneOf(cfg); err == nil {
 		t.Error("the control plane is known after Stop")
 	}
 	await(t, "the goroutines to end", func() bool { return runtime.NumGoroutine() <= before })
@@ -224,16 +224,16 @@ func TestProcess_TestIsKilled_GuestEndsAndRemovesItsDirectory(t *testing.T) {
 		t.Fatalf("the process printed %q", line)
 	}
 	if err := syscall.Kill(pid, 0); err != nil {
-		t.Fatalf("process %d of the guest: %v", pid, err)
+		t.Fatalf("process %d of the test server: %v", pid, err)
 	}
 	if err := test.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the guest to remove "+dir, func() bool {
+	await(t, "the test server to remove "+dir, func() bool {
 		_, err := os.Stat(dir)
 		return errors.Is(err, os.ErrNotExist)
 	})
-	await(t, "the guest to end", func() bool {
+	await(t, "the test server to end", func() bool {
 		// a zombie where no process reaps orphans
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		return syscall.Kill(pid, 0) != nil || err == nil && strings.Contains(string(stat), ") Z ")

@@ -50,10 +50,10 @@ import (
 	"github.com/stratakube/strata/server/internal/console"
 	"github.com/stratakube/strata/server/internal/embedetcd"
 	"github.com/stratakube/strata/server/internal/etcdcopy"
-	"github.com/stratakube/strata/server/internal/guest"
 	"github.com/stratakube/strata/server/internal/history"
 	"github.com/stratakube/strata/server/internal/kubectlcmd"
 	"github.com/stratakube/strata/server/internal/replica"
+	"github.com/stratakube/strata/server/internal/testserver"
 	"github.com/stratakube/strata/server/internal/up"
 	"github.com/stratakube/strata/server/internal/version"
 )
@@ -99,7 +99,7 @@ memory, with the same guarantees as etcd.`,
 		untilSignal(replica.NewCommand()),
 		newVersionCommand(),
 		newEtcdCommand(),
-		untilSignal(guest.NewCommand()),
+		untilSignal(testserver.NewCommand()),
 	)
 	addVersionFlag(root)
 	return root

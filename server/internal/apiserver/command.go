@@ -128,7 +128,7 @@ type settings struct {
 	checks checkSettings
 	tokens tokenSettings
 
-	variant Variant
+	hooks Hooks
 
 	overrides     overrides // set by prepare
 	sizesOfEvents bool      // --watch-cache-sizes contains events
@@ -144,7 +144,7 @@ type settings struct {
 // newSettings returns the defaults.
 func newSettings() *settings {
 	return &settings{kube: options.NewServerRunOptions(), engine: engineStrata, gates: newGates(),
-		limits: defaultEngineLimits(), checks: defaultCheckSettings(), tokens: defaultTokenSettings(), variant: plain{}}
+		limits: defaultEngineLimits(), checks: defaultCheckSettings(), tokens: defaultTokenSettings()}
 }
 
 // newCommand returns the command with the callbacks of o.
@@ -212,7 +212,9 @@ func (s *settings) ownFlags() *pflag.FlagSet {
 	s.limits.addFlags(own)
 	s.checks.addFlags(own)
 	s.tokens.addFlags(own)
-	s.variant.AddFlags(own)
+	if s.hooks.AddFlags != nil {
+		s.hooks.AddFlags(own)
+	}
 	own.Func(NoHostsFlag, "Set by strata up: addresses that no host has.", func(prefix string) error {
 		p, err := netip.ParsePrefix(prefix)
 		s.noHosts = append(s.noHosts, p)

@@ -90,7 +90,9 @@ func (s *settings) engineOptions(etcd *genericoptions.EtcdOptions, transformer v
 		Gates:  s.gates,
 		Logger: slog.New(logr.ToSlogHandler(klog.Background())),
 	}
-	s.variant.Engine(&options)
+	if s.hooks.Engine != nil {
+		s.hooks.Engine(&options)
+	}
 	return options, nil
 }
 

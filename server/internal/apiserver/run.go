@@ -42,7 +42,7 @@ func (s *settings) run(ctx context.Context, flags *pflag.FlagSet, o Options) err
 	if stopped, err := s.reachEtcd(ctx, completed); stopped || err != nil {
 		return err
 	}
-	kube := &instance{variant: s.variant}
+	kube := &instance{hooks: s.hooks}
 	defer kube.stop()
 	if err := kube.start(ctx, s, completed, o); err != nil {
 		return err
@@ -75,14 +75,16 @@ func (s *settings) prepare(ctx context.Context, flags *pflag.FlagSet, shared *Sh
 	}
 	cliflag.PrintFlags(flags)
 
-	if err := s.variant.Options(ctx, flags, s.kube); err != nil {
-		return completed, err
+	if s.hooks.Options != nil {
+		if err := s.hooks.Options(ctx, flags, s.kube); err != nil {
+			return completed, err
+		}
 	}
 	s.sizesOfEvents = namesEvents(s.kube.Etcd.WatchCacheSizes)
 	if completed, err = s.kube.Complete(ctx); err != nil {
 		return completed, err
 	}
-	if err := s.variant.Completed(&completed); err != nil {
+	if err := call(s.hooks.Completed, &completed); err != nil {
 		return completed, err
 	}
 	if s.overrides, err = parseOverrides(completed.Etcd); err != nil {
@@ -156,7 +158,7 @@ func (s *settings) reachEtcd(ctx context.Context, completed options.CompletedOpt
 type instance struct {
 	listener   net.Listener // nil: none
 	attachment *Attachment  // nil until config is set
-	variant    Variant
+	hooks      Hooks
 	config     *app.Config
 	prepared   interface{ Run(context.Context) error }
 }
@@ -182,7 +184,7 @@ func (v *instance) start(ctx context.Context, s *settings, completed options.Com
 	if len(s.noHosts) > 0 {
 		refuseConnections(config, s.noHosts)
 	}
-	if err := s.variant.Config(config); err != nil {
+	if err := call(s.hooks.Config, config); err != nil {
 		return err
 	}
 	if err := attachment.Chain(config); err != nil {
@@ -195,9 +197,12 @@ func (v *instance) start(ctx context.Context, s *settings, completed options.Com
 		}
 		shared.bind(attachment.engine, decorators)
 	}
-	resources := &Resources{follow: attachment.follow}
-	if err := s.variant.Attached(config, attachment.engine, resources); err != nil {
-		return err
+	var resources *Resources // nil without a hook for it
+	if s.hooks.Attached != nil {
+		resources = &Resources{follow: attachment.follow}
+		if err := s.hooks.Attached(config, attachment.engine, resources); err != nil {
+			return err
+		}
 	}
 
 	o.Shared.omitSchemas(o.API, config)
@@ -209,13 +214,13 @@ func (v *instance) start(ctx context.Context, s *settings, completed options.Com
 	if err != nil {
 		return err
 	}
-	if _, is := s.variant.(plain); !is {
+	if resources != nil {
 		if err := resources.fill(chain); err != nil {
 			return err
 		}
 	}
 	attachment.Mount(chain)
-	if err := s.variant.Chain(chain); err != nil {
+	if err := call(s.hooks.Chain, chain); err != nil {
 		return err
 	}
 	if err := o.Shared.installSchemas(o.API, chain); err != nil {
@@ -269,7 +274,9 @@ func (v *instance) serve(ctx context.Context, o Options) error {
 		}
 		defer logLoad(ctx, engine.LoadState)()
 	}
-	defer v.variant.Start(ctx)()
+	if v.hooks.Start != nil {
+		defer v.hooks.Start(ctx)()
+	}
 	v.attachment.AwaitMemory(ctx)
 	return v.prepared.Run(ctx)
 }

@@ -1,7 +1,7 @@
 // Package replica assembles `strata replica`: the engine and the read path of `strata apiserver`,
 // in front of API servers that write.
 //
-// A replica is a variant of package apiserver: the same chain of servers, without admission,
+// A replica is package apiserver with hooks: the same chain of servers, without admission,
 // without OpenAPI documents, without hooks that write (hooks.go), and with an engine that only
 // reads. In front of the chain, a dispatcher (dispatch.go) sends every request that memory does not
 // answer to the primaries, with the user of the request (proxy.go, primary.go). Discovery, OpenAPI
@@ -44,7 +44,12 @@ import (
 )
 
 // NewCommand returns `strata replica`. It serves until the context of the command is cancelled.
-func NewCommand() *cobra.Command { return apiserver.NewVariantCommand(&server{}) }
+func NewCommand() *cobra.Command {
+	s := &server{}
+	cmd := apiserver.NewCommandWithHooks(s.hooks())
+	describe(cmd)
+	return cmd
+}
 
 // Flags of `strata replica` in addition to those of `strata apiserver`.
 const (
@@ -57,7 +62,7 @@ const (
 	flagFeedCAFile    = "feed-client-ca-file"
 )
 
-// server is the variant of a replica.
+// server is the state of a replica, whose methods are its hooks.
 type server struct {
 	primaryURLs   []string
 	primaryCAFile string
@@ -76,10 +81,13 @@ type server struct {
 	feed      feed
 }
 
-var _ apiserver.Variant = (*server)(nil)
+func (s *server) hooks() apiserver.Hooks {
+	return apiserver.Hooks{AddFlags: s.addFlags, Options: s.setOptions, Completed: s.completed, Engine: s.setEngine, Config: s.config,
+		Attached: s.attached, Chain: s.chain, Start: s.start}
+}
 
-// Describe implements apiserver.Variant.
-func (s *server) Describe(cmd *cobra.Command) {
+// describe sets the name and the texts of the command.
+func describe(cmd *cobra.Command) {
 	cmd.Use = "replica"
 	cmd.Short = "Serve reads of a cluster from memory, and pass everything else to its API servers"
 	cmd.Long = `Serve GET, LIST and WATCH of all resources from memory, fed by etcd, and pass every
@@ -99,8 +107,8 @@ effect.`
     --service-account-issuer=https://kubernetes.default.svc --service-account-key-file=sa.pub`
 }
 
-// AddFlags implements apiserver.Variant.
-func (s *server) AddFlags(own *pflag.FlagSet) {
+// addFlags adds the flags of a replica.
+func (s *server) addFlags(own *pflag.FlagSet) {
 	own.StringSliceVar(&s.primaryURLs, flagPrimary, nil, "Comma-separated URLs, https://host:port, of the API servers that answer all requests except reads. Required.")
 	own.StringVar(&s.primaryCAFile, flagPrimaryCAFile, "", "File with the certificate authorities of --primary, by default the system's; reloaded within a minute.")
 	own.BoolVar(&s.delegateAuth, flagDelegateAuth, false, "Let the API servers of --primary authenticate tokens and authorize reads (TokenReview, SubjectAccessReview); flags of authorization and of service accounts must not be set.")
@@ -110,8 +118,8 @@ func (s *server) AddFlags(own *pflag.FlagSet) {
 	own.StringVar(&s.feed.clientCAFile, flagFeedCAFile, "", "File with the certificate authorities of the clients of --feed-bind-address, which can read all stored values, Secrets included; reloaded within a minute.")
 }
 
-// Options implements apiserver.Variant.
-func (s *server) Options(ctx context.Context, flags *pflag.FlagSet, o *options.ServerRunOptions) error {
+// setOptions validates the flags, and changes those of the server for one that writes nothing.
+func (s *server) setOptions(ctx context.Context, flags *pflag.FlagSet, o *options.ServerRunOptions) error {
 	if f := flags.Lookup("engine"); f != nil && f.Value.String() != "strata" {
 		return cli.Misusef("--engine=%s: a replica serves from memory of the engine strata; leave the flag out", f.Value)
 	}
@@ -191,8 +199,8 @@ func (s *server) parsePrimaries() ([]*url.URL, error) {
 	return urls, nil
 }
 
-// Completed implements apiserver.Variant.
-func (s *server) Completed(o *options.CompletedOptions) error {
+// completed removes from the completed options what a replica does not need.
+func (s *server) completed(o *options.CompletedOptions) error {
 	o.Admission = nil // nothing is admitted here; saves its plugins and their informers
 	if o.ServiceAccountIssuer == nil {
 		o.ServiceAccountIssuer = noTokens{}
@@ -201,11 +209,11 @@ func (s *server) Completed(o *options.CompletedOptions) error {
 	return nil
 }
 
-// Engine implements apiserver.Variant.
-func (s *server) Engine(o *kubestorage.Options) { o.ReadOnly, o.Feed = true, s.feed.server }
+// setEngine makes the engine one that writes nothing and feeds other replicas.
+func (s *server) setEngine(o *kubestorage.Options) { o.ReadOnly, o.Feed = true, s.feed.server }
 
-// Config implements apiserver.Variant.
-func (s *server) Config(config *app.Config) error {
+// config disables what writes or needs admission.
+func (s *server) config(config *app.Config) error {
 	if err := checkMember(s.options.Etcd.StorageConfig.Transport); err != nil {
 		return err
 	}
@@ -222,8 +230,8 @@ func (s *server) Config(config *app.Config) error {
 	return nil
 }
 
-// Attached implements apiserver.Variant.
-func (s *server) Attached(config *app.Config, engine *kubestorage.Engine, resources *apiserver.Resources) error {
+// attached puts the dispatcher between local reads and requests to the primaries in front.
+func (s *server) attached(config *app.Config, engine *kubestorage.Engine, resources *apiserver.Resources) error {
 	s.engine = engine
 	lags.engine.Store(engine)
 	outermost := &config.Aggregator.GenericConfig.Config
@@ -244,8 +252,8 @@ func (s *server) Attached(config *app.Config, engine *kubestorage.Engine, resour
 	return nil
 }
 
-// Chain implements apiserver.Variant.
-func (s *server) Chain(chain *aggregatorapiserver.APIAggregator) error {
+// chain adds the checks of a replica to /readyz.
+func (s *server) chain(chain *aggregatorapiserver.APIAggregator) error {
 	if err := checkHooks(chain.GenericAPIServer); err != nil {
 		return err
 	}
@@ -285,8 +293,8 @@ func tooFarBehind(lags []kubestorage.Lag) error {
 	return errors.Join(all...)
 }
 
-// Start implements apiserver.Variant.
-func (s *server) Start(ctx context.Context) (stop func()) {
+// start starts the connections to the primaries, and the feed of other replicas.
+func (s *server) start(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var work sync.WaitGroup
 	work.Go(func() { s.primaries.Run(ctx) })

@@ -17,7 +17,7 @@ import (
 	"github.com/stratakube/strata/server/internal/pki"
 )
 
-// optionsOf returns the options of a replica with the flags, and the error of Options.
+// optionsOf returns the options of a replica with the flags, and the error of setOptions.
 func optionsOf(t *testing.T, files *pki.Files, more ...string) (*options.ServerRunOptions, error) {
 	t.Helper()
 	s, o := &server{}, options.NewServerRunOptions()
@@ -25,10 +25,10 @@ func optionsOf(t *testing.T, files *pki.Files, more ...string) (*options.ServerR
 	for _, set := range o.Flags().FlagSets {
 		flags.AddFlagSet(set)
 	}
-	s.AddFlags(flags)
+	s.addFlags(flags)
 	check(t, flags.Parse(append([]string{"--primary=https://127.0.0.1:1", "--proxy-client-cert-file=" + files.FrontProxyClient,
 		"--proxy-client-key-file=" + files.FrontProxyClient}, more...)))
-	return o, s.Options(t.Context(), flags, o)
+	return o, s.setOptions(t.Context(), flags, o)
 }
 
 // TestOptions_FlagsOfFeed_NeedEachOther: without the authorities of its clients, a feed would serve

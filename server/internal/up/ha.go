@@ -39,15 +39,15 @@ const (
 	serverGrace = 75 * time.Second
 )
 
-// haPlane is a control plane of several processes, which this one supervises:
+// haControlPlane is a control plane of several processes, which this one supervises:
 //
 //	lock, certificates, ports ─▶ etcd-1..3 ─▶ server-1..3, the balancer ─▶ replica-1..2, a second balancer ─▶ controllers, nodes
 //
 // They stop in the reverse order. The balancers, the controllers and the simulated nodes run in
 // this process. The controllers use the balancer, like any client, and elect no leader: the lock of
 // the data directory excludes a second process.
-type haPlane struct {
-	plane
+type haControlPlane struct {
+	controlPlane
 	layout    *haLayout
 	haFiles   *pki.ClusterFiles
 	listeners []net.Listener // of the balancers that do not run yet
@@ -61,7 +61,7 @@ type haPlane struct {
 
 // runHA is run for a control plane of several processes.
 func runHA(ctx context.Context, s settings) (err error) {
-	p := &haPlane{plane: plane{settings: s, show: newProgress(s.out)}}
+	p := &haControlPlane{controlPlane: controlPlane{settings: s, show: newProgress(s.out)}}
 	defer func() { err = p.stop(err) }()
 	if err := p.prepare(); err != nil {
 		return err
@@ -76,13 +76,13 @@ func runHA(ctx context.Context, s settings) (err error) {
 	return p.serve(ctx)
 }
 
-// prepare is plane.prepare, and also chooses the ports of all processes and creates the
+// prepare is controlPlane.prepare, and also chooses the ports of all processes and creates the
 // certificates of etcd and the replicas.
-func (p *haPlane) prepare() (err error) {
+func (p *haControlPlane) prepare() (err error) {
 	if err := checkHAFlags(p.engine, p.serverFlags); err != nil {
 		return err
 	}
-	if err := p.plane.prepare(); err != nil {
+	if err := p.controlPlane.prepare(); err != nil {
 		return err
 	}
 	if p.haFiles, err = pki.EnsureCluster(p.dir.PKI(), []string{"127.0.0.1"}, time.Now()); err != nil {
@@ -111,7 +111,7 @@ func (p *haPlane) prepare() (err error) {
 
 // replicasAddress returns the address of the balancer before the replicas: the port after
 // --secure-port, a free one if that is 0.
-func (p *haPlane) replicasAddress() address {
+func (p *haControlPlane) replicasAddress() address {
 	if p.securePort == 0 {
 		return address{p.bindAddress, 0}
 	}
@@ -119,7 +119,7 @@ func (p *haPlane) replicasAddress() address {
 }
 
 // start starts all processes, and writes the kubeconfigs when a server serves.
-func (p *haPlane) start(ctx context.Context) error {
+func (p *haControlPlane) start(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, haStartTimeout, fmt.Errorf("not within %v", haStartTimeout))
 	defer cancel()
 	if err := p.startAll(ctx, p.layout.Members, p.memberSpec); err != nil {
@@ -156,7 +156,7 @@ func (p *haPlane) start(ctx context.Context) error {
 }
 
 // startAll starts a program for each of processes and waits until all are ready.
-func (p *haPlane) startAll(ctx context.Context, processes []haProcess, spec func(haProcess) (supervise.Spec, error)) error {
+func (p *haControlPlane) startAll(ctx context.Context, processes []haProcess, spec func(haProcess) (supervise.Spec, error)) error {
 	var started []*supervise.Program
 	for _, each := range processes {
 		s, err := spec(each)
@@ -184,7 +184,7 @@ func (p *haPlane) startAll(ctx context.Context, processes []haProcess, spec func
 
 // startBehind starts API servers or replicas, waits until all are ready, and returns the URL of a
 // balancer in front of them.
-func (p *haPlane) startBehind(ctx context.Context, processes []haProcess, spec func(haProcess) (supervise.Spec, error)) (url string, err error) {
+func (p *haControlPlane) startBehind(ctx context.Context, processes []haProcess, spec func(haProcess) (supervise.Spec, error)) (url string, err error) {
 	listener := p.listeners[0]
 	p.listeners = p.listeners[1:]
 	var backends []balancer.Backend
@@ -214,7 +214,7 @@ func (p *haPlane) startBehind(ctx context.Context, processes []haProcess, spec f
 
 // readyz returns a health check of an API server or a replica, over TLS with the certificate of
 // health checks. It keeps one connection.
-func (p *haPlane) readyz(each haProcess) (func(context.Context) error, error) {
+func (p *haControlPlane) readyz(each haProcess) (func(context.Context) error, error) {
 	pem, err := os.ReadFile(p.files.CA)
 	if err != nil {
 		return nil, fmt.Errorf("health check of %s: %w", each.Name, err)
@@ -236,7 +236,7 @@ func (p *haPlane) readyz(each haProcess) (func(context.Context) error, error) {
 }
 
 // memberSpec describes a member of etcd.
-func (p *haPlane) memberSpec(m haProcess) (supervise.Spec, error) {
+func (p *haControlPlane) memberSpec(m haProcess) (supervise.Spec, error) {
 	path, err := os.Executable()
 	if err != nil {
 		return supervise.Spec{}, err
@@ -257,13 +257,13 @@ func (p *haPlane) memberSpec(m haProcess) (supervise.Spec, error) {
 }
 
 // serverSpec describes an API server.
-func (p *haPlane) serverSpec(server haProcess) (supervise.Spec, error) {
+func (p *haControlPlane) serverSpec(server haProcess) (supervise.Spec, error) {
 	return p.readSpec(server, "apiserver", p.engine)
 }
 
 // replicaSpec describes a read replica, which forwards writes to the API servers themselves: each
 // replica checks their health.
-func (p *haPlane) replicaSpec(replica haProcess) (supervise.Spec, error) {
+func (p *haControlPlane) replicaSpec(replica haProcess) (supervise.Spec, error) {
 	var primaries []string
 	for _, server := range p.layout.Servers {
 		primaries = append(primaries, server.url())
@@ -285,7 +285,7 @@ func sameAuthorization(extra []string) []string {
 
 // readSpec describes an API server or a replica: a command with the flags of `strata apiserver`,
 // and more.
-func (p *haPlane) readSpec(each haProcess, command, engine string, more ...string) (supervise.Spec, error) {
+func (p *haControlPlane) readSpec(each haProcess, command, engine string, more ...string) (supervise.Spec, error) {
 	ready, err := p.readyz(each)
 	if err != nil {
 		return supervise.Spec{}, err
@@ -303,7 +303,7 @@ func (p *haPlane) readSpec(each haProcess, command, engine string, more ...strin
 
 // haServerFlags returns the flags that differ from those of a control plane of one process, unless
 // the user sets them.
-func (p *haPlane) haServerFlags() []string {
+func (p *haControlPlane) haServerFlags() []string {
 	var args []string
 	for _, f := range []flag{
 		{"etcd-cafile", p.haFiles.EtcdCA},
@@ -378,7 +378,7 @@ func flagValue(args []string, name string) (value string) {
 
 // serve returns nil when ctx is cancelled, or the error of a component of this process. Processes
 // that end are started again.
-func (p *haPlane) serve(ctx context.Context) error {
+func (p *haControlPlane) serve(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		p.show.step("stopping")
@@ -405,7 +405,7 @@ func stopTogether(programs []*supervise.Program, processes []haProcess) error {
 
 // stop ends everything in the reverse order of the starts, servers and replicas concurrently, and
 // unlocks the data directory. It returns err, or else the first error of a component.
-func (p *haPlane) stop(err error) error {
+func (p *haControlPlane) stop(err error) error {
 	end := func() {}
 	if p.dir != nil {
 		end = p.show.waiting(func() string { return "stopping; see the logs in " + p.dir.HA() })
@@ -438,5 +438,5 @@ func (p *haPlane) stop(err error) error {
 	if len(programs) > 0 && err == nil {
 		p.show.step("stopped; the data remains in %s", p.dir.Path)
 	}
-	return p.plane.stop(err)
+	return p.controlPlane.stop(err)
 }

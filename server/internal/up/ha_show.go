@@ -11,7 +11,7 @@ import (
 
 // showEvent prints the events of a process after its first start, which the steps of the start
 // show.
-func (p *haPlane) showEvent(e supervise.Event) {
+func (p *haControlPlane) showEvent(e supervise.Event) {
 	switch {
 	case e.State == supervise.Ended && e.Pause > 0:
 		p.show.step("%s: process %d ended (%v); starts again in %v", e.Name, e.PID, e.Err, e.Pause)
@@ -23,7 +23,7 @@ func (p *haPlane) showEvent(e supervise.Event) {
 }
 
 // showHealth prints changes of the health of a backend.
-func (p *haPlane) showHealth(name string, reason error) {
+func (p *haControlPlane) showHealth(name string, reason error) {
 	if reason != nil {
 		p.show.step("balancer: no new connections to %s (%v)", name, reason)
 	} else {
@@ -32,7 +32,7 @@ func (p *haPlane) showHealth(name string, reason error) {
 }
 
 // printHA prints the table of processes and the next commands.
-func (p *haPlane) printHA(servers, replicas string) {
+func (p *haControlPlane) printHA(servers, replicas string) {
 	fmt.Fprintf(p.out, "\nStrata is up, in %d processes; press Ctrl-C to stop all of them. Logs and process ids are in %s:\n\n",
 		len(p.layout.all())+1, p.dir.HA())
 	table := tabwriter.NewWriter(p.out, 0, 0, 3, ' ', 0)
@@ -69,7 +69,7 @@ In another terminal, watch an object, end any process, and change the object:
 
 // relativeHA returns the path of the directory of processes, relative if the data directory is the
 // default one.
-func (p *haPlane) relativeHA() string {
+func (p *haControlPlane) relativeHA() string {
 	if isDefault(p.dir) {
 		return filepath.Join(datadir.Default(func(string) string { return "" }), filepath.Base(p.dir.HA()))
 	}

@@ -33,7 +33,7 @@ func shardsOf(n int) []shard {
 
 // checkShards compares --etcd-shards with the number of etcds of the data directory, and records it
 // for a new one.
-func (p *plane) checkShards() error {
+func (p *controlPlane) checkShards() error {
 	n, err := p.dir.Shards()
 	switch {
 	case err != nil:
@@ -53,7 +53,7 @@ func (p *plane) checkShards() error {
 
 // startShards starts the etcds of the shards, and adds the overrides to the flags of the API
 // server.
-func (p *plane) startShards(ctx context.Context) error {
+func (p *controlPlane) startShards(ctx context.Context) error {
 	for _, s := range shardsOf(p.shards) {
 		etcd, err := embedetcd.Start(ctx, embedetcd.Config{Dir: p.dir.EtcdShard(s.name), ProgressNotifyInterval: p.progressInterval, Logger: p.log.etcdLogger()})
 		if err != nil {
@@ -69,14 +69,14 @@ func (p *plane) startShards(ctx context.Context) error {
 }
 
 // closeShards stops the etcds of the shards.
-func (p *plane) closeShards() {
+func (p *controlPlane) closeShards() {
 	for _, etcd := range p.etcdShards {
 		etcd.Close()
 	}
 }
 
 // shardFailed returns a channel with the error of the first shard that stops serving.
-func (p *plane) shardFailed() <-chan error {
+func (p *controlPlane) shardFailed() <-chan error {
 	failed := make(chan error, len(p.etcdShards))
 	for i, etcd := range p.etcdShards {
 		go func() { // until the etcd is closed

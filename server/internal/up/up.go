@@ -75,7 +75,7 @@ func run(ctx context.Context, s settings) (err error) {
 	if s.ha {
 		return runHA(ctx, s)
 	}
-	p := &plane{settings: s, show: newProgress(s.out)}
+	p := &controlPlane{settings: s, show: newProgress(s.out)}
 	defer func() { err = p.stop(err) }()
 	if err := p.prepare(); err != nil {
 		return err
@@ -86,8 +86,8 @@ func run(ctx context.Context, s settings) (err error) {
 	return p.serve(ctx)
 }
 
-// plane is a control plane. Components that do not exist yet are nil.
-type plane struct {
+// controlPlane is a control plane. Components that do not exist yet are nil.
+type controlPlane struct {
 	settings
 	show    *progress
 	addr    address
@@ -111,7 +111,7 @@ type plane struct {
 
 // prepare checks the flags, locks the data directory, and creates missing certificates. Invalid
 // flags are reported before any change is made.
-func (p *plane) prepare() (err error) {
+func (p *controlPlane) prepare() (err error) {
 	if p.enabled, err = controllers.Resolve(p.controllers); err != nil {
 		return cli.Misusef("--controllers: %w (see strata up --help)", err)
 	}
@@ -155,7 +155,7 @@ func certificatesFailed(dir *datadir.Dir, err error) error {
 }
 
 // openDir locks the data directory and opens the log in it.
-func (p *plane) openDir() (err error) {
+func (p *controlPlane) openDir() (err error) {
 	closeFilesToOthers()
 	if p.dir, err = datadir.Open(p.dataDir); err != nil {
 		return err
@@ -179,7 +179,7 @@ func (p *plane) openDir() (err error) {
 
 // start starts etcd, the API server and the controllers, and writes the kubeconfigs. It reports
 // false if ctx is cancelled before the API server is ready.
-func (p *plane) start(ctx context.Context) (started bool, err error) {
+func (p *controlPlane) start(ctx context.Context) (started bool, err error) {
 	end := p.show.waiting(func() string { return "etcd: starting; see " + p.dir.Log() })
 	p.etcd, err = embedetcd.Start(ctx, embedetcd.Config{
 		Dir:                    p.dir.Etcd(),
@@ -239,7 +239,7 @@ func (p *plane) start(ctx context.Context) (started bool, err error) {
 }
 
 // serve returns nil when ctx is cancelled, or the error of a component that has ended.
-func (p *plane) serve(ctx context.Context) error {
+func (p *controlPlane) serve(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		p.show.step("stopping")
@@ -259,7 +259,7 @@ func (p *plane) serve(ctx context.Context) error {
 
 // seeLog adds the path of the log to the error of a component, unless it is one of the command
 // line.
-func (p *plane) seeLog(err error) error {
+func (p *controlPlane) seeLog(err error) error {
 	if cli.IsMisuse(err) {
 		return err
 	}
@@ -268,7 +268,7 @@ func (p *plane) seeLog(err error) error {
 
 // stop ends all components in the reverse order of their start, and unlocks the data directory. It
 // returns err, or else the first error of a component.
-func (p *plane) stop(err error) error {
+func (p *controlPlane) stop(err error) error {
 	end := p.show.waiting(func() string { return "stopping; see " + p.dir.Log() })
 	defer end()
 	if p.kubelet != nil {
@@ -379,7 +379,7 @@ func waitForServiceAccount(ctx context.Context, manager *component, url string, 
 }
 
 // startNodes makes the cluster have p.nodes simulated nodes, and returns at once.
-func (p *plane) startNodes(url string) *component {
+func (p *controlPlane) startNodes(url string) *component {
 	client := func(file string) *rest.Config {
 		return &rest.Config{Host: url, TLSClientConfig: rest.TLSClientConfig{CAFile: p.files.CA, CertFile: file, KeyFile: file}}
 	}
@@ -400,7 +400,7 @@ func (p *plane) startNodes(url string) *component {
 }
 
 // consoleLink returns a link to the console, "" if there is none.
-func (p *plane) consoleLink(info apiserver.Info) string {
+func (p *controlPlane) consoleLink(info apiserver.Info) string {
 	if p.sessions == nil || !info.Console {
 		return ""
 	}

@@ -56,8 +56,8 @@ type object = map[string]any
 
 // The control plane of the tests, and its environment. The first test starts it.
 var (
-	env   *harness.Env
-	plane *scene
+	env    *harness.Env
+	shared *scene
 )
 
 // scene is a control plane of `strata up --ha`.
@@ -74,8 +74,8 @@ type scene struct {
 func startScene(t *testing.T) *scene {
 	t.Helper()
 	harness.OnlyStrata(t)
-	if plane != nil {
-		return plane
+	if shared != nil {
+		return shared
 	}
 	s := &scene{dir: filepath.Join(env.Dir("ha"), "data")}
 	s.start()
@@ -96,7 +96,7 @@ func startScene(t *testing.T) *scene {
 	s.etcd, err = clientv3.New(clientv3.Config{Endpoints: s.members, DialTimeout: 10 * time.Second, Logger: zap.NewNop(), TLS: tlsConfig})
 	harness.Check(t, err)
 	env.AtEnd(func() { s.etcd.Close() })
-	plane = s
+	shared = s
 	return s
 }
 

@@ -1,12 +1,12 @@
-// Package guest implements the hidden command `strata guest`, the server process of package
-// stratatest: several API servers in one process, on one embedded etcd, each with its own prefix,
-// certificates and port.
+// Package testserver implements the hidden command `strata testserver`, the server process of
+// package stratatest: several API servers in one process, on one embedded etcd, each with its own
+// prefix, certificates and port.
 //
-//	test process ─▶ strata guest --dir DIR -- flags of the process
+//	test process ─▶ strata testserver --dir DIR -- flags of the process
 //	                  stdout: one line when the socket accepts requests
 //	                  DIR/control.sock: one request per connection, one JSON object each way (Request, Response)
-//	                  stdin: never written; at its end, which is that of the test process, the guest stops and removes DIR
-package guest
+//	                  stdin: never written; at its end, which is that of the test process, the test server stops and removes DIR
+package testserver
 
 import (
 	"context"
@@ -28,10 +28,10 @@ import (
 )
 
 // Protocol is the version of the protocol, which the client compares with its own. A client and a
-// guest of different versions do not work together.
+// server of different versions do not work together.
 const Protocol = 1
 
-// SocketName is the name of the control socket in the directory of the guest.
+// SocketName is the name of the control socket in the directory of the test server.
 const SocketName = "control.sock"
 
 // gcPercent is the target of the garbage collector unless GOGC is set: starts allocate much, and
@@ -40,7 +40,7 @@ const SocketName = "control.sock"
 const gcPercent = 200
 
 // processFlags are flags of the API server that apply to the whole process. They are arguments of
-// the guest.
+// the test server.
 var processFlags = []string{
 	"allow-privileged", "contention-profiling", "emulated-version", "feature-gates", "log-flush-frequency", "log-json-info-buffer-size",
 	"log-json-split-stream", "log-text-info-buffer-size", "log-text-split-stream", "logging-format", "max-connection-bytes-per-sec",
@@ -61,33 +61,33 @@ type StartRequest struct {
 
 // UserRequest issues a client certificate.
 type UserRequest struct {
-	Plane  string   `json:"plane"`
-	Name   string   `json:"name"`
-	Groups []string `json:"groups,omitempty"`
+	ControlPlane string   `json:"controlPlane"`
+	Name         string   `json:"name"`
+	Groups       []string `json:"groups,omitempty"`
 }
 
 // StopRequest stops a control plane and deletes its data.
 type StopRequest struct {
-	Plane string `json:"plane"`
+	ControlPlane string `json:"controlPlane"`
 }
 
 // Response answers a Request. Fields that do not apply are empty.
 type Response struct {
 	Error string `json:"error,omitempty"`
 
-	Plane string `json:"plane,omitempty"` // identifies the control plane in requests
-	URL   string `json:"url,omitempty"`
-	CA    []byte `json:"ca,omitempty"`   // PEM
-	Cert  []byte `json:"cert,omitempty"` // PEM, of the administrator or the user
-	Key   []byte `json:"key,omitempty"`  // PEM
+	ControlPlane string `json:"controlPlane,omitempty"` // identifies the control plane in requests
+	URL          string `json:"url,omitempty"`
+	CA           []byte `json:"ca,omitempty"`   // PEM
+	Cert         []byte `json:"cert,omitempty"` // PEM, of the administrator or the user
+	Key          []byte `json:"key,omitempty"`  // PEM
 }
 
-// NewCommand returns `strata guest`. It serves until its standard input ends or the context of the
-// command is cancelled.
+// NewCommand returns `strata testserver`. It serves until its standard input ends or the context of
+// the command is cancelled.
 func NewCommand() *cobra.Command {
 	var dir string
 	cmd := &cobra.Command{
-		Use:           "guest --dir DIR [-- flags of the process]",
+		Use:           "testserver --dir DIR [-- flags of the process]",
 		Short:         "Run control planes for package stratatest",
 		Hidden:        true,
 		SilenceUsage:  true,
@@ -112,9 +112,9 @@ func run(ctx context.Context, dir string, args []string, in io.Reader, out io.Wr
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// The test process ends the guest: an interrupt of the terminal reaches both, and the tests'
-	// own cleanup may still need the servers. After the end of the test process, writes to the log
-	// fail; they must not end the guest before it has removed dir.
+	// The test process ends the test server: an interrupt of the terminal reaches both, and the
+	// tests' own cleanup may still need the servers. After the end of the test process, writes to
+	// the log fail; they must not end the test server before it has removed dir.
 	signal.Ignore(syscall.SIGINT, syscall.SIGPIPE)
 	go func() {
 		_, _ = io.Copy(io.Discard, in) // an error is an end, too
@@ -130,7 +130,7 @@ func run(ctx context.Context, dir string, args []string, in io.Reader, out io.Wr
 	}
 	defer removeDir(dir)
 	context.AfterFunc(ctx, func() { listener.Close() })
-	if _, err := fmt.Fprintf(out, "strata guest, protocol %d\n", Protocol); err != nil {
+	if _, err := fmt.Fprintf(out, "strata testserver, protocol %d\n", Protocol); err != nil {
 		return fmt.Errorf("standard output: %w", err)
 	}
 	h := newHost(ctx, dir, args)
@@ -153,11 +153,11 @@ const logName = "log"
 func checkDir(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return fmt.Errorf("directory of the guest: %w", err)
+		return fmt.Errorf("directory of the test server: %w", err)
 	}
 	for _, entry := range entries {
 		if entry.Name() != logName {
-			return fmt.Errorf("directory of the guest: %s contains %s, and is removed at the end; choose an empty directory with --dir", dir, entry.Name())
+			return fmt.Errorf("directory of the test server: %s contains %s, and is removed at the end; choose an empty directory with --dir", dir, entry.Name())
 		}
 	}
 	return nil
@@ -192,10 +192,10 @@ func (h *host) serve(ctx context.Context, conn net.Conn) {
 	if err != nil {
 		response = Response{Error: err.Error()}
 	}
-	klog.InfoS("Answered a request", "plane", response.Plane, "err", err, "duration", time.Since(started))
-	if err := json.NewEncoder(conn).Encode(response); err != nil && request.Start != nil && response.Plane != "" {
-		if err := h.stop(response.Plane); err != nil { // it has no client
-			klog.ErrorS(err, "Failed to stop a control plane without a client", "plane", response.Plane)
+	klog.InfoS("Answered a request", "controlPlane", response.ControlPlane, "err", err, "duration", time.Since(started))
+	if err := json.NewEncoder(conn).Encode(response); err != nil && request.Start != nil && response.ControlPlane != "" {
+		if err := h.stop(response.ControlPlane); err != nil { // it has no client
+			klog.ErrorS(err, "Failed to stop a control plane without a client", "controlPlane", response.ControlPlane)
 		}
 	}
 }
@@ -207,12 +207,12 @@ func (h *host) answer(ctx context.Context, r Request) (Response, error) {
 	case r.User != nil:
 		return h.user(*r.User)
 	case r.Stop != nil:
-		return Response{}, h.stop(r.Stop.Plane)
+		return Response{}, h.stop(r.Stop.ControlPlane)
 	}
 	return Response{}, fmt.Errorf("the request is empty")
 }
 
-// checkFlags returns an error for flags of the process or of the guest.
+// checkFlags returns an error for flags of the process or of the test server.
 func checkFlags(flags []string) error {
 	for _, flag := range flags {
 		name, _, _ := strings.Cut(strings.TrimLeft(flag, "-"), "=")
@@ -229,7 +229,7 @@ func checkFlags(flags []string) error {
 	return nil
 }
 
-// ownFlags are flags that the guest sets, and on which it relies.
+// ownFlags are flags that the test server sets, and on which it relies.
 var ownFlags = []string{
 	"bind-address", "secure-port", "etcd-servers", "etcd-prefix", "client-ca-file", "tls-cert-file", "tls-private-key-file",
 }

@@ -1,4 +1,4 @@
-package guest
+package testserver
 
 import (
 	"context"
@@ -18,8 +18,9 @@ import (
 	"github.com/stratakube/strata/server/internal/pki"
 )
 
-// plane is a control plane: an API server with its own prefix in etcd, certificates and port.
-type plane struct {
+// controlPlane is a control plane: an API server with its own prefix in etcd, certificates and
+// port.
+type controlPlane struct {
 	host  *host
 	name  string
 	flags []string // beyond those of the host
@@ -40,29 +41,29 @@ type plane struct {
 	err     error         // its error; valid when done is closed
 }
 
-func (h *host) newPlane(flags []string) *plane {
+func (h *host) newControlPlane(flags []string) *controlPlane {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.newPlaneLocked(flags)
+	return h.newControlPlaneLocked(flags)
 }
 
-func (h *host) newPlaneLocked(flags []string) *plane {
+func (h *host) newControlPlaneLocked(flags []string) *controlPlane {
 	serving, cancel := context.WithCancel(context.WithoutCancel(h.ctx)) // see run
 	h.last++
-	name := "plane-" + strconv.Itoa(h.last)
-	return &plane{host: h, name: name, flags: flags, dir: filepath.Join(h.dir, name), serving: serving, cancel: cancel,
+	name := "control-plane-" + strconv.Itoa(h.last)
+	return &controlPlane{host: h, name: name, flags: flags, dir: filepath.Join(h.dir, name), serving: serving, cancel: cancel,
 		serve: make(chan struct{}), built: make(chan struct{}), ready: make(chan struct{}), done: make(chan struct{})}
 }
 
 // prefix returns the prefix of all keys of the control plane in etcd.
-func (p *plane) prefix() string { return "/" + p.name }
+func (p *controlPlane) prefix() string { return "/" + p.name }
 
 // api identifies the flags.
-func (p *plane) api() string { return strings.Join(p.flags, "\n") }
+func (p *controlPlane) api() string { return strings.Join(p.flags, "\n") }
 
 // build begins to build the handlers of the server, which awaitBuilt waits for. The caller stops
-// the plane.
-func (p *plane) build() {
+// the control plane.
+func (p *controlPlane) build() {
 	go func() {
 		defer close(p.done)
 		if p.err = p.prepare(); p.err != nil {
@@ -82,7 +83,7 @@ func (p *plane) build() {
 }
 
 // prepare creates the certificates, the listener and the first objects of the control plane.
-func (p *plane) prepare() (err error) {
+func (p *controlPlane) prepare() (err error) {
 	if p.files, err = pki.EnsureTemporary(p.dir, []string{"localhost", "127.0.0.1", "::1"}, time.Now()); err != nil {
 		return fmt.Errorf("certificates: %w", err)
 	}
@@ -98,7 +99,7 @@ func (p *plane) prepare() (err error) {
 }
 
 // awaitBuilt returns when the handlers are built, building has failed, or ctx ends.
-func (p *plane) awaitBuilt(ctx context.Context) error {
+func (p *controlPlane) awaitBuilt(ctx context.Context) error {
 	select {
 	case <-p.built:
 		return nil
@@ -110,7 +111,7 @@ func (p *plane) awaitBuilt(ctx context.Context) error {
 }
 
 // ended returns the error of a server that has stopped early.
-func (p *plane) ended() error {
+func (p *controlPlane) ended() error {
 	if p.err != nil {
 		return fmt.Errorf("API server: %w", p.err)
 	}
@@ -118,7 +119,7 @@ func (p *plane) ended() error {
 }
 
 // start lets the server serve, and returns when it is ready, has failed, or ctx ends.
-func (p *plane) start(ctx context.Context) error {
+func (p *controlPlane) start(ctx context.Context) error {
 	close(p.serve)
 	select {
 	case <-p.ready:
@@ -136,7 +137,7 @@ func (p *plane) start(ctx context.Context) error {
 }
 
 // stop stops the server, which cuts off its clients, and deletes its data.
-func (p *plane) stop() error {
+func (p *controlPlane) stop() error {
 	p.cancel()
 	select {
 	case <-p.built:
@@ -161,7 +162,7 @@ func (p *plane) stop() error {
 
 // administrator returns the address of the server and the credentials of a member of
 // system:masters.
-func (p *plane) administrator() (Response, error) {
+func (p *controlPlane) administrator() (Response, error) {
 	ca, err := os.ReadFile(p.files.CA)
 	if err != nil {
 		return Response{}, err
@@ -170,21 +171,21 @@ func (p *plane) administrator() (Response, error) {
 	if err != nil {
 		return Response{}, err
 	}
-	return Response{Plane: p.name, URL: "https://" + p.listener.Addr().String(), CA: ca, Cert: cert, Key: key}, nil
+	return Response{ControlPlane: p.name, URL: "https://" + p.listener.Addr().String(), CA: ca, Cert: cert, Key: key}, nil
 }
 
-func (p *plane) user(name string, groups []string) (Response, error) {
+func (p *controlPlane) user(name string, groups []string) (Response, error) {
 	cert, key, err := pki.IssueClient(p.dir, name, groups, time.Now())
 	if err != nil {
 		return Response{}, fmt.Errorf("certificate of user %q: %w", name, err)
 	}
-	return Response{Plane: p.name, Cert: cert, Key: key}, nil
+	return Response{ControlPlane: p.name, Cert: cert, Key: key}, nil
 }
 
 // defaultFlags are the flags of the server. Those that concern the behaviour of the API are
 // envtest's: RBAC, and no admission plugin for service accounts, because no controller creates
 // them.
-func (p *plane) defaultFlags() []string {
+func (p *controlPlane) defaultFlags() []string {
 	return []string{
 		"--etcd-servers=" + p.host.etcd.Endpoint(),
 		"--etcd-prefix=" + p.prefix(),

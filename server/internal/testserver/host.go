@@ -1,4 +1,4 @@
-package guest
+package testserver
 
 import (
 	"context"
@@ -30,12 +30,12 @@ type host struct {
 	client   *clientv3.Client
 	etcdErr  error
 
-	mu     sync.Mutex // guards the fields below; held briefly
-	last   int        // number of the newest control plane
-	planes map[string]*plane
-	copied map[string]template // by plane.api
-	spares []*plane            // in the order in which they were begun; all have the same flags
-	reused bool                // a start took a spare
+	mu            sync.Mutex // guards the fields below; held briefly
+	last          int        // number of the newest control plane
+	controlPlanes map[string]*controlPlane
+	copied        map[string]template // by controlPlane.api
+	spares        []*controlPlane     // the oldest first; all have the same flags
+	reused        bool                // a start took a spare
 }
 
 // runningSpares is the number of spare control planes that run, in a process that has started a
@@ -45,7 +45,7 @@ const runningSpares = 2
 
 // newHost returns a host and starts its etcd in the background.
 func newHost(ctx context.Context, dir string, args []string) *host {
-	h := &host{ctx: ctx, dir: dir, args: args, planes: map[string]*plane{}, copied: map[string]template{}}
+	h := &host{ctx: ctx, dir: dir, args: args, controlPlanes: map[string]*controlPlane{}, copied: map[string]template{}}
 	go func() { _ = h.startEtcd() }() // start returns its error
 	return h
 }
@@ -71,7 +71,7 @@ func (h *host) start(ctx context.Context, flags []string) (Response, error) {
 	}
 	p := h.takeSpare(flags)
 	if p == nil {
-		p = h.newPlane(flags)
+		p = h.newControlPlane(flags)
 		p.build()
 	}
 	if err := h.await(ctx, p); err != nil {
@@ -79,14 +79,14 @@ func (h *host) start(ctx context.Context, flags []string) (Response, error) {
 		return Response{}, err
 	}
 	h.mu.Lock()
-	h.planes[p.name] = p
+	h.controlPlanes[p.name] = p
 	h.mu.Unlock()
 	h.makeSpares(flags)
 	return p.administrator()
 }
 
 // await returns when p is ready for clients.
-func (h *host) await(ctx context.Context, p *plane) error {
+func (h *host) await(ctx context.Context, p *controlPlane) error {
 	if p.up == nil {
 		return h.bringUp(ctx, p)
 	}
@@ -94,13 +94,13 @@ func (h *host) await(ctx context.Context, p *plane) error {
 	case <-p.up:
 		return p.upErr
 	case <-ctx.Done():
-		<-p.up // as plane.start
+		<-p.up // as controlPlane.start
 		return context.Cause(ctx)
 	}
 }
 
 // bringUp returns when p is ready for clients.
-func (h *host) bringUp(ctx context.Context, p *plane) error {
+func (h *host) bringUp(ctx context.Context, p *controlPlane) error {
 	if err := p.awaitBuilt(ctx); err != nil {
 		return err
 	}
@@ -115,7 +115,7 @@ func (h *host) bringUp(ctx context.Context, p *plane) error {
 
 // takeSpare returns the oldest spare control plane, which runs, or whose handlers are built or
 // being built, and begins to prepare others. It returns nil if there is none with the flags.
-func (h *host) takeSpare(flags []string) *plane {
+func (h *host) takeSpare(flags []string) *controlPlane {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.spares) == 0 || !slices.Equal(h.spares[0].flags, flags) {
@@ -146,7 +146,7 @@ func (h *host) makeSparesLocked(flags []string) {
 		wanted = runningSpares
 	}
 	for len(h.spares) < wanted {
-		p := h.newPlaneLocked(flags)
+		p := h.newControlPlaneLocked(flags)
 		if h.reused {
 			p.up = make(chan struct{})
 			go func() {
@@ -162,11 +162,11 @@ func (h *host) makeSparesLocked(flags []string) {
 // user issues a client certificate.
 func (h *host) user(r UserRequest) (Response, error) {
 	h.mu.Lock()
-	p := h.planes[r.Plane]
+	p := h.controlPlanes[r.ControlPlane]
 	h.mu.Unlock()
 	switch {
 	case p == nil:
-		return Response{}, fmt.Errorf("no control plane %q: it was stopped", r.Plane)
+		return Response{}, fmt.Errorf("no control plane %q: it was stopped", r.ControlPlane)
 	case r.Name == "":
 		return Response{}, errors.New("the name of the user is empty")
 	}
@@ -176,8 +176,8 @@ func (h *host) user(r UserRequest) (Response, error) {
 // stop stops a control plane and deletes its data. It is idempotent.
 func (h *host) stop(name string) error {
 	h.mu.Lock()
-	p := h.planes[name]
-	delete(h.planes, name)
+	p := h.controlPlanes[name]
+	delete(h.controlPlanes, name)
 	h.mu.Unlock()
 	if p == nil {
 		return nil

@@ -1,4 +1,4 @@
-package guest
+package testserver
 
 import (
 	"context"
@@ -23,7 +23,7 @@ import (
 
 // All tests use one host: some settings of API servers are global.
 func TestHost(t *testing.T) {
-	dir, err := os.MkdirTemp("", "guest-")
+	dir, err := os.MkdirTemp("", "testserver-")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +32,7 @@ func TestHost(t *testing.T) {
 	defer closeHost(t, h)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	t.Run("Stop_DeletesTheDataOfOnePlane", func(t *testing.T) { testStop(t, ctx, h) })
+	t.Run("Stop_DeletesTheDataOfOneControlPlane", func(t *testing.T) { testStop(t, ctx, h) })
 	t.Run("Start_TemplateHasNoLeases", func(t *testing.T) { testTemplate(t, h) })
 	t.Run("Start_Further_FindsSpareThatRuns", func(t *testing.T) { testSpares(t, ctx, h) })
 	t.Run("Start_OtherFlags_SharesNeitherTemplateNorSchemas", func(t *testing.T) { testOtherFlags(t, ctx, h) })
@@ -42,9 +42,9 @@ func TestHost(t *testing.T) {
 // closeHost stops everything that the end of the process stops otherwise.
 func closeHost(t *testing.T, h *host) {
 	h.mu.Lock()
-	planes, spares := maps.Clone(h.planes), slices.Clone(h.spares)
+	controlPlanes, spares := maps.Clone(h.controlPlanes), slices.Clone(h.spares)
 	h.mu.Unlock()
-	for name := range planes {
+	for name := range controlPlanes {
 		if err := h.stop(name); err != nil {
 			t.Error(err)
 		}
@@ -64,7 +64,7 @@ func closeHost(t *testing.T, h *host) {
 	}
 }
 
-func startPlane(t *testing.T, ctx context.Context, h *host, flags ...string) (Response, *kubernetes.Clientset) {
+func startControlPlane(t *testing.T, ctx context.Context, h *host, flags ...string) (Response, *kubernetes.Clientset) {
 	t.Helper()
 	r, err := h.start(ctx, flags)
 	if err != nil {
@@ -78,9 +78,9 @@ func startPlane(t *testing.T, ctx context.Context, h *host, flags ...string) (Re
 }
 
 // keysOf returns the number of keys of a control plane in etcd.
-func keysOf(t *testing.T, ctx context.Context, h *host, plane string) int64 {
+func keysOf(t *testing.T, ctx context.Context, h *host, controlPlane string) int64 {
 	t.Helper()
-	response, err := h.client.Get(ctx, "/"+plane+"/", clientv3.WithPrefix(), clientv3.WithCountOnly())
+	response, err := h.client.Get(ctx, "/"+controlPlane+"/", clientv3.WithPrefix(), clientv3.WithCountOnly())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,37 +88,37 @@ func keysOf(t *testing.T, ctx context.Context, h *host, plane string) int64 {
 }
 
 func testStop(t *testing.T, ctx context.Context, h *host) {
-	first, firstClient := startPlane(t, ctx, h)
-	second, secondClient := startPlane(t, ctx, h)
+	first, firstClient := startControlPlane(t, ctx, h)
+	second, secondClient := startControlPlane(t, ctx, h)
 	for _, client := range []*kubernetes.Clientset{firstClient, secondClient} {
 		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "same"}}
 		if _, err := client.CoreV1().ConfigMaps("default").Create(ctx, object, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	before := keysOf(t, ctx, h, first.Plane)
+	before := keysOf(t, ctx, h, first.ControlPlane)
 	if before < 100 {
 		t.Fatalf("a control plane has %d keys, want the objects of a new cluster", before)
 	}
-	if err := h.stop(second.Plane); err != nil {
+	if err := h.stop(second.ControlPlane); err != nil {
 		t.Fatal(err)
 	}
-	if n := keysOf(t, ctx, h, second.Plane); n != 0 {
+	if n := keysOf(t, ctx, h, second.ControlPlane); n != 0 {
 		t.Errorf("%d keys are left", n)
 	}
-	if _, err := os.Stat(filepath.Join(h.dir, second.Plane)); !os.IsNotExist(err) {
+	if _, err := os.Stat(filepath.Join(h.dir, second.ControlPlane)); !os.IsNotExist(err) {
 		t.Errorf("the directory of a stopped control plane: %v", err)
 	}
 	if _, err := firstClient.CoreV1().ConfigMaps("default").Get(ctx, "same", metav1.GetOptions{}); err != nil {
 		t.Errorf("read from the other control plane: %v", err)
 	}
-	if err := h.stop(second.Plane); err != nil {
+	if err := h.stop(second.ControlPlane); err != nil {
 		t.Errorf("second stop: %v", err)
 	}
-	if _, err := h.user(UserRequest{Plane: second.Plane, Name: "jane"}); err == nil {
+	if _, err := h.user(UserRequest{ControlPlane: second.ControlPlane, Name: "jane"}); err == nil {
 		t.Error("a stopped control plane issued a certificate")
 	}
-	if _, err := h.user(UserRequest{Plane: first.Plane}); err == nil {
+	if _, err := h.user(UserRequest{ControlPlane: first.ControlPlane}); err == nil {
 		t.Error("a certificate without a name was issued")
 	}
 }
@@ -151,14 +151,14 @@ func testSpares(t *testing.T, ctx context.Context, h *host) {
 		t.Fatal("the spare control plane does not become ready")
 	}
 	for range spares {
-		r, client := startPlane(t, ctx, h)
+		r, client := startControlPlane(t, ctx, h)
 		if _, err := client.CoreV1().Namespaces().Get(ctx, "default", metav1.GetOptions{}); err != nil {
-			t.Errorf("%s: %v", r.Plane, err)
+			t.Errorf("%s: %v", r.ControlPlane, err)
 		}
-		if err := h.stop(r.Plane); err != nil {
+		if err := h.stop(r.ControlPlane); err != nil {
 			t.Error(err)
 		}
-		if r.Plane == next.name {
+		if r.ControlPlane == next.name {
 			return
 		}
 	}
@@ -166,7 +166,7 @@ func testSpares(t *testing.T, ctx context.Context, h *host) {
 }
 
 func testOtherFlags(t *testing.T, ctx context.Context, h *host) {
-	r, client := startPlane(t, ctx, h, "--service-cluster-ip-range=10.7.0.0/24", "--runtime-config=batch/v1=false")
+	r, client := startControlPlane(t, ctx, h, "--service-cluster-ip-range=10.7.0.0/24", "--runtime-config=batch/v1=false")
 	service, err := client.CoreV1().Services("default").Get(ctx, "kubernetes", metav1.GetOptions{})
 	if err != nil || service.Spec.ClusterIP != "10.7.0.1" {
 		t.Errorf("service kubernetes: %v, error %v", service, err)
@@ -174,7 +174,7 @@ func testOtherFlags(t *testing.T, ctx context.Context, h *host) {
 	if document, err := client.RESTClient().Get().AbsPath("/openapi/v3").DoRaw(ctx); err != nil || strings.Contains(string(document), "apis/batch/v1\"") {
 		t.Errorf("the OpenAPI documents have a version that is off, or error %v", err)
 	}
-	if err := h.stop(r.Plane); err != nil {
+	if err := h.stop(r.ControlPlane); err != nil {
 		t.Error(err)
 	}
 }
@@ -192,14 +192,14 @@ func testCancelled(t *testing.T, ctx context.Context, h *host) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	known := map[string]bool{}
-	for plane := range h.planes {
-		known[plane] = true
+	for controlPlane := range h.controlPlanes {
+		known[controlPlane] = true
 	}
 	for _, spare := range h.spares {
 		known[spare.name] = true
 	}
 	for _, kv := range response.Kvs {
-		if plane, _, _ := strings.Cut(strings.TrimPrefix(string(kv.Key), "/"), "/"); strings.HasPrefix(plane, "plane-") && !known[plane] {
+		if controlPlane, _, _ := strings.Cut(strings.TrimPrefix(string(kv.Key), "/"), "/"); strings.HasPrefix(controlPlane, "control-plane-") && !known[controlPlane] {
 			t.Errorf("key %s is of no control plane", kv.Key)
 		}
 	}
@@ -217,7 +217,7 @@ func TestCheckFlags_RefusesFlagsOfProcessAndHost(t *testing.T) {
 }
 
 // The client is in another module, so that it depends on nothing of the server.
-func TestProtocol_OfClientAndGuest_IsEqual(t *testing.T) {
+func TestProtocol_OfClientAndServer_IsEqual(t *testing.T) {
 	for _, pattern := range []string{`(?s)var processFlags = \[\]string\{(.*?)\n\}`, `(?m)^const [pP]rotocol = (\d+)$`} {
 		var found [2]string
 		for i, files := range []string{"*.go", "../../../stratatest/*.go"} {
@@ -236,7 +236,7 @@ func TestProtocol_OfClientAndGuest_IsEqual(t *testing.T) {
 			}
 		}
 		if found[0] == "" || found[0] != found[1] {
-			t.Errorf("%s: the guest has %q, the client %q", pattern, found[0], found[1])
+			t.Errorf("%s: the test server has %q, the client %q", pattern, found[0], found[1])
 		}
 	}
 }

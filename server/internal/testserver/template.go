@@ -1,4 +1,4 @@
-package guest
+package testserver
 
 import (
 	"context"
@@ -38,7 +38,7 @@ const (
 
 // awaitFirstObjects returns when the firstObjects exist or the timeout has expired. The error is
 // that of etcd or of ctx.
-func (h *host) awaitFirstObjects(ctx context.Context, p *plane) error {
+func (h *host) awaitFirstObjects(ctx context.Context, p *controlPlane) error {
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, firstObjectsTimeout, true, func(ctx context.Context) (bool, error) {
 		for _, key := range firstObjects {
 			response, err := h.client.Get(ctx, p.prefix()+key, clientv3.WithCountOnly())
@@ -56,7 +56,7 @@ func (h *host) awaitFirstObjects(ctx context.Context, p *plane) error {
 
 // keepTemplate copies the objects of p, which has no client yet, unless there is a template with
 // its flags.
-func (h *host) keepTemplate(ctx context.Context, p *plane) error {
+func (h *host) keepTemplate(ctx context.Context, p *controlPlane) error {
 	h.mu.Lock()
 	has := h.copied[p.api()] != nil
 	h.mu.Unlock()
@@ -81,7 +81,7 @@ func (h *host) keepTemplate(ctx context.Context, p *plane) error {
 }
 
 // applyTemplate writes the objects of the template with the flags of p, if there is one.
-func (h *host) applyTemplate(ctx context.Context, p *plane) error {
+func (h *host) applyTemplate(ctx context.Context, p *controlPlane) error {
 	h.mu.Lock()
 	t := h.copied[p.api()]
 	h.mu.Unlock()

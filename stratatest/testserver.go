@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// protocol is the version of the protocol. It is the one of server/internal/guest, which describes
-// it.
+// protocol is the version of the protocol. It is the one of server/internal/testserver, which
+// describes it.
 const protocol = 1
 
 // request asks for one thing; the other fields are nil.
@@ -32,64 +32,64 @@ type startRequest struct {
 }
 
 type userRequest struct {
-	Plane  string   `json:"plane"`
-	Name   string   `json:"name"`
-	Groups []string `json:"groups,omitempty"`
+	ControlPlane string   `json:"controlPlane"`
+	Name         string   `json:"name"`
+	Groups       []string `json:"groups,omitempty"`
 }
 
 type stopRequest struct {
-	Plane string `json:"plane"`
+	ControlPlane string `json:"controlPlane"`
 }
 
 type response struct {
-	Error string `json:"error"`
-	Plane string `json:"plane"`
-	URL   string `json:"url"`
-	CA    []byte `json:"ca"`
-	Cert  []byte `json:"cert"`
-	Key   []byte `json:"key"`
+	Error        string `json:"error"`
+	ControlPlane string `json:"controlPlane"`
+	URL          string `json:"url"`
+	CA           []byte `json:"ca"`
+	Cert         []byte `json:"cert"`
+	Key          []byte `json:"key"`
 }
 
-// guest is a process of the strata program that runs control planes. There is no goroutine for it,
-// so that tests may look for leaked ones: a call is a connection to its socket, its log is a file,
-// and the end of this process closes its standard input, which ends it.
-type guest struct {
-	dir   string // with the socket and the data; the guest removes it
+// testServer is a process of the strata program that runs control planes. There is no goroutine for
+// it, so that tests may look for leaked ones: a call is a connection to its socket, its log is a
+// file, and the end of this process closes its standard input, which ends it.
+type testServer struct {
+	dir   string // with the socket and the data; the test server removes it
 	cmd   *exec.Cmd
 	stdin io.Closer // never closed
 	log   *os.File  // readable also after dir was removed
 }
 
-// guests has the running processes, by their flags. The lock is held while one is started, which
-// takes some 50 ms.
-var guests = struct {
+// testServers has the running processes, by their flags. The lock is held while one is started,
+// which takes some 50 ms.
+var testServers = struct {
 	sync.Mutex
-	running map[string]*guest
-}{running: map[string]*guest{}}
+	running map[string]*testServer
+}{running: map[string]*testServer{}}
 
 // acquire returns the process with the flags, and starts it if there is none.
-func acquire(ctx context.Context, flags []string) (*guest, error) {
-	guests.Lock()
-	defer guests.Unlock()
+func acquire(ctx context.Context, flags []string) (*testServer, error) {
+	testServers.Lock()
+	defer testServers.Unlock()
 	key := quoted(flags)
-	if g := guests.running[key]; g != nil {
+	if g := testServers.running[key]; g != nil {
 		return g, nil
 	}
-	g, err := startGuest(ctx, flags)
+	g, err := startTestServer(ctx, flags)
 	if err != nil {
 		return nil, err
 	}
-	guests.running[key] = g
+	testServers.running[key] = g
 	return g, nil
 }
 
-// startGuest starts a process and returns when its socket accepts requests.
-func startGuest(ctx context.Context, flags []string) (_ *guest, err error) {
+// startTestServer starts a process and returns when its socket accepts requests.
+func startTestServer(ctx context.Context, flags []string) (_ *testServer, err error) {
 	binary, err := findBinary()
 	if err != nil {
 		return nil, err
 	}
-	g := &guest{}
+	g := &testServer{}
 	if g.dir, err = os.MkdirTemp("", "stratatest-"); err != nil {
 		return nil, err
 	}
@@ -112,7 +112,7 @@ func startGuest(ctx context.Context, flags []string) (_ *guest, err error) {
 		return nil, err
 	}
 	defer stdout.Close()
-	g.cmd = exec.Command(binary, append([]string{"guest", "--dir=" + g.dir, "--"}, flags...)...)
+	g.cmd = exec.Command(binary, append([]string{"testserver", "--dir=" + g.dir, "--"}, flags...)...)
 	g.cmd.Stdout, g.cmd.Stderr = child, g.log
 	if g.stdin, err = g.cmd.StdinPipe(); err != nil {
 		_ = child.Close()
@@ -124,11 +124,11 @@ func startGuest(ctx context.Context, flags []string) (_ *guest, err error) {
 		return nil, err
 	}
 	started = true
-	return g, awaitGuest(ctx, stdout)
+	return g, awaitTestServer(ctx, stdout)
 }
 
-// awaitGuest reads the line that a guest prints when it accepts requests.
-func awaitGuest(ctx context.Context, stdout *os.File) error {
+// awaitTestServer reads the line that a test server prints when it accepts requests.
+func awaitTestServer(ctx context.Context, stdout *os.File) error {
 	if deadline, ok := ctx.Deadline(); ok {
 		if err := stdout.SetReadDeadline(deadline); err != nil {
 			return err
@@ -148,7 +148,7 @@ func awaitGuest(ctx context.Context, stdout *os.File) error {
 		line = append(line, one[0])
 	}
 	var got int
-	if _, err := fmt.Sscanf(string(line), "strata guest, protocol %d\n", &got); err != nil {
+	if _, err := fmt.Sscanf(string(line), "strata testserver, protocol %d\n", &got); err != nil {
 		return fmt.Errorf("printed %q; it is another program, or an older release of strata", line)
 	}
 	if got != protocol {
@@ -158,7 +158,7 @@ func awaitGuest(ctx context.Context, stdout *os.File) error {
 }
 
 // call sends a request and returns the response.
-func (g *guest) call(ctx context.Context, r request) (response, error) {
+func (g *testServer) call(ctx context.Context, r request) (response, error) {
 	answer, err := g.exchange(ctx, r)
 	switch {
 	case err != nil && ctx.Err() != nil:
@@ -174,7 +174,7 @@ func (g *guest) call(ctx context.Context, r request) (response, error) {
 	return answer, nil
 }
 
-func (g *guest) exchange(ctx context.Context, r request) (answer response, err error) {
+func (g *testServer) exchange(ctx context.Context, r request) (answer response, err error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(g.dir, "control.sock"))
 	if err != nil {
 		return answer, err
@@ -190,12 +190,12 @@ func (g *guest) exchange(ctx context.Context, r request) (answer response, err e
 }
 
 // forget makes the next start use another process, and removes the files of this one.
-func (g *guest) forget() {
-	guests.Lock()
-	defer guests.Unlock()
-	for key, running := range guests.running {
+func (g *testServer) forget() {
+	testServers.Lock()
+	defer testServers.Unlock()
+	for key, running := range testServers.running {
 		if running == g {
-			delete(guests.running, key)
+			delete(testServers.running, key)
 			_ = g.cmd.Process.Kill() // it does not answer
 			_ = g.cmd.Wait()
 			_ = os.RemoveAll(g.dir)
@@ -209,7 +209,7 @@ const (
 )
 
 // lastLines returns the last lines of the log, as the end of an error message.
-func (g *guest) lastLines() string {
+func (g *testServer) lastLines() string {
 	if g.log == nil {
 		return ""
 	}
