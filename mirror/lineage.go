@@ -11,6 +11,18 @@ import (
 	"github.com/stratakube/strata/mirror/internal/eventlog"
 )
 
+// lineagePointer points to the lineage of a resource, nil while the resource is being loaded. The
+// writer stores it.
+type lineagePointer struct{ atomic.Pointer[lineage] }
+
+// readable returns the lineage that readers may see, nil if there is none.
+func (c *lineagePointer) readable() *lineage {
+	if lin := c.Load(); lin != nil && !lin.hasNoClaim {
+		return lin
+	}
+	return nil
+}
+
 // Tree and Run are the mirror's view of an ordered set of entries; see the methods of Snapshot.
 type (
 	tree = btree.Tree[*Entry]

@@ -1,6 +1,23 @@
 package mirror
 
-import "strings"
+import (
+	"strings"
+	"sync"
+)
+
+// registry holds the resources of a mirror with their claims, and the pending commands of the
+// writer. One lock guards both, so that commands are in the order of their claims. All methods may
+// be called concurrently.
+type registry struct {
+	due chan struct{} // contains a value if there are commands
+
+	mu        sync.Mutex // leaf; held briefly; guards the fields below and the claims of resources
+	resources map[string]*Resource
+	commands  []command
+}
+
+// command is work for the writer, which runs it between two batches.
+type command func(*writer)
 
 func newRegistry(root *Resource) registry {
 	return registry{due: make(chan struct{}, 1), resources: map[string]*Resource{root.prefix: root}}

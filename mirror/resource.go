@@ -4,10 +4,32 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"sync/atomic"
 	"time"
 
 	"github.com/stratakube/strata/mirror/driver"
 )
+
+// Resource is one key prefix of a mirror, for example the ConfigMaps of a cluster. All methods may
+// be called concurrently, Release once for each claim. The writer's half of it is a table.
+type Resource struct {
+	m      *shared
+	prefix string
+
+	lineage lineagePointer
+	// last is the newest version of a lineage that ended without a next one, nil while there is one
+	last    atomic.Pointer[Snapshot]
+	changed changes // after each publication that touches the resource
+	readers readerCounts
+
+	versionBytes atomic.Int64 // see ResourceStats
+	removed      atomic.Bool  // see Removed
+	counts       resourceCounters
+
+	// Guarded by registry.mu.
+	refs    int
+	exclude bool // the refs are exclusions
+}
 
 // Prefix returns the key prefix, which ends with a slash.
 func (r *Resource) Prefix() string { return r.prefix }

@@ -1,6 +1,7 @@
 package mirror
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"time"
@@ -8,6 +9,39 @@ import (
 	"github.com/stratakube/strata/btree"
 	"github.com/stratakube/strata/mirror/driver"
 )
+
+// table is the writer's half of a resource. It belongs to the writer's goroutine, which alone calls
+// its methods.
+type table struct {
+	*Resource
+	w *writer
+
+	owned             bool // the resource is claimed or excluded
+	excluded          bool
+	loading           bool
+	stopLoading       context.CancelFunc // set while loading
+	pending           []driver.Change    // arrived while loading
+	divergenceBackoff backoff            // between relists after divergences
+	// since when the resource is unreadable, zero if it can be read
+	unreadableSince time.Time
+	// whether the lineage that is being loaded is inconsistent, see lineage.inconsistent
+	inconsistent bool
+
+	bytes           int64 // of entries with value
+	missing         int   // entries and events whose value was not stored
+	sinceCheckpoint int   // events
+	history         history
+	lastMeasured    measuredVersions
+	// the log lacks events up to here of absorbed resources (writer.absorb)
+	absorbed Revision
+}
+
+// measuredVersions is the state of a resource's versions at the last weighing. It keeps them alive
+// until the next weighing or until the window drops some.
+type measuredVersions struct {
+	head                        *version
+	checkpoints, cachedVersions *[]*version
+}
 
 // newTable returns the table of a resource that has not been loaded.
 func newTable(w *writer, r *Resource) *table { return &table{Resource: r, w: w, loading: true} }

@@ -3,9 +3,21 @@ package mirror
 import (
 	"fmt"
 
+	"github.com/stratakube/strata/btree"
 	"github.com/stratakube/strata/mirror/driver"
 	"github.com/stratakube/strata/mirror/memo"
 )
+
+// tableUpdate is the effect of one batch, or of a part of a restored history, on one table.
+type tableUpdate struct {
+	t      *table
+	lin    *lineage
+	edit   *btree.Edit[*Entry]
+	events []*Event
+	old    []*leaf // replaced leaves that have a memo
+
+	arrived int64 // see Event
+}
 
 // change adds a change of the feed; see add.
 func (x *tableUpdate) change(c *driver.Change) error {

@@ -12,6 +12,30 @@ import (
 	"github.com/stratakube/strata/mirror/internal/freshness"
 )
 
+// writer changes the resources of one mirror: it loads them, follows the feed, applies batches,
+// publishes versions, and bounds history. The writer and its tables belong to one goroutine, which
+// calls run. Other goroutines send commands (registry).
+type writer struct {
+	*shared
+	publisher freshness.Publisher // of the published revision
+	loader    *loader
+	tables    map[string]*table // by prefix
+
+	updates   []*tableUpdate // of the current batch
+	unclaimed int64          // bytes of the values in tables without a claim
+
+	measuring  bool // versions are being weighed
+	weighAgain time.Time
+
+	divergedTable *table // the last one with a divergence, since the last list
+	divergedAt    time.Time
+	contradiction error // the whole feed contradicts the cached state
+
+	// Of the invariant checks.
+	checked publishedReading // the published revision at the last check
+	pace    pace
+}
+
 // newWriter returns the writer of a mirror whose only resource is the root.
 func newWriter(s *shared, p freshness.Publisher, root *Resource) *writer {
 	w := &writer{shared: s, publisher: p, loader: newLoader(s), tables: map[string]*table{}}

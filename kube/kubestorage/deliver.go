@@ -7,7 +7,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/klog/v2"
 
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
@@ -230,7 +229,7 @@ func (st *Stream) retry(sink Sink, ev *mirror.Event, err error) error {
 			if corrupt {
 				err = corruptDeletion(err)
 			}
-			klog.FromContext(st.ctx).Error(err, "Failed to decode object; closing the watch", "key", ev.Key(), "revision", ev.Rev)
+			st.store.logger.Error("Failed to decode object; closing the watch", "key", ev.Key(), "revision", ev.Rev, "err", err)
 			return err
 		}
 		select {

@@ -2,6 +2,7 @@ package kubestorage
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -59,6 +60,7 @@ type Store struct {
 	latestReads     latestReads
 	listsAtRevision bool
 	bookmarks       bool // the gate WatchBookmark
+	logger          *slog.Logger
 	// Gates of Kubernetes, read when the store is made.
 	shards       bool // ShardedListAndWatch
 	sizes        bool // SizeBasedListCostEstimate

@@ -5,7 +5,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/storage"
-	"k8s.io/klog/v2"
 )
 
 // Create implements storage.Interface.
@@ -48,7 +47,7 @@ func suggest(ctx context.Context, s *Store, key string) runtime.Object {
 	}
 	obj, err := s.view.CurrentGeneration().Decode(ctx, e, e.ModRevision())
 	if err != nil {
-		klog.FromContext(ctx).V(4).Info("Failed to decode cached object; reading it from etcd", "key", key, "err", err)
+		s.logger.Debug("Failed to decode cached object; reading it from etcd", "key", key, "err", err)
 		return nil
 	}
 	return obj

@@ -3,23 +3,16 @@ package readpath
 import (
 	"context"
 	"errors"
-	"mime"
 	"net/http"
-	"reflect"
-	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	metav1beta1 "k8s.io/apimachinery/pkg/apis/meta/v1beta1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	auditinternal "k8s.io/apiserver/pkg/apis/audit"
 	"k8s.io/apiserver/pkg/audit"
 	"k8s.io/apiserver/pkg/endpoints/handlers"
-	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	endpointmetrics "k8s.io/apiserver/pkg/endpoints/metrics"
 	"k8s.io/apiserver/pkg/endpoints/request"
@@ -219,107 +212,6 @@ func auditsResponse(ctx context.Context) bool {
 	return ac != nil && ac.Enabled() && !ac.GetEventLevel().Less(auditinternal.LevelRequestResponse)
 }
 
-// negotiated is the result of negotiating an Accept header.
-type negotiated struct {
-	format
-	reason reason // why to pass the request on; empty if format is valid
-}
-
-// negotiate selects the format of the response as upstream's handlers do. Results that depend only
-// on the Accept header are cached per header, up to maxAccepts headers.
-func (r *readRequest) negotiate() (format, reason) { return r.negotiateAs(true) }
-
-// negotiateAs is negotiate; it caches the result of a new Accept header only if remember is set.
-func (r *readRequest) negotiateAs(remember bool) (format, reason) {
-	if asksForPretty(r.req) {
-		n := r.negotiateUncached()
-		return n.format, n.reason
-	}
-	accept := r.req.Header.Get("Accept")
-	var cache *acceptCache
-	switch r.info.Verb {
-	case "get":
-		cache = &r.resource.accepted.get
-	case "list":
-		cache = &r.resource.accepted.list
-	default:
-		cache = &r.resource.accepted.watch
-	}
-	if n, ok := cache.load(accept); ok {
-		return n.format, n.reason
-	}
-	n := r.negotiateUncached()
-	if remember && len(r.req.Header["Accept"]) <= 1 {
-		cache.store(accept, n)
-	}
-	return n.format, n.reason
-}
-
-// asksForPretty reports whether the query or the user agent may request indented JSON.
-func asksForPretty(req *http.Request) bool {
-	agent := req.UserAgent()
-	return strings.Contains(req.URL.RawQuery, "pretty") ||
-		strings.HasPrefix(agent, "curl") || strings.HasPrefix(agent, "Wget") || strings.HasPrefix(agent, "Mozilla/5.0")
-}
-
-// negotiateUncached negotiates without the cache. Upstream's handlers of built-in resources are
-// behind routes, which reject some requests with their own error text: for example media ranges
-// other than */*, although the handlers support them.
-func (r *readRequest) negotiateUncached() negotiated {
-	opts, info, err := negotiation.NegotiateOutputMediaType(r.req, r.resource.Serializer, r.scope)
-	if err != nil || !r.resource.Custom && !routed(r.req) {
-		return negotiated{reason: reasonMediaType}
-	}
-	f := format{media: media(info.MediaType)}
-	if f.media != mediaJSON && f.media != mediaProtobuf {
-		return negotiated{reason: reasonMediaType}
-	}
-	if target := opts.Convert; target != nil {
-		switch {
-		case target.Kind == "Table":
-			return negotiated{reason: reasonTable}
-		case target.Kind != r.partialKind():
-			return negotiated{reason: reasonMediaType} // upstream words the error
-		}
-		f.target = target.GroupVersion()
-		if f.target != metav1.SchemeGroupVersion && f.target != metav1beta1.SchemeGroupVersion {
-			return negotiated{reason: reasonMediaType}
-		}
-	}
-	// Watches are not indented.
-	if info.PrettySerializer != nil && info.Serializer == info.PrettySerializer && r.info.Verb != "watch" {
-		return negotiated{reason: reasonPretty}
-	}
-	f.noManagedFields = slices.Contains(opts.Unrecognized, dropParameter) && r.resource.Store.Enabled(kubestorage.ManagedFieldsOptOut) &&
-		r.dropsManagedFields(info.MediaType, opts.Convert)
-	return negotiated{format: f}
-}
-
-// dropParameter is a parameter of a media type: names of fields that the response omits, separated
-// by +. Others than managedFieldsName have no effect (KEP-5958).
-const dropParameter, managedFieldsName = "drop", "metadata.managedFields"
-
-// dropsManagedFields reports whether the media type that the response has, as it was negotiated,
-// omits managed fields. The first media type of the Accept header with the parameter that alone
-// gives the same result decides.
-func (r *readRequest) dropsManagedFields(mediaType string, convert *schema.GroupVersionKind) bool {
-	for _, header := range r.req.Header["Accept"] {
-		for accepted := range strings.SplitSeq(header, ",") {
-			_, params, err := mime.ParseMediaType(accepted)
-			if _, has := params[dropParameter]; err != nil || !has {
-				continue
-			}
-			alone := &http.Request{Method: r.req.Method, URL: r.req.URL, Header: http.Header{"Accept": {accepted}}}
-			opts, info, err := negotiation.NegotiateOutputMediaType(alone, r.resource.Serializer, r.scope)
-			if err != nil || info.MediaType != mediaType || !reflect.DeepEqual(opts.Convert, convert) {
-				continue
-			}
-			return slices.Contains(strings.Split(params[dropParameter], "+"), managedFieldsName)
-		}
-	}
-	return false
-}
-
 // routed reports whether upstream's routes pass the request to the handlers of a built-in resource:
 // the client accepts everything or names a media type exactly. The routes read the first Accept
 // header only.
@@ -336,44 +228,6 @@ func routed(req *http.Request) bool {
 		}
 	}
 	return false
-}
-
-// acceptCache caches negotiation results by Accept header: of the first maxAccepts distinct headers
-// that are not longer than maxAcceptLength. Clients send few distinct headers. Safe for concurrent
-// use.
-type acceptCache struct {
-	known sync.Map // of negotiated, by header
-	n     atomic.Int32
-}
-
-const (
-	maxAccepts      = 64
-	maxAcceptLength = 512
-)
-
-func (c *acceptCache) load(accept string) (negotiated, bool) {
-	n, ok := c.known.Load(accept)
-	if !ok {
-		return negotiated{}, false
-	}
-	return n.(negotiated), true
-}
-
-func (c *acceptCache) store(accept string, n negotiated) {
-	if len(accept) > maxAcceptLength || c.n.Load() >= maxAccepts {
-		return
-	}
-	if _, known := c.known.LoadOrStore(accept, n); !known {
-		c.n.Add(1)
-	}
-}
-
-// partialKind is the PartialObjectMetadata kind that the request may name.
-func (r *readRequest) partialKind() string {
-	if r.info.Verb == "list" {
-		return "PartialObjectMetadataList"
-	}
-	return "PartialObjectMetadata"
 }
 
 // instrument calls serve and records the request, as upstream's routes do.

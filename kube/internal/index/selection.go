@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"log/slog"
 	"sync/atomic"
 	"time"
 
@@ -28,6 +29,7 @@ type Config struct {
 	View     *objects.View
 	Blocks   *blockcache.Cache // charged with the bytes of indexes
 	Context  context.Context   // ends with the storage
+	Logger   *slog.Logger
 	// Eager are the fields whose first use makes an index. They are few: those of Events, and the
 	// selectable fields of a custom resource. The indexes that a registry has declared for a
 	// request need not be among them; upstream's page tokens depend on those alone (DeclaredIndex).

@@ -3,6 +3,7 @@ package index
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -61,7 +62,7 @@ func newFixture(t testing.TB, change ...func(*podtest.Options)) *fixture {
 	f.Cluster = podtest.New(t, append([]func(*podtest.Options){attrs, rotated}, change...)...)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
-	f.s = New(Config{
+	f.s = New(Config{Logger: slog.Default(),
 		Resource: f.Resource, View: f.View, Blocks: f.Blocks, Context: ctx,
 		Eager:     map[string]bool{"involvedObject.name": true, "involvedObject.kind": true},
 		Start:     func(run func()) bool { running.Go(run); return true },

@@ -5,7 +5,6 @@ import (
 	"sync"
 
 	"k8s.io/apiserver/pkg/storage"
-	"k8s.io/klog/v2"
 
 	"github.com/stratakube/strata/kube/internal/flight"
 	"github.com/stratakube/strata/kube/internal/objects"
@@ -81,7 +80,7 @@ func (s *Selections) values(ev *mirror.Event, value func(*objects.Attributes) st
 		return nil
 	})
 	if err != nil {
-		klog.FromContext(ctx).V(4).Info("Failed to decode object; sending its event to the watches of every "+readers, "key", ev.Key(), "revision", ev.Rev, "err", err)
+		s.cfg.Logger.Debug("Failed to decode object; sending its event to the watches of every "+readers, "key", ev.Key(), "revision", ev.Rev, "err", err)
 	}
 	return before, now, err == nil
 }
