@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -34,27 +33,6 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// testSizes are the smallest sizes at which each workload works.
-var testSizes = Sizes{
-	Objects: 200, // as JSON above the threshold of compression
-	Pods:    100, Nodes: 10, Namespaces: 5, OtherPods: 100, Changed: 5, Page: 30, Crowd: 3, Streams: 2, Quiet: 10, Few: 200,
-	IdleObjects: 20, Resumed: 5, History: 500, Fleet: 4, FleetPods: 100, FleetBytes: 2_000, FleetWait: 20 * time.Second, MixedWrites: 80,
-	Quieten: 20 * time.Millisecond, Rest: time.Millisecond, Writes: 20, Loop: 200 * time.Millisecond,
-	WatchDuration: 300 * time.Millisecond, NodeDuration: time.Second, LoneRate: 200, Watchers: 20, SharedRate: 20,
-	NodeWatchers: 10, NodeRate: 400, Beside: 300 * time.Millisecond,
-}
-
-// TestSizes_OfTests_HaveNoZero fails for a number of clients or objects that testSizes lacks: a
-// workload without any works on nothing.
-func TestSizes_OfTests_HaveNoZero(t *testing.T) {
-	t.Parallel()
-	for field, value := range reflect.ValueOf(testSizes).Fields() {
-		if value.Kind() == reflect.Int && value.Int() == 0 {
-			t.Errorf("%s is 0", field.Name)
-		}
-	}
-}
-
 // smoke are the workloads of the short form: a list and a watch of each engine, and an engine of
 // its own.
 var smoke = []string{"list-json", "watch-shared", "list-cold-three"}
@@ -62,22 +40,18 @@ var smoke = []string{"list-json", "watch-shared", "list-cold-three"}
 // TestBenchmark_EndToEnd_ReportsEveryWorkload runs the workloads of smoke, or all with
 // STRATA_TEST_LONG=1, with few objects: each finds its engines, gets correct answers and reports
 // figures, and no process or file remains. The figures do not matter, so two benchmarks run at
-// once, and workloads that are measured in fresh processes share them where they can.
+// once.
 func TestBenchmark_EndToEnd_ReportsEveryWorkload(t *testing.T) {
 	testbin.Strata(t) // the first time it takes minutes, which are not the benchmark's
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
 	var fresh, others []Workload
 	for _, w := range workloads {
-		if os.Getenv("STRATA_TEST_LONG") != "1" && !slices.Contains(smoke, w.Name) {
-			continue
-		}
-		if w.Alone && !w.Starts {
-			w.Session = "shared"
-		}
-		if w.Alone && w.Dataset(testSizes) == configMaps(testSizes) {
+		switch {
+		case os.Getenv("STRATA_TEST_LONG") != "1" && !slices.Contains(smoke, w.Name):
+		case w.Alone && w.Dataset == configMaps:
 			fresh = append(fresh, w)
-		} else {
+		default:
 			others = append(others, w)
 		}
 	}
@@ -101,7 +75,7 @@ func TestBenchmark_EndToEnd_ReportsEveryWorkload(t *testing.T) {
 	together := map[dataset.Spec]bool{}
 	for _, w := range slices.Concat(fresh, others) {
 		if !w.Alone {
-			together[w.Dataset(testSizes)] = true
+			together[w.Dataset.at(tiny)] = true
 		}
 	}
 	if want := len(fresh) + len(others) + len(together); len(results) != want {
@@ -153,7 +127,7 @@ func benchmarkOf(ctx context.Context, t *testing.T, some []Workload) *Report {
 	}
 	defer stderr.Close()
 	data, reportFile := filepath.Join(dir, "data"), filepath.Join(dir, "report.json")
-	config, err := parse("-runs=1", "-binary="+binary, "-data="+data, "-out="+reportFile, "-memory-limit=8Gi")
+	config, err := parse("-runs=1", "-binary="+binary, "-data="+data, "-out="+reportFile)
 	if err != nil {
 		t.Error(err)
 		return nil
@@ -162,7 +136,7 @@ func benchmarkOf(ctx context.Context, t *testing.T, some []Workload) *Report {
 		// upstream does not end by itself while a watch is open
 		config.Engines[i].Grace = 2 * time.Second
 	}
-	config.Sizes, config.Workloads = testSizes, some
+	config.Scale, config.Workloads = tiny, some
 	var stdout strings.Builder
 	if err := benchmark(ctx, config, &stdout, stderr); err != nil {
 		progress, _ := os.ReadFile(stderr.Name()) // only shown
@@ -192,7 +166,7 @@ func benchmarkOf(ctx context.Context, t *testing.T, some []Workload) *Report {
 
 // ofStrata reports whether only Strata has a measure.
 func ofStrata(measure string) bool {
-	return measure == passedOn || strings.Contains(measure, "restored") || strings.HasPrefix(measure, "strata_")
+	return measure == passedOn || strings.Contains(measure, "restored")
 }
 
 // alone reports whether the limit is not measured by a workload.
@@ -207,10 +181,11 @@ func TestBenchmark_Interrupted_LeavesNoProcess(t *testing.T) {
 	}
 	defer stderr.Close()
 	data := t.TempDir()
-	config, err := parse("-quick", "-objects=2500", "-binary="+testbin.Strata(t), "-data="+data)
+	config, err := parse("-quick", "-binary="+testbin.Strata(t), "-data="+data)
 	if err != nil {
 		t.Fatal(err)
 	}
+	config.Scale = tiny
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {

@@ -14,7 +14,6 @@ type Bound struct {
 	Of      string
 	AtMost  float64 // 0 if there is only AtLeast
 	AtLeast float64 // if both are 0, the value is to be 0
-	Or      bool    // it is enough that this or the bound before it is met
 }
 
 // toLimit, toUpstream, absolute and none are the bounds that most workloads have.
@@ -98,9 +97,7 @@ func wanted(bounds []Bound, row Row, engine string, quick bool) string {
 		if bound.Measure != row.Name {
 			continue
 		}
-		if b.Len() > 0 && bound.Or {
-			b.WriteString(" or ")
-		} else if b.Len() > 0 {
+		if b.Len() > 0 {
 			b.WriteString("; ")
 		}
 		b.WriteString(bound.text(row))

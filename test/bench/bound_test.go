@@ -19,7 +19,6 @@ func TestWanted_FormatsBoundVerdicts(t *testing.T) {
 		{[]Bound{{Measure: "m", Of: "upstream", AtLeast: 0.1}}, false, "≥ 1/10 × upstream: yes"},
 		{[]Bound{absolute("m", 4e-3)}, false, "≤ 4.00 ms: NO"},
 		{[]Bound{toUpstream("m", 1), absolute("m", 1)}, false, "≤ 1 × upstream: yes; ≤ 1.00 s: NO"},
-		{[]Bound{toUpstream("m", 0.01), {Measure: "m", Of: "limit", AtMost: 3, Or: true}}, false, "≤ 1/100 × upstream: NO or ≤ 3 × limit: yes"},
 		{[]Bound{{Measure: "m", Of: "unknown", AtMost: 1}}, false, "≤ 1 × unknown"},
 		{[]Bound{none("m")}, false, "0: NO"},
 	} {

@@ -8,10 +8,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stratakube/strata/test/bench/internal/dataset"
 	"github.com/stratakube/strata/test/bench/internal/target"
 )
 
-func parse(args ...string) (Config, error) { return parseFlags(args, io.Discard, io.Discard) }
+func parse(args ...string) (Config, error) { return parseFlags(args, io.Discard) }
 
 func TestQuickFlag_UsesTenthOfObjects(t *testing.T) {
 	full, err := parse()
@@ -22,11 +23,11 @@ func TestQuickFlag_UsesTenthOfObjects(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if full.Sizes.Objects != 300_000 || quick.Sizes.Objects*10 != full.Sizes.Objects || quick.Sizes.LoneRate != full.Sizes.LoneRate {
-		t.Errorf("full %+v, quick %+v", full.Sizes, quick.Sizes)
+	if got := configMaps.at(full.Scale); got != (dataset.Spec{ConfigMaps: 300_000, Pods: 10_000, Nodes: 500, Namespaces: 10}) {
+		t.Errorf("full: %+v", got)
 	}
-	if full.Sizes.Pods != 100_000 || full.Sizes.Nodes != 5_000 || full.Sizes.Namespaces != 100 {
-		t.Errorf("full sizes %+v", full.Sizes)
+	if got := pods.at(quick.Scale); got != (dataset.Spec{Pods: 10_000, Nodes: 500, Namespaces: 10}) {
+		t.Errorf("quick: %+v", got)
 	}
 	if len(full.Workloads) != len(workloads) || full.Runs < 5 {
 		t.Errorf("%d of %d workloads, %d runs", len(full.Workloads), len(workloads), full.Runs)
@@ -64,19 +65,19 @@ func TestWorkloads_NamesAreUnique(t *testing.T) {
 }
 
 func TestEnginesFlag_SetsLabelBinaryAndArgs(t *testing.T) {
-	config, err := parse("-engines", "strata,old=strata@/tmp/old,upstream", "-engine-arg", "old:--v=2", "-memory-limit", "1Gi")
+	config, err := parse("-engines", "strata,old=strata@/tmp/old,upstream", "-engine-arg", "old:--v=2")
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := []target.EngineSpec{
-		{Label: "strata", Engine: "strata", MemoryLimit: 1 << 30},
-		{Label: "old", Engine: "strata", Binary: "/tmp/old", Args: []string{"--v=2"}, MemoryLimit: 1 << 30},
-		{Label: "upstream", Engine: "upstream", MemoryLimit: 1 << 30},
+		{Label: "strata", Engine: "strata"},
+		{Label: "old", Engine: "strata", Binary: "/tmp/old", Args: []string{"--v=2"}},
+		{Label: "upstream", Engine: "upstream"},
 	}
 	if !slices.EqualFunc(config.Engines, want, func(a, b target.EngineSpec) bool {
 		args := slices.Equal(a.Args, b.Args)
 		a.Args, b.Args = nil, nil
-		return args && a.Label == b.Label && a.Engine == b.Engine && a.Binary == b.Binary && a.MemoryLimit == b.MemoryLimit
+		return args && a.Label == b.Label && a.Engine == b.Engine && a.Binary == b.Binary
 	}) {
 		t.Errorf("got %+v", config.Engines)
 	}
@@ -113,7 +114,6 @@ func TestFlags_Invalid_ReturnOneLineError(t *testing.T) {
 	for _, args := range [][]string{
 		{"-nonsense"},
 		{"stray"},
-		{"-objects=10"},
 		{"-runs=0"},
 		{"-workloads=nonsense"},
 		{"-workloads=("},
@@ -122,11 +122,7 @@ func TestFlags_Invalid_ReturnOneLineError(t *testing.T) {
 		{"-engines=a/b"},
 		{"-engine-arg=strata"},
 		{"-engine-arg=nobody:--v=2"},
-		{"-memory-limit=much"},
 		{"-engines=limit"},
-		{"-profile-engines=nobody"},
-		{"-profile-engines=limit"},
-		{"-profile-md=x.md"},
 	} {
 		if _, err := parse(args...); err == nil {
 			t.Errorf("%v is accepted", args)

@@ -16,56 +16,49 @@ import (
 // provideData puts a copy of an etcd directory with the objects of spec into dataDir. The original
 // is filled at the first request, and kept in Config.DataDir for later ones. Several benchmarks may
 // do this at once.
-func provideData(ctx context.Context, config Config, spec dataset.Spec, dataDir, logDir string, progress *steps) error {
-	filled := filepath.Join(config.DataDir, "filled", spec.ID())
+func (r *runner) provideData(ctx context.Context, spec dataset.Spec, dataDir string) error {
+	filled := filepath.Join(r.config.DataDir, "filled", spec.ID())
 	if _, err := os.Stat(filled); os.IsNotExist(err) {
-		if err := fill(ctx, config, spec, filled, logDir, progress); err != nil {
-			return err
+		if err := r.fill(ctx, spec, filled); err != nil {
+			return fmt.Errorf("fill etcd: %w", err)
 		}
 	}
-	progress.step("copy the filled etcd")
-	if err := os.CopyFS(dataDir, os.DirFS(filled)); err != nil {
+	r.progress.step("copy the filled etcd")
+	if err := errors.Join(os.CopyFS(dataDir, os.DirFS(filled)), os.Chmod(dataDir, 0o700)); err != nil {
 		return fmt.Errorf("copy the filled etcd: %w", err)
 	}
-	if err := os.Chmod(dataDir, 0o700); err != nil {
-		return fmt.Errorf("copy the filled etcd: %w", err)
-	}
-	progress.done("%s", filled)
+	r.progress.done("%s", filled)
 	return nil
 }
 
 // fill makes the original: under another name until it is complete, so that an interrupted fill is
 // never taken for one.
-func fill(ctx context.Context, config Config, spec dataset.Spec, filled, logDir string, progress *steps) error {
-	parent := filepath.Dir(filled)
-	if err := os.MkdirAll(parent, 0o755); err != nil {
-		return fmt.Errorf("fill etcd: %w", err)
+func (r *runner) fill(ctx context.Context, spec dataset.Spec, filled string) error {
+	if err := os.MkdirAll(filepath.Dir(filled), 0o755); err != nil {
+		return err
 	}
-	unfinished, err := os.MkdirTemp(parent, "unfinished-")
-	if err != nil {
-		return fmt.Errorf("fill etcd: %w", err)
-	}
-	defer os.RemoveAll(unfinished)
-
-	progress.step("fill etcd with %s objects", grouped(spec.Len()))
-	etcd, err := target.StartEtcd(ctx, config.Binary, unfinished, logDir)
+	unfinished, err := os.MkdirTemp(filepath.Dir(filled), "unfinished-")
 	if err != nil {
 		return err
 	}
-	err = dataset.Fill(ctx, etcd.Client, spec, func(done, total int) {
-		progress.update("%3d %%", 100*done/total)
-	})
+	defer os.RemoveAll(unfinished)
+
+	r.progress.step("fill etcd with %s objects", grouped(spec.Len()))
+	etcd, err := target.StartEtcd(ctx, r.config.Binary, unfinished, r.runDir)
+	if err != nil {
+		return err
+	}
+	err = dataset.Fill(ctx, etcd.Client, spec, func(done, total int) { r.progress.update("%3d %%", 100*done/total) })
 	etcd.Stop()
 	if err != nil {
 		return err
 	}
 	if err := os.Rename(unfinished, filled); err != nil {
-		if _, statErr := os.Stat(filled); statErr == nil {
-			return nil // another benchmark was faster, with the same content
-		}
-		return fmt.Errorf("fill etcd: %w", err)
+		if _, statErr := os.Stat(filled); statErr != nil {
+			return err
+		} // otherwise another benchmark was faster, with the same content
 	}
-	progress.done("done")
+	r.progress.done("done")
 	return nil
 }
 
@@ -80,32 +73,28 @@ func newRunDir(parent string) (dir string, release func(), err error) {
 		return "", nil, err
 	}
 	defer all.Close()
+	lock := func(dir string) (*fileutil.LockedFile, error) {
+		return fileutil.TryLockFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	}
 	earlier, err := filepath.Glob(filepath.Join(parent, "run-*"))
 	if err != nil {
 		return "", nil, err
 	}
 	for _, run := range earlier {
-		lock, err := lockRun(run)
+		held, err := lock(run)
 		if errors.Is(err, fileutil.ErrLocked) {
 			continue
 		}
-		if err != nil {
-			return "", nil, err
+		if err == nil {
+			err = errors.Join(os.RemoveAll(run), held.Close())
 		}
-		if err := errors.Join(os.RemoveAll(run), lock.Close()); err != nil {
+		if err != nil {
 			return "", nil, err
 		}
 	}
 	if dir, err = os.MkdirTemp(parent, "run-"); err != nil {
 		return "", nil, err
 	}
-	lock, err := lockRun(dir)
-	if err != nil {
-		return "", nil, err
-	}
-	return dir, func() { lock.Close() }, nil
-}
-
-func lockRun(dir string) (*fileutil.LockedFile, error) {
-	return fileutil.TryLockFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	held, err := lock(dir)
+	return dir, func() { held.Close() }, err
 }

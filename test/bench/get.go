@@ -16,12 +16,12 @@ import (
 var getWorkloads = []Workload{
 	{
 		Name: "get-16", Title: "GET, consistent, 16 in parallel", Op: "GET", Dataset: configMaps,
-		Run:    getLoad{parallel: 16, conns: 16}.run,
+		Run:    getLoad{clients: 16}.run,
 		Wanted: []Bound{{Measure: getsPerSecond, Of: "upstream", AtLeast: 1}, toUpstream(cpuPerGet, 0.4), toUpstream(etcdCPUPerGet, 1./5)},
 	},
 	{
 		Name: "get-16-any", Title: "GET with resourceVersion=0, 16 in parallel", Op: "GET", Dataset: configMaps,
-		Run:    getLoad{parallel: 16, conns: 16, query: "?resourceVersion=0"}.run,
+		Run:    getLoad{clients: 16, query: "?resourceVersion=0"}.run,
 		Wanted: []Bound{{Measure: getsPerSecond, Of: "upstream", AtLeast: 1}, toUpstream(cpuPerGet, 0.35)},
 	},
 }
@@ -37,22 +37,18 @@ const (
 // record all of them.
 const limitObjects = 100
 
-// getLoad is a number of clients that read random objects, each one after the other, for
-// Sizes.Loop.
+// getLoad is clients, with a connection each, that read random ConfigMaps one after the other.
 type getLoad struct {
-	parallel int
-	conns    int    // connections that the clients share
-	query    string // "" or from the question mark on
+	clients int
+	query   string // "" or from the question mark on
 }
 
 func (l getLoad) run(ctx context.Context, s *Sample) error {
-	conns := s.Engine.DialAll(l.conns)
-	defer target.CloseAll(conns)
-	for _, conn := range conns {
-		if err := conn.Open(ctx); err != nil {
-			return err
-		}
+	conns, err := s.opened(ctx, l.clients)
+	if err != nil {
+		return err
 	}
+	defer target.CloseAll(conns)
 	objects := s.Data.ConfigMaps
 	if s.Engine.IsLimit() {
 		objects = min(objects, limitObjects)
@@ -65,16 +61,16 @@ func (l getLoad) run(ctx context.Context, s *Sample) error {
 			}
 		}
 	}
-	err := s.Measure(ctx, func(ctx context.Context) error {
-		deadline := time.Now().Add(s.Sizes.Loop)
+	err = s.Measure(ctx, func(ctx context.Context) error {
+		deadline := time.Now().Add(loop.at(s.Scale))
 		clients, ctx := errgroup.WithContext(ctx)
-		for i := range l.parallel {
+		for _, conn := range conns {
 			random := rand.New(rand.NewPCG(s.Rand.Uint64(), s.Rand.Uint64()))
 			clients.Go(func() error {
 				var body bytes.Buffer
 				for time.Now().Before(deadline) {
 					name := dataset.ConfigMapName(random.IntN(objects))
-					if err := l.get(ctx, s, conns[i%len(conns)], name, &body); err != nil {
+					if err := l.get(ctx, s, conn, name, &body); err != nil {
 						return err
 					}
 				}
@@ -86,9 +82,7 @@ func (l getLoad) run(ctx context.Context, s *Sample) error {
 	if err != nil {
 		return err
 	}
-	if l.parallel > 1 {
-		s.Report(getsPerSecond, PerSecond, float64(s.observed.ops())/s.observed.Elapsed.Seconds())
-	}
+	s.Report(getsPerSecond, PerSecond, float64(s.observed.ops())/s.observed.Elapsed.Seconds())
 	return nil
 }
 

@@ -4,11 +4,11 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -40,6 +40,7 @@ var (
 // Names of measures that have bounds.
 const (
 	latency        = "latency p50"
+	latencyP99     = "latency p99"
 	cpuPerList     = "server CPU per LIST"
 	sentPerList    = "etcd sent per LIST"
 	compressedSize = "compressed size"
@@ -51,11 +52,15 @@ const (
 // requests of servers.
 const idleSent = 100e3
 
-const (
-	allConfigMaps = "/api/v1/configmaps"
-)
+const allConfigMaps, allPods = "/api/v1/configmaps", "/api/v1/pods"
 
 var listWorkloads = []Workload{
+	{
+		Name: "list-cold-three", Title: "the first three LISTs of all, one after the other, JSON", Op: "LIST", Dataset: configMaps,
+		Alone: true, Runs: 3,
+		Run:    listLoad{path: fixed(allConfigMaps), want: stored("configmaps"), format: jsonFormat, times: 3}.run,
+		Wanted: []Bound{toUpstream(cpuPerList, 0.1)},
+	},
 	{
 		Name: "list-json", Title: "LIST all, JSON, 1 % changed before", Op: "LIST", Dataset: configMaps, Change: changeSome,
 		Run:    listLoad{path: fixed(allConfigMaps), want: stored("configmaps"), format: jsonFormat}.run,
@@ -68,47 +73,20 @@ var listWorkloads = []Workload{
 	},
 	{
 		Name: "list-gzip-json-changed", Title: "LIST all, gzip, JSON, 1 % changed before", Op: "LIST", Dataset: configMaps, Change: changeSome,
-		Run:    listLoad{path: fixed(allConfigMaps), want: stored("configmaps"), format: jsonFormat, gzip: true}.run,
+		Run:    gzipLoad{path: fixed(allConfigMaps), want: stored("configmaps"), format: jsonFormat}.run,
 		Wanted: []Bound{toUpstream(latency, 1./3), toUpstream(compressedSize, 1.05)},
 	},
 	{
-		Name: "list-pages", Title: "LIST all by pages, JSON", Op: "LIST", Dataset: configMaps, Dear: true,
+		Name: "list-pages", Title: "LIST all by pages, JSON", Op: "LIST", Dataset: configMaps,
 		Run:    pagesLoad{path: allConfigMaps, want: stored("configmaps"), format: jsonFormat}.run,
 		Wanted: []Bound{toUpstream(latency, 0.06), toUpstream(cpuPerList, 0.036), none(objectReads), absolute(sentPerList, idleSent)},
-	},
-	{
-		Name: "list-pages-past", Title: "LIST all by pages at an old revision, JSON, 1 % changed since", Op: "LIST", Dataset: configMaps, Dear: true,
-		Prepare: changeAfterMark,
-		Run:     pagesLoad{path: allConfigMaps, want: stored("configmaps"), format: jsonFormat, past: true}.run,
-		Wanted:  []Bound{toUpstream(cpuPerList, 1./8), none(objectReads), absolute(sentPerList, idleSent)},
 	},
 	{
 		Name: "list-namespace", Title: "LIST the pods of one namespace, protobuf", Op: "LIST", Dataset: configMaps,
 		Run:    listLoad{path: podsOfANamespace, want: podsOfEachNamespace, format: protobufFormat, repeat: true}.run,
 		Wanted: []Bound{absolute(latency, 4e-3)},
 	},
-}
-
-// coldWorkloads are the first LIST of their media type in a process: two of different media types
-// share one.
-var coldWorkloads = []Workload{
-	{
-		Name: "list-cold-three", Title: "the first three LISTs of all, one after the other, JSON", Op: "LIST", Dataset: configMaps,
-		Alone: true, Session: "cold 3", Runs: 3,
-		Run:    listLoad{path: fixed(allConfigMaps), want: stored("configmaps"), format: jsonFormat, times: 3}.run,
-		Wanted: []Bound{toUpstream(cpuPerList, 0.1)},
-	},
-}
-
-// coldPagesWorkloads read all pods for the first time in a process.
-var coldPagesWorkloads = []Workload{{
-	Name: "list-cold-pages", Title: "the first LIST of all pods, by pages, JSON", Op: "LIST", Dataset: pods, Alone: true, Session: "cold pages", Runs: 3,
-	Run:    pagesLoad{path: "/api/v1/pods", want: stored("pods"), format: jsonFormat}.run,
-	Wanted: []Bound{toUpstream(cpuPerList, 0.2)},
-}}
-
-// tableWorkloads are the requests of kubectl get pods: tables, 500 rows at a time.
-var tableWorkloads = []Workload{
+	// tables, 500 rows at a time, are the requests of kubectl get pods
 	{
 		Name: "table-page", Title: "kubectl get, the first page of pods", Op: "LIST", Dataset: configMaps, PassesOn: true,
 		Run:    listLoad{path: firstTablePage, want: firstPage, format: tableFormat, repeat: true}.run,
@@ -116,8 +94,37 @@ var tableWorkloads = []Workload{
 	},
 	{
 		Name: "table-all", Title: "kubectl get, all pods by pages", Op: "LIST", Dataset: configMaps, PassesOn: true,
-		Run:    pagesLoad{path: "/api/v1/pods", want: stored("pods"), format: tableFormat, repeat: true}.run,
+		Run:    pagesLoad{path: allPods, want: stored("pods"), format: tableFormat, repeat: true}.run,
 		Wanted: []Bound{toUpstream(cpuPerList, 1.2)},
+	},
+	{
+		Name: "quiet-list", Title: "consistent LIST of a quiet resource, 300 writes/s elsewhere", Op: "LIST", Dataset: configMaps, Tail: true,
+		Run:    quietLoad{objects: size{100, 10}, during: span{5 * time.Second, 300 * time.Millisecond}, writes: 300}.run,
+		Wanted: []Bound{absolute(latencyP99, 5e-3)},
+	},
+}
+
+// selectorWorkloads are reads by labels and fields.
+var selectorWorkloads = []Workload{
+	{
+		Name: "label-one", Title: "LIST by a label that 1 % have, JSON", Op: "LIST", Dataset: configMaps,
+		Run:    listLoad{path: fixed(allConfigMaps + "?labelSelector=app%3Dapp-7"), want: onePercentOf, format: jsonFormat, repeat: true}.run,
+		Wanted: []Bound{absolute(latency, 15e-3)},
+	},
+	{
+		Name: "list-node-16", Title: "LIST the pods of one node, protobuf, 16 clients at once", Op: "LIST", Dataset: pods,
+		Run:    nodesLoad{clients: size{16, 3}}.run,
+		Wanted: []Bound{toUpstream(cpuPerList, 0.4)},
+	},
+	{
+		Name: "custom-field", Title: "LIST the custom resource with a value of a selectable field, JSON", Op: "LIST", Dataset: things,
+		Run:    listLoad{path: thingOfAColor, want: one, format: customJSON, repeat: true}.run,
+		Wanted: []Bound{absolute(latency, 2e-3)},
+	},
+	{
+		Name: "list-cold-pages", Title: "the first LIST of all pods, by pages, JSON", Op: "LIST", Dataset: pods, Alone: true, Runs: 3,
+		Run:    pagesLoad{path: allPods, want: stored("pods"), format: jsonFormat}.run,
+		Wanted: []Bound{toUpstream(cpuPerList, 0.2)},
 	},
 }
 
@@ -148,40 +155,28 @@ func podsOfEachNamespace(_ context.Context, s *Sample) (int, error) {
 	return s.Data.Pods / s.Data.Namespaces, nil
 }
 
-func firstTablePage(s *Sample) string { return fmt.Sprintf("/api/v1/pods?limit=%d", s.Sizes.Page) }
+func firstTablePage(s *Sample) string { return fmt.Sprintf("%s?limit=%d", allPods, page.at(s.Scale)) }
 
-func firstPage(_ context.Context, s *Sample) (int, error) { return min(s.Sizes.Page, s.Data.Pods), nil }
+func firstPage(_ context.Context, s *Sample) (int, error) {
+	return min(page.at(s.Scale), s.Data.Pods), nil
+}
 
-// changeSome changes Sizes.Changed ConfigMaps, drawn at random.
+func onePercentOf(_ context.Context, s *Sample) (int, error) { return s.Data.ConfigMaps / 100, nil }
+
+func thingOfAColor(s *Sample) string {
+	return dataset.ThingsPath + "?fieldSelector=spec.color%3D" + dataset.Color(s.Data.Things/2)
+}
+
+func one(context.Context, *Sample) (int, error) { return 1, nil }
+
+// changeSome changes one in a hundred ConfigMaps, drawn at random.
 func changeSome(ctx context.Context, s *Surroundings) error {
-	return putAll(ctx, s, s.Sizes.Changed, func() func(i int) (string, []byte, error) {
-		drawn := s.Rand.Perm(s.Data.ConfigMaps)
-		return func(i int) (string, []byte, error) {
-			cm := s.Data.ConfigMap(drawn[i], 1+s.Number)
-			value, err := dataset.Encode(cm)
-			return dataset.ConfigMapKey(cm.Name), value, err
-		}
-	}())
-}
-
-// pastKey is written before the changes after a listed revision, and its own revision is the listed
-// one.
-const pastKey = "/bench/past"
-
-// changeAfterMark changes Sizes.Changed ConfigMaps after a revision that markedRevision returns.
-func changeAfterMark(ctx context.Context, s *Surroundings) error {
-	if _, err := s.Etcd.Client.Put(ctx, pastKey, ""); err != nil {
-		return fmt.Errorf("write %s: %w", pastKey, err)
-	}
-	return changeSome(ctx, s)
-}
-
-func (s *Surroundings) markedRevision(ctx context.Context) (int64, error) {
-	mark, err := s.Etcd.Client.Get(ctx, pastKey)
-	if err != nil || len(mark.Kvs) != 1 {
-		return 0, fmt.Errorf("read %s: %d keys: %w", pastKey, len(mark.Kvs), err)
-	}
-	return mark.Kvs[0].ModRevision, nil
+	drawn := s.Rand.Perm(s.Data.ConfigMaps)
+	return putAll(ctx, s, max(1, len(drawn)/100), func(i int) (string, []byte, error) {
+		cm := dataset.ConfigMap(drawn[i], 1+s.Number)
+		value, err := dataset.Encode(cm)
+		return dataset.ConfigMapKey(cm.Name), value, err
+	})
 }
 
 // putAll puts n objects into etcd, some at a time.
@@ -209,8 +204,7 @@ type listLoad struct {
 	path   func(s *Sample) string // with the query; called before each LIST
 	want   count
 	format format
-	gzip   bool
-	repeat bool // for Sizes.Loop, one after the other; otherwise once
+	repeat bool // for loop, one after the other; otherwise once
 	times  int  // LISTs one after the other; 0 means one
 }
 
@@ -219,21 +213,19 @@ func (l listLoad) run(ctx context.Context, s *Sample) error {
 	if err != nil {
 		return err
 	}
-	conn := s.Engine.Dial()
-	defer conn.Close()
-	if err := conn.Open(ctx); err != nil {
+	conns, err := s.opened(ctx, 1)
+	if err != nil {
 		return err
 	}
-	if l.gzip {
-		return l.runGzip(ctx, s, conn, want)
-	}
+	conn := conns[0]
+	defer conn.Close()
 	least := 0
 	if s.Engine.IsLimit() && s.Thorough {
 		// it must record the answers to all draws of later samples
 		least = drawsEach * max(s.nodes(), s.Data.Namespaces)
 	}
 	return s.Measure(ctx, func(ctx context.Context) error {
-		for deadline, n := time.Now().Add(s.Sizes.Loop), 1; ; least, n = least-1, n+1 {
+		for deadline, n := time.Now().Add(loop.at(s.Scale)), 1; ; least, n = least-1, n+1 {
 			path := l.path(s)
 			began := time.Now()
 			list, err := doList(ctx, conn, path, l.format)
@@ -270,10 +262,27 @@ func doList(ctx context.Context, conn *target.Conn, path string, format format) 
 	return list, nil
 }
 
-// runGzip measures a compressed LIST, without decompressing it; its content is verified afterwards.
-func (l listLoad) runGzip(ctx context.Context, s *Sample, conn *target.Conn, want int) error {
+// gzipLoad is one client that requests a compressed LIST, and decompresses it behind the measured
+// time.
+type gzipLoad struct {
+	path   func(s *Sample) string
+	want   count
+	format format
+}
+
+func (l gzipLoad) run(ctx context.Context, s *Sample) error {
+	want, err := l.want(ctx, s)
+	if err != nil {
+		return err
+	}
+	conns, err := s.opened(ctx, 1)
+	if err != nil {
+		return err
+	}
+	conn := conns[0]
+	defer conn.Close()
 	path := l.path(s)
-	err := s.Measure(ctx, func(ctx context.Context) error {
+	err = s.Measure(ctx, func(ctx context.Context) error {
 		began := time.Now()
 		response, err := conn.Do(ctx, target.Request{Path: path, Accept: l.format.accept, Encoding: "gzip"})
 		if err != nil {
@@ -293,33 +302,16 @@ func (l listLoad) runGzip(ctx context.Context, s *Sample, conn *target.Conn, wan
 	if err != nil {
 		return err
 	}
-	compressed := s.Body.Bytes()
-	s.Report(compressedSize, Bytes, float64(len(compressed)))
-	size, err := gzipSize(compressed)
+	s.Report(compressedSize, Bytes, float64(s.Body.Len()))
+	list, err := gunzip(s.Body.Bytes(), l.format.read)
 	if err != nil {
 		return fmt.Errorf("LIST %s: %w", path, err)
 	}
-	s.Detail("%s objects, %s", grouped(want), Bytes.Format(float64(size)))
-	if !s.Thorough {
-		return nil
-	}
-	list, err := gunzip(compressed, l.format.read)
-	if err != nil {
-		return fmt.Errorf("LIST %s: %w", path, err)
-	}
-	if list.Objects != want || uint32(list.Bytes) != size {
-		return fmt.Errorf("LIST %s has %d objects in %d bytes, want %d in %d", path, list.Objects, list.Bytes, want, size)
+	s.Detail("%s objects, %s", grouped(list.Objects), Bytes.Format(float64(list.Bytes)))
+	if list.Objects != want {
+		return fmt.Errorf("LIST %s has %d objects, want %d", path, list.Objects, want)
 	}
 	return nil
-}
-
-// gzipSize is the size before compression, modulo 4 GiB, that the end of a gzip file claims.
-func gzipSize(compressed []byte) (uint32, error) {
-	const magic, shortest = "\x1f\x8b\x08", 18
-	if len(compressed) < shortest || string(compressed[:len(magic)]) != magic {
-		return 0, errors.New("the body is not gzip")
-	}
-	return binary.LittleEndian.Uint32(compressed[len(compressed)-4:]), nil
 }
 
 // gunzip reads a list out of a gzip file, which must be a single member: clients such as curl stop
@@ -340,12 +332,10 @@ func gunzip(compressed []byte, read func(io.Reader) (wire.List, error)) (wire.Li
 
 // pagesLoad is one client that reads a list page by page. An operation is the whole of it.
 type pagesLoad struct {
-	path     string // without a query
-	selector string // as a query; "" means none
-	want     count
-	format   format
-	past     bool // at markedRevision; otherwise as it is
-	repeat   bool // for Sizes.Loop, one after the other; otherwise once
+	path   string // without a query
+	want   count
+	format format
+	repeat bool // for loop, one after the other; otherwise once
 }
 
 func (l pagesLoad) run(ctx context.Context, s *Sample) error {
@@ -353,27 +343,17 @@ func (l pagesLoad) run(ctx context.Context, s *Sample) error {
 	if err != nil {
 		return err
 	}
-	query := ""
-	if l.selector != "" {
-		query = "&" + l.selector
-	}
-	if l.past {
-		revision, err := s.markedRevision(ctx)
-		if err != nil {
-			return err
-		}
-		query += fmt.Sprintf("&resourceVersion=%d&resourceVersionMatch=Exact", revision)
-	}
-	conn := s.Engine.Dial()
-	defer conn.Close()
-	if err := conn.Open(ctx); err != nil {
+	conns, err := s.opened(ctx, 1)
+	if err != nil {
 		return err
 	}
+	conn := conns[0]
+	defer conn.Close()
 	var pages []time.Duration
 	err = s.Measure(ctx, func(ctx context.Context) error {
-		for deadline := time.Now().Add(s.Sizes.Loop); ; {
+		for deadline := time.Now().Add(loop.at(s.Scale)); ; {
 			began, before := time.Now(), len(pages)
-			objects, err := l.pages(ctx, s, conn, query, func(took time.Duration) { pages = append(pages, took) })
+			objects, err := l.pages(ctx, s, conn, func(took time.Duration) { pages = append(pages, took) })
 			if err != nil {
 				return err
 			}
@@ -399,63 +379,135 @@ func (l pagesLoad) run(ctx context.Context, s *Sample) error {
 	return nil
 }
 
-// pages reads one page after the other, the first with a further query, and calls each, if not nil,
-// with the time of each page.
-func (l pagesLoad) pages(ctx context.Context, s *Sample, conn *target.Conn, query string, each func(time.Duration)) (objects int, err error) {
-	limited := fmt.Sprintf("%s?limit=%d", l.path, s.Sizes.Page)
-	for path := limited + query; path != ""; {
+// pages reads one page after the other, and calls each with the time of each page.
+func (l pagesLoad) pages(ctx context.Context, s *Sample, conn *target.Conn, each func(time.Duration)) (objects int, err error) {
+	limited := fmt.Sprintf("%s?limit=%d", l.path, page.at(s.Scale))
+	for path := limited; path != ""; {
 		began := time.Now()
 		if err := conn.Read(ctx, target.Request{Path: path, Accept: l.format.accept}, s.Body); err != nil {
 			return objects, err
 		}
-		if each != nil {
-			each(time.Since(began))
-		}
-		page := s.Body.Bytes()
-		next := wire.Continue(page)
-		list, err := l.format.read(bytes.NewReader(page))
+		each(time.Since(began))
+		body := s.Body.Bytes()
+		next := wire.Continue(body)
+		list, err := l.format.read(bytes.NewReader(body))
 		if err != nil {
 			return objects, fmt.Errorf("LIST %s: %w", path, err)
 		}
 		objects += list.Objects
 		if path = ""; next != "" {
 			path = limited + "&continue=" + next
-			if l.selector != "" {
-				path += "&" + l.selector
-			}
 		}
 	}
 	return objects, nil
 }
 
-// atOnce measures n clients, each with a connection of its own, that do one operation each at the
-// same moment.
-func atOnce(ctx context.Context, s *Sample, n int, operation func(ctx context.Context, conn *target.Conn) error) error {
+// opened returns n new connections, which are made. The caller must close them.
+func (s *Sample) opened(ctx context.Context, n int) ([]*target.Conn, error) {
 	conns := s.Engine.DialAll(n)
-	defer target.CloseAll(conns)
 	for _, conn := range conns {
 		if err := conn.Open(ctx); err != nil {
-			return err
+			target.CloseAll(conns)
+			return nil, err
 		}
 	}
-	err := s.Measure(ctx, func(ctx context.Context) error {
+	return conns, nil
+}
+
+// repeatedly measures n clients, each with a connection of its own, that do operations one after
+// the other until the deadline, at least one each.
+func repeatedly(ctx context.Context, s *Sample, n int, during time.Duration, operation func(ctx context.Context, conn *target.Conn) error) error {
+	conns, err := s.opened(ctx, n)
+	if err != nil {
+		return err
+	}
+	defer target.CloseAll(conns)
+	return s.Measure(ctx, func(ctx context.Context) error {
+		deadline := time.Now().Add(during)
 		clients, ctx := errgroup.WithContext(ctx)
 		for _, conn := range conns {
 			clients.Go(func() error {
-				began := time.Now()
-				if err := operation(ctx, conn); err != nil {
-					return err
+				for {
+					began := time.Now()
+					if err := operation(ctx, conn); err != nil {
+						return err
+					}
+					s.Observe(time.Since(began))
+					if !time.Now().Before(deadline) {
+						return nil
+					}
 				}
-				s.Observe(time.Since(began))
-				return nil
 			})
 		}
 		return clients.Wait()
 	})
+}
+
+// nodesLoad is clients, with a connection each, that LIST the pods of nodes one after the other.
+type nodesLoad struct{ clients size }
+
+func (l nodesLoad) run(ctx context.Context, s *Sample) error {
+	var next atomic.Int64
+	nodes := s.Rand.Perm(s.nodes())
+	return repeatedly(ctx, s, l.clients.at(s.Scale), loop.at(s.Scale), func(ctx context.Context, conn *target.Conn) error {
+		path := allPods + "?" + ofNode(nodes[int(next.Add(1))%len(nodes)], s)
+		list, err := doList(ctx, conn, path, protobufFormat)
+		if want := s.Data.Pods / s.Data.Nodes; err == nil && list.Objects != want {
+			err = fmt.Errorf("LIST %s has %d objects, want %d", path, list.Objects, want)
+		}
+		return err
+	})
+}
+
+// ofNode selects the pods of a node.
+func ofNode(i int, s *Sample) string {
+	return "fieldSelector=spec.nodeName%3D" + dataset.NodeName(i, s.Data.Nodes)
+}
+
+// quietResource is the resource of quietLoad: no server changes PodTemplates by itself.
+const quietResource = "podtemplates"
+
+// quietLoad is a client that LISTs few objects that nothing changes, one after the other, while
+// ConfigMaps change at a rate.
+type quietLoad struct {
+	objects size
+	during  span
+	writes  int // per second
+}
+
+func (l quietLoad) run(ctx context.Context, s *Sample) error {
+	objects, during := l.objects.at(s.Scale), l.during.at(s.Scale)
+	there, err := dataset.Count(ctx, s.Etcd.Client, quietResource)
+	if err == nil && there != objects {
+		err = putAll(ctx, &s.Surroundings, objects, func(i int) (string, []byte, error) {
+			template := dataset.PodTemplate(i)
+			value, err := dataset.Encode(template)
+			return dataset.PodTemplateKey(template.Name), value, err
+		})
+	}
 	if err != nil {
 		return err
 	}
-	s.Report("until all are done", Seconds, s.observed.Elapsed.Seconds())
-	s.Detail("%d at once", n)
-	return nil
+	elsewhere, err := configMapWrites(s)
+	if err != nil {
+		return err
+	}
+	s.Detail("%s objects", grouped(objects))
+	beside, stop := context.WithCancel(ctx)
+	defer stop()
+	var writing errgroup.Group
+	err = repeatedly(ctx, s, 1, during, func(ctx context.Context, conn *target.Conn) error {
+		if s.observed.ops() == 0 { // begins with the measurement, and with the first LIST
+			writing.Go(func() error { return elsewhere.run(beside, l.writes, during) })
+		}
+		list, err := doList(ctx, conn, "/api/v1/namespaces/"+dataset.Namespace+"/"+quietResource, protobufFormat)
+		if err == nil && list.Objects != objects {
+			err = fmt.Errorf("LIST %s has %d objects, want %d", quietResource, list.Objects, objects)
+		}
+		return err
+	})
+	if err != nil {
+		stop()
+	}
+	return errors.Join(err, writing.Wait())
 }

@@ -20,9 +20,6 @@ func TestGunzip_SecondMember_IsRejected(t *testing.T) {
 	if err != nil || got.Objects != 1 || got.Bytes != int64(len(list)) {
 		t.Errorf("got %+v, %v", got, err)
 	}
-	if size, err := gzipSize(b.Bytes()); err != nil || int(size) != len(list) {
-		t.Errorf("size is %d, %v", size, err)
-	}
 	if _, err := gunzip(append(b.Bytes(), b.Bytes()...), wire.ReadJSONList); err == nil {
 		t.Error("two members are accepted")
 	}
@@ -30,8 +27,5 @@ func TestGunzip_SecondMember_IsRejected(t *testing.T) {
 	broken[len(broken)-8] ^= 1 // of the CRC
 	if _, err := gunzip(broken, wire.ReadJSONList); err == nil {
 		t.Error("a wrong checksum is accepted")
-	}
-	if _, err := gzipSize([]byte(list)); err == nil {
-		t.Error("an uncompressed body is accepted")
 	}
 }

@@ -6,6 +6,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -50,7 +51,7 @@ func main() {
 
 // run is main with its dependencies as parameters.
 func run(ctx context.Context, args []string, stdout io.Writer, stderr *os.File) error {
-	config, err := parseFlags(args, stdout, stderr)
+	config, err := parseFlags(args, stdout)
 	if err != nil {
 		return err
 	}
@@ -61,6 +62,145 @@ func run(ctx context.Context, args []string, stdout io.Writer, stderr *os.File) 
 		return nil
 	}
 	return benchmark(ctx, config, stdout, stderr)
+}
+
+// Config contains the values of the flags.
+type Config struct {
+	List      bool
+	Scale     Scale
+	Workloads []Workload
+	Runs      int
+	Engines   []target.EngineSpec // Binary "" means Config.Binary
+	Binary    string              // "" means that it is built
+	DataDir   string
+	Out       []string
+	Timeout   time.Duration
+
+	root string // of the repository
+}
+
+const usage = `Usage: bench [flags]
+
+Compares engines of the API server on the same etcd data, and with a plain server that writes the same bytes from memory.
+
+  make bench                                   all workloads at the sizes that docs/benchmarks.md quotes
+  make bench ARGS='-quick'                     a tenth
+  make bench ARGS='-workloads list-.*,get-16'  some of them
+  make bench ARGS='-engines strata,old=strata@/tmp/old/strata,upstream'
+  make stock bench ARGS='-engines strata,stock,limit'   beside a stock kube-apiserver
+
+Flags:
+`
+
+// parseFlags reads the flags. Help goes to stdout.
+func parseFlags(args []string, stdout io.Writer) (c Config, err error) {
+	if c.root, err = repositoryRoot(); err != nil {
+		return c, err
+	}
+	engineArgs := map[string][]string{}
+	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
+	fs.SetOutput(io.Discard) // the error is returned and printed once
+	small := fs.Bool("quick", false, "run with a tenth of the sizes: a check that all workloads work, not for published results")
+	patterns := fs.String("workloads", "", "comma-separated names or regular expressions of workloads (default all)")
+	fs.BoolVar(&c.List, "list", false, "list the workloads and exit")
+	fs.IntVar(&c.Runs, "runs", 5, "how often each engine is measured")
+	engines := fs.String("engines", "strata,upstream,limit",
+		"comma-separated engines, the first of which is compared with the others: label[=engine][@binary]; "+
+			"stock is the kube-apiserver of -stock, limit a plain Go HTTPS server that writes the same bytes")
+	fs.Func("engine-arg", "label:flag, a further flag for one engine; may be repeated", func(v string) error {
+		label, arg, ok := strings.Cut(v, ":")
+		if !ok {
+			return errors.New("want label:flag")
+		}
+		engineArgs[label] = append(engineArgs[label], arg)
+		return nil
+	})
+	fs.StringVar(&c.Binary, "binary", "", "the strata executable (default: build it)")
+	stock := fs.String("stock", filepath.Join(c.root, "bin", "stock", "kube-apiserver-1.37"), "the stock kube-apiserver, which make stock builds")
+	fs.StringVar(&c.DataDir, "data", filepath.Join(c.root, "bench-data"), "directory for filled etcds, logs and temporary data")
+	fs.Func("out", "file to write the table to: .md Markdown, .json JSON, otherwise text; may be repeated", func(v string) error {
+		c.Out = append(c.Out, v)
+		return nil
+	})
+	fs.DurationVar(&c.Timeout, "timeout", 2*time.Hour, "stop after this time")
+	if err := fs.Parse(args); err != nil {
+		if err == flag.ErrHelp {
+			fmt.Fprint(stdout, usage)
+			fs.SetOutput(stdout)
+			fs.PrintDefaults()
+		}
+		return c, err
+	}
+	if fs.NArg() > 0 {
+		return c, fmt.Errorf("unexpected argument %q (-help shows the flags)", fs.Arg(0))
+	}
+	c.Scale = published
+	if *small {
+		c.Scale = quick
+	}
+	if c.Runs < 1 {
+		return c, fmt.Errorf("-runs: %d is less than 1", c.Runs)
+	}
+	if c.Workloads, err = selectWorkloads(workloads, *patterns); err != nil {
+		return c, err
+	}
+	if c.Engines, err = parseEngines(*engines, engineArgs); err != nil {
+		return c, err
+	}
+	for i := range c.Engines {
+		e := &c.Engines[i]
+		if !e.IsStock() {
+			continue
+		}
+		e.Binary = cmp.Or(e.Binary, *stock)
+		if _, err := os.Stat(e.Binary); err != nil && !c.List {
+			return c, fmt.Errorf("-engines: %s: %w (make stock builds bin/stock/kube-apiserver-1.37; -stock names another one)", e.Label, err)
+		}
+	}
+	return c, nil
+}
+
+// parseEngines reads "label[=engine][@binary],...".
+func parseEngines(list string, args map[string][]string) ([]target.EngineSpec, error) {
+	var specs []target.EngineSpec
+	seen := map[string]bool{}
+	for item := range strings.SplitSeq(list, ",") {
+		name, binary, _ := strings.Cut(item, "@")
+		label, engine, ok := strings.Cut(name, "=")
+		if !ok {
+			engine = label
+		}
+		switch {
+		case label == "" || engine == "" || strings.ContainsAny(label, "/\\"):
+			return nil, fmt.Errorf("-engines: %q is not label[=engine][@binary]", item)
+		case seen[label]:
+			return nil, fmt.Errorf("-engines: duplicate label %q", label)
+		case engine == target.LimitEngine && len(specs) == 0:
+			return nil, errors.New("-engines: limit cannot be the first engine, because it replays the responses of that one")
+		}
+		seen[label] = true
+		specs = append(specs, target.EngineSpec{Label: label, Engine: engine, Binary: binary, Args: args[label]})
+	}
+	for label := range args {
+		if !seen[label] {
+			return nil, fmt.Errorf("-engine-arg: unknown engine %q", label)
+		}
+	}
+	return specs, nil
+}
+
+// repositoryRoot is the next directory upwards that contains go.work.
+func repositoryRoot() (string, error) {
+	dir, err := os.Getwd()
+	for ; err == nil; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.work")); err == nil {
+			return dir, nil
+		}
+		if dir == filepath.Dir(dir) {
+			err = errors.New("no go.work in the working directory or above it")
+		}
+	}
+	return "", fmt.Errorf("find the repository: %w", err)
 }
 
 // benchmark takes all measurements of config, writes the table, and returns when all processes have
@@ -78,9 +218,7 @@ func benchmark(ctx context.Context, config Config, stdout io.Writer, stderr *os.
 		}
 	}
 	for i := range config.Engines {
-		if config.Engines[i].Binary == "" {
-			config.Engines[i].Binary = config.Binary
-		}
+		config.Engines[i].Binary = cmp.Or(config.Engines[i].Binary, config.Binary)
 	}
 	if err := os.MkdirAll(config.DataDir, 0o755); err != nil {
 		return fmt.Errorf("-data: %w", err)
@@ -101,28 +239,11 @@ func benchmark(ctx context.Context, config Config, stdout io.Writer, stderr *os.
 
 	r := &runner{config: config, credentials: credentials, runDir: runDir, progress: progress}
 	runErr := r.run(ctx)
-	failures := 0
-	var passed []string // workloads that Strata's byte read path did not answer
-	for _, w := range config.Workloads {
-		result := summarize(w, report.Engines, r.observed[w.Name], r.failed[w.Name])
-		if len(result.Rows) > 0 || len(result.Notes) > 0 {
-			report.Results = append(report.Results, result)
-		}
-		failures += len(r.failed[w.Name])
-		for _, runs := range r.observed[w.Name] {
-			if reasons := passedOnReasons(runs); reasons != "" && !w.PassesOn {
-				passed = append(passed, fmt.Sprintf("%s (%s)", w.Name, reasons))
-			}
-		}
-	}
-	report.Results = append(report.Results, r.memory...)
+	failures := r.summarize(report)
 	// Results from before an interruption are shown too.
 	if len(report.Results) > 0 {
 		fmt.Fprintln(stdout)
-		if err := report.WriteText(stdout); err != nil {
-			return err
-		}
-		if err := config.writeOutputs(report); err != nil {
+		if err := errors.Join(report.WriteText(stdout), config.writeOutputs(report)); err != nil {
 			return err
 		}
 	}
@@ -132,16 +253,10 @@ func benchmark(ctx context.Context, config Config, stdout io.Writer, stderr *os.
 	if runErr != nil {
 		return runErr
 	}
-	if failures > 0 {
-		return fmt.Errorf("%d measurements failed; logs are in %s", failures, runDir)
+	if len(failures) > 0 {
+		return fmt.Errorf("failed, logs are in %s: %s", runDir, strings.Join(failures, "; "))
 	}
-	if err := os.RemoveAll(runDir); err != nil {
-		return fmt.Errorf("remove the logs: %w", err)
-	}
-	if len(passed) > 0 {
-		return fmt.Errorf("reads were passed on that the byte read path must answer: %s", strings.Join(passed, "; "))
-	}
-	return nil
+	return os.RemoveAll(runDir)
 }
 
 // build builds the command of this repository.
@@ -150,8 +265,7 @@ func (c *Config) build(ctx context.Context, progress *steps) error {
 	progress.step("go build -o bin/strata ./server/cmd/strata")
 	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", c.Binary, "./server/cmd/strata")
 	cmd.Dir = c.root
-	output, err := cmd.CombinedOutput()
-	if err != nil {
+	if output, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("build strata: %w\n%s", err, output)
 	}
 	progress.done("done")
@@ -167,36 +281,29 @@ func (c *Config) writeOutputs(report *Report) error {
 			write = report.WriteMarkdown
 		case ".json":
 			write = report.WriteJSON
-		case ".svg":
-			write = report.WriteSVG
 		}
-		if err := writeFile(path, write); err != nil {
+		f, err := os.Create(path)
+		if err == nil {
+			err = errors.Join(write(f), f.Close())
+		}
+		if err != nil {
 			return fmt.Errorf("-out: %w", err)
 		}
 	}
 	return nil
 }
 
-func writeFile(path string, write func(io.Writer) error) error {
-	f, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(write(f), f.Close())
-}
-
 // newReport records date, machine and versions.
 func newReport(ctx context.Context, config Config) (*Report, error) {
 	report := &Report{
-		Date: time.Now(), Go: runtime.Version(), CPUs: runtime.NumCPU(), CPU: runtime.GOARCH,
-		Quick: config.Quick, Runs: config.Runs, Sizes: config.Sizes,
+		Date: time.Now(), Go: runtime.Version(), CPUs: runtime.NumCPU(), CPU: runtime.GOARCH, Quick: config.Scale != published, Runs: config.Runs,
 	}
 	fs, err := procfs.NewDefaultFS()
 	if err != nil {
 		return nil, fmt.Errorf("describe the machine: %w", err)
 	}
-	if cpus, err := fs.CPUInfo(); err == nil && len(cpus) > 0 && cpus[0].ModelName != "" {
-		report.CPU = cpus[0].ModelName // empty on some architectures
+	if cpus, err := fs.CPUInfo(); err == nil && len(cpus) > 0 {
+		report.CPU = cmp.Or(cpus[0].ModelName, report.CPU) // empty on some architectures
 	}
 	memory, err := fs.Meminfo()
 	if err != nil {

@@ -6,9 +6,10 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
+	"text/tabwriter"
 	"time"
-	"unicode/utf8"
 
 	"github.com/stratakube/strata/test/bench/internal/stats"
 )
@@ -23,7 +24,6 @@ type Report struct {
 	Versions []string  `json:"versions"` // of the engines, in their order
 	Quick    bool      `json:"quick"`
 	Runs     int       `json:"runs"`
-	Sizes    Sizes     `json:"sizes"`
 	Engines  []string  `json:"engines"`
 	Results  []Result  `json:"workloads"`
 }
@@ -36,9 +36,7 @@ type Result struct {
 	Runs   int    `json:"runs,omitempty"` // of the engine with most
 	Rows   []Row  `json:"rows"`
 	// by engine: the reason for missing figures, or an omitted step
-	Notes map[string]string `json:"notes,omitempty"`
-	// by engine: its flags for this workload alone
-	Flags  map[string]string `json:"flags,omitempty"`
+	Notes  map[string]string `json:"notes,omitempty"`
 	Wanted []Bound           `json:"wanted,omitempty"`
 }
 
@@ -114,7 +112,7 @@ func summarize(w Workload, engines []string, observed map[string][]Observation, 
 
 // summarizeEngine calls set for every row of one engine. An engine that broke has only the figures
 // that the workload itself reports: the times of its other operations would be too favourable. tail
-// reports whether there are enough operations for p90 and p99.
+// reports whether there are enough operations for p99 and p99.9.
 func summarizeEngine(w Workload, runs []Observation, broken, tail bool, set func(name string, unit Unit, value float64)) {
 	median := func(of func(Observation) float64) float64 {
 		values := make([]float64, len(runs))
@@ -133,11 +131,11 @@ func summarizeEngine(w Workload, runs []Observation, broken, tail bool, set func
 	for i, run := range runs {
 		latencies[i] = run.Latencies
 	}
-	percentiles := stats.Percentiles(latencies, perRunTail, 0.5, 0.9, 0.99, 1)
+	percentiles := stats.Percentiles(latencies, perRunTail, 0.5, 0.99, 0.999, 1)
 	set("latency p50", Seconds, percentiles[0].Seconds())
 	if tail {
-		set("latency p90", Seconds, percentiles[1].Seconds())
-		set("latency p99", Seconds, percentiles[2].Seconds())
+		set("latency p99", Seconds, percentiles[1].Seconds())
+		set("latency p99.9", Seconds, percentiles[2].Seconds())
 	} else {
 		set("latency max", Seconds, percentiles[3].Seconds())
 	}
@@ -292,72 +290,46 @@ func (r *Report) conditions() string {
 	if r.Quick {
 		sizes = "quick run, a tenth of the documented sizes"
 	}
-	return fmt.Sprintf("%s; %s on %d x %s, %s memory; %s ConfigMaps; %s; medians of %d runs; %s",
-		r.Date.Format(time.DateOnly), r.Go, r.CPUs, r.CPU, Bytes.Format(float64(r.Memory)), grouped(r.Sizes.Objects), sizes, r.Runs,
+	return fmt.Sprintf("%s; %s on %d x %s, %s memory; %s; medians of %d runs; %s",
+		r.Date.Format(time.DateOnly), r.Go, r.CPUs, r.CPU, Bytes.Format(float64(r.Memory)), sizes, r.Runs,
 		strings.Join(r.Versions, "; "))
 }
 
-// WriteText writes aligned tables, of rows with a bound, of KEP-2340's load and of all rows: a line
-// per workload, its measures below.
+// WriteText writes aligned tables, of rows with a bound and of all rows: a line per workload, its
+// measures below.
 func (r *Report) WriteText(w io.Writer) error {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s\n\n", r.conditions())
-	if header, body := r.figures(); len(body) > 0 {
-		writeAligned(&b, header, body)
-		b.WriteString("\n\n")
-	}
-	header, body := r.table(every)
-	writeAligned(&b, header, body)
-	_, err := io.WriteString(w, b.String())
-	return err
-}
-
-func writeAligned(b *strings.Builder, header []string, body [][]string) {
-	widths := make([]int, len(header))
-	for _, cells := range append([][]string{header}, body...) {
-		for i, cell := range cells[1:] {
-			if cells[2] != "" || len(cells) == 2 { // the length of a note is not bounded
-				widths[i+1] = max(widths[i+1], utf8.RuneCountInString(cell))
+	return r.write(w, "\n", func(b *strings.Builder, header []string, body [][]string) {
+		aligned := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
+		line := func(cells []string) { fmt.Fprintf(aligned, "  %s\n", strings.Join(cells, "\t")) }
+		line(header[1:])
+		for _, cells := range body {
+			if cells[0] != "" {
+				fmt.Fprintf(aligned, "\n%s\n", cells[0])
 			}
+			if cells[2] == "" { // a note, whose length is not bounded
+				cells = cells[:2]
+			}
+			line(cells[1:])
 		}
-	}
-	line := func(cells []string) {
-		var l strings.Builder
-		fmt.Fprintf(&l, "  %s%s", cells[1], padding(widths[1], cells[1]))
-		last := len(cells) - 1 // the bound
-		for i, cell := range cells[2:last] {
-			fmt.Fprintf(&l, "  %s%s", padding(widths[i+2], cell), cell)
-		}
-		fmt.Fprintf(&l, "  %s", cells[last])
-		b.WriteString(strings.TrimRight(l.String(), " ") + "\n")
-	}
-	line(header)
-	for _, cells := range body {
-		if cells[0] != "" {
-			fmt.Fprintf(b, "\n%s\n", cells[0])
-		}
-		line(cells)
-	}
-}
-
-func padding(width int, cell string) string {
-	return strings.Repeat(" ", max(0, width-utf8.RuneCountInString(cell)))
+		aligned.Flush() // a strings.Builder returns no error
+	})
 }
 
 // WriteMarkdown writes the tables for a document.
 func (r *Report) WriteMarkdown(w io.Writer) error {
+	return r.write(w, "All measures:\n\n", writeMarkdown)
+}
+
+// write writes the rows with a bound, if there are any, and all rows, with a text between them.
+func (r *Report) write(w io.Writer, between string, table func(b *strings.Builder, header []string, body [][]string)) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s.\n\n", r.conditions())
-	before := b.Len()
 	if header, body := r.figures(); len(body) > 0 {
-		writeMarkdown(&b, header, body)
-		b.WriteString("\n")
-	}
-	if b.Len() > before {
-		b.WriteString("All measures:\n\n")
+		table(&b, header, body)
+		b.WriteString("\n" + between)
 	}
 	header, body := r.table(every)
-	writeMarkdown(&b, header, body)
+	table(&b, header, body)
 	_, err := io.WriteString(w, b.String())
 	return err
 }
@@ -386,4 +358,69 @@ func (r *Report) WriteJSON(w io.Writer) error {
 	encoder := json.NewEncoder(w)
 	encoder.SetIndent("", "  ")
 	return encoder.Encode(r)
+}
+
+// Unit is the unit in which a quantity is shown.
+type Unit string
+
+// The units. In JSON a quantity is a number in the unit named.
+const (
+	Seconds   Unit = "s"
+	Bytes     Unit = "B"
+	Count     Unit = ""
+	PerSecond Unit = "/s"
+	Percent   Unit = "%"
+)
+
+// Format shows a quantity with two or three significant digits and a prefix that suits its size
+// (decimal, also for bytes).
+func (u Unit) Format(v float64) string {
+	switch u {
+	case Seconds:
+		switch {
+		case v == 0:
+			return "0 s"
+		case v < 0.000_999_5:
+			return digits(v*1e6) + " µs"
+		case v < 0.999_5:
+			return digits(v*1e3) + " ms"
+		}
+		return digits(v) + " s"
+	case Bytes:
+		switch {
+		case v < 999.5:
+			return grouped(int(v+0.5)) + " B"
+		case v < 999.5e3:
+			return digits(v/1e3) + " kB"
+		case v < 999.5e6:
+			return digits(v/1e6) + " MB"
+		}
+		return digits(v/1e9) + " GB"
+	case PerSecond:
+		return digits(v) + "/s"
+	case Percent:
+		return digits(v) + " %"
+	}
+	return digits(v)
+}
+
+// digits shows two or three significant digits, and all digits of the integer part.
+func digits(v float64) string {
+	switch {
+	case v >= 99.95:
+		return grouped(int(v + 0.5))
+	case v >= 9.995:
+		return strconv.FormatFloat(v, 'f', 1, 64)
+	case v >= 0.0995 || v == 0:
+		return strconv.FormatFloat(v, 'f', 2, 64)
+	}
+	return strconv.FormatFloat(v, 'f', 3, 64)
+}
+
+// grouped shows an integer with a comma before each third digit.
+func grouped(n int) string {
+	if n < 1000 {
+		return strconv.Itoa(n)
+	}
+	return fmt.Sprintf("%s,%03d", grouped(n/1000), n%1000)
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,9 +32,8 @@ type runner struct {
 	body     bytes.Buffer                        // Sample.Body
 }
 
-// sampleTimeout bounds one run of a workload on one engine: the slowest observes idle watchers for
-// five minutes.
-const sampleTimeout = 10 * time.Minute
+// sampleTimeout bounds one run of a workload on one engine: the slowest serves a fleet of clients.
+const sampleTimeout = 20 * time.Minute
 
 // run measures all selected workloads on all engines.
 func (r *runner) run(ctx context.Context) error {
@@ -47,7 +45,7 @@ func (r *runner) run(ctx context.Context) error {
 	var specs []dataset.Spec
 	bySpec := map[dataset.Spec][]Workload{}
 	for _, w := range r.config.Workloads {
-		spec := w.Dataset(r.config.Sizes)
+		spec := w.Dataset.at(r.config.Scale)
 		if bySpec[spec] == nil {
 			specs = append(specs, spec)
 		}
@@ -61,11 +59,31 @@ func (r *runner) run(ctx context.Context) error {
 	return nil
 }
 
+// summarize adds the results to the report, and returns a phrase for each failed measurement.
+func (r *runner) summarize(report *Report) (failures []string) {
+	for _, w := range r.config.Workloads {
+		result := summarize(w, report.Engines, r.observed[w.Name], r.failed[w.Name])
+		if len(result.Rows) > 0 || len(result.Notes) > 0 {
+			report.Results = append(report.Results, result)
+		}
+		for engine := range r.failed[w.Name] {
+			failures = append(failures, w.Name+" on "+engine)
+		}
+		for _, runs := range r.observed[w.Name] {
+			if reasons := passedOnReasons(runs); reasons != "" && !w.PassesOn {
+				failures = append(failures, fmt.Sprintf("%s: reads were passed on that the byte read path must answer (%s)", w.Name, reasons))
+			}
+		}
+	}
+	report.Results = append(report.Results, r.memory...)
+	return failures
+}
+
 // runOn measures workloads on an etcd with the objects of spec.
 func (r *runner) runOn(ctx context.Context, spec dataset.Spec, workloads []Workload) error {
 	dataDir := filepath.Join(r.runDir, "etcd")
 	defer os.RemoveAll(dataDir)
-	if err := provideData(ctx, r.config, spec, dataDir, r.runDir, r.progress); err != nil {
+	if err := r.provideData(ctx, spec, dataDir); err != nil {
 		return err
 	}
 	etcd, err := target.StartEtcd(ctx, r.config.Binary, dataDir, r.runDir)
@@ -77,20 +95,10 @@ func (r *runner) runOn(ctx context.Context, spec dataset.Spec, workloads []Workl
 	defer b.stopAll()
 
 	var together []Workload
-	var sessions []string
-	bySession := map[string][]Workload{}
 	for _, w := range workloads {
 		if !w.Alone {
 			together = append(together, w)
-			continue
-		}
-		if bySession[w.Session] == nil {
-			sessions = append(sessions, w.Session)
-		}
-		bySession[w.Session] = append(bySession[w.Session], w)
-	}
-	for _, session := range sessions {
-		if err := b.runAlone(ctx, bySession[session]); err != nil {
+		} else if err := b.runAlone(ctx, w); err != nil {
 			return err
 		}
 	}
@@ -110,13 +118,12 @@ type bench struct {
 	peaks map[string]uint64
 }
 
-// runAlone measures workloads that need an engine of their own: for each run and engine, a fresh
-// process does all of them in order. Writes of the previous session are still in etcd's history
-// when an engine starts, as the last minutes are in the history of a cluster in use; earlier writes
-// are compacted.
-func (b *bench) runAlone(ctx context.Context, workloads []Workload) error {
-	before := int64(1) // the revision at which the last session began
-	for run := range b.config.Runs {
+// runAlone measures a workload that needs an engine of its own: each run of each engine is a fresh
+// process. Writes of the previous one are still in etcd's history when an engine starts, as the
+// last minutes are in the history of a cluster in use; earlier writes are compacted.
+func (b *bench) runAlone(ctx context.Context, w Workload) error {
+	before := int64(1) // the revision at which the last process started
+	for run := range w.runs(b.config.Runs) {
 		for _, spec := range b.config.Engines {
 			if spec.IsLimit() {
 				continue
@@ -128,13 +135,8 @@ func (b *bench) runAlone(ctx context.Context, workloads []Workload) error {
 			if before, err = dataset.Revision(ctx, b.etcd.Client); err != nil {
 				return err
 			}
-			for _, w := range workloads {
-				if run >= w.runs(b.config.Runs) {
-					continue
-				}
-				if err := b.measure(ctx, w, spec, run, true); err != nil {
-					return err
-				}
+			if err := b.measure(ctx, w, spec, run, true); err != nil {
+				return err
 			}
 			b.stopAll()
 		}
@@ -156,16 +158,11 @@ func (b *bench) runTogether(ctx context.Context, workloads []Workload) error {
 		return err
 	}
 	for _, w := range workloads {
-		if w.Prepare != nil {
-			if err := memory.note(b, "resident before "+w.Name); err != nil {
-				return err
-			}
-		}
 		if err := b.runInTurns(ctx, w); err != nil {
 			return err
 		}
 	}
-	if err := b.rest(ctx, b.config.Sizes.Settle); err != nil {
+	if err := b.rest(ctx, settled.at(b.config.Scale)); err != nil {
 		return err
 	}
 	if err := memory.note(b, residentAfter); err != nil {
@@ -178,13 +175,6 @@ func (b *bench) runTogether(ctx context.Context, workloads []Workload) error {
 
 // runInTurns measures one workload while all engines run.
 func (b *bench) runInTurns(ctx context.Context, w Workload) error {
-	if w.Prepare != nil {
-		b.progress.step("%-14s prepare", w.Name)
-		if err := w.Prepare(ctx, b.surroundings()); err != nil {
-			return err
-		}
-		b.progress.done("done")
-	}
 	for run := -1; run < w.runs(b.config.Runs); run++ {
 		// run -1 is the warm-up, which is not counted
 		// All must run before the first is measured: a start keeps the machine busy.
@@ -201,10 +191,7 @@ func (b *bench) runInTurns(ctx context.Context, w Workload) error {
 				return err
 			}
 		}
-		for i, spec := range b.config.Engines {
-			if run == -1 && w.Dear && i > 0 && !spec.IsLimit() {
-				continue
-			}
+		for _, spec := range b.config.Engines {
 			if err := b.measure(ctx, w, spec, run, run >= 0); err != nil {
 				return err
 			}
@@ -220,7 +207,7 @@ func (b *bench) startAll(ctx context.Context, w Workload) error {
 		if b.failed[w.Name][spec.Label] != nil {
 			continue
 		}
-		_, err := b.engine(ctx, w.variant(spec))
+		_, err := b.engine(ctx, spec)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -234,12 +221,6 @@ func (b *bench) startAll(ctx context.Context, w Workload) error {
 		}
 	}
 	return nil
-}
-
-// variant returns the spec with the environment of a workload.
-func (w Workload) variant(spec target.EngineSpec) target.EngineSpec {
-	spec.Env = slices.Concat(spec.Env, w.Env)
-	return spec
 }
 
 // Kinds of engines, which are also their labels unless -engines sets others. The byte read path and
@@ -261,7 +242,7 @@ func (b *bench) showLimit(ctx context.Context, w Workload) error {
 		if err != nil {
 			return err
 		}
-		origin, err := b.engine(ctx, w.variant(b.config.Engines[0]))
+		origin, err := b.engine(ctx, b.config.Engines[0])
 		if err != nil {
 			return err
 		}
@@ -284,7 +265,7 @@ func (b *bench) change(ctx context.Context, w Workload) error {
 	if err := w.Change(ctx, b.surroundings()); err != nil {
 		return err
 	}
-	if err := process.WaitQuiet(ctx, b.config.Sizes.Quieten, b.children()...); err != nil {
+	if err := process.WaitQuiet(ctx, quieten.at(b.config.Scale), b.children()...); err != nil {
 		return err
 	}
 	for _, e := range b.engines {
@@ -303,7 +284,7 @@ func (b *bench) surroundings() *Surroundings {
 	return &Surroundings{
 		Etcd:   b.etcd,
 		Data:   b.data,
-		Sizes:  b.config.Sizes,
+		Scale:  b.config.Scale,
 		Number: b.samples,
 		Rand:   rand.New(rand.NewPCG(uint64(b.samples), 0)),
 	}
@@ -358,47 +339,38 @@ func (b *bench) fail(w Workload, spec target.EngineSpec, err error) {
 
 // sample runs a workload once on an engine, which it starts if necessary.
 func (b *bench) sample(ctx context.Context, w Workload, spec target.EngineSpec, thorough bool) (Observation, error) {
-	limit := cmp.Or(w.Timeout, sampleTimeout)
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s took longer than %v", w.Name, limit))
+	ctx, cancel := context.WithTimeoutCause(ctx, sampleTimeout, fmt.Errorf("%s took longer than %v", w.Name, sampleTimeout))
 	defer cancel()
 	s := &Sample{Surroundings: *b.surroundings(), Thorough: thorough, Body: &b.body, spec: spec}
-	s.start = func(ctx context.Context, args ...string) (*target.Engine, error) {
-		return b.startOwn(ctx, w, spec, args)
-	}
+	s.start = func(ctx context.Context, env []string) (*target.Engine, error) { return b.startOwn(ctx, w, spec, env) }
 	if w.Starts {
 		err := w.Run(ctx, s)
 		return s.observed, err
 	}
-	engine, err := b.engine(ctx, w.variant(spec))
+	engine, err := b.engine(ctx, spec)
 	if err != nil {
 		return Observation{}, err
 	}
 	s.Engine, s.children = engine, b.children()
-	passedOn, err := b.passedOn(ctx, engine)
+	before, err := b.passedOn(ctx, engine)
 	if err != nil {
 		return Observation{}, err
 	}
 	if err := w.Run(ctx, s); err != nil {
 		return Observation{}, errors.Join(err, engine.Ended())
 	}
-	passedOnAfter, err := b.passedOn(ctx, engine)
-	if err != nil {
+	if s.observed.PassedOn, err = b.passedOn(ctx, engine); err != nil {
 		return Observation{}, err
 	}
-	if passedOnAfter != nil {
-		s.observed.PassedOn = map[string]float64{}
-	}
-	for reason, n := range passedOnAfter {
-		if n > passedOn[reason] {
-			s.observed.PassedOn[reason] = n - passedOn[reason]
+	for reason, n := range before {
+		if s.observed.PassedOn[reason] -= n; s.observed.PassedOn[reason] == 0 {
+			delete(s.observed.PassedOn, reason)
 		}
 	}
 	if w.Change != nil && !engine.IsLimit() {
 		s.Report("server CPU of the changes before", Seconds, b.changeCPU[engine.Label].Seconds())
 	}
-	if engine.Variant == "" {
-		b.peaks[engine.Label] = max(b.peaks[engine.Label], s.observed.Before.Peak, s.observed.Memory.Peak)
-	}
+	b.peaks[engine.Label] = max(b.peaks[engine.Label], s.observed.Before.Peak, s.observed.Memory.Peak)
 	return s.observed, nil
 }
 
@@ -412,22 +384,18 @@ func (b *bench) passedOn(ctx context.Context, engine *target.Engine) (map[string
 
 // engine returns the running engine of spec, and starts it if it does not run or has ended.
 func (b *bench) engine(ctx context.Context, spec target.EngineSpec) (*target.Engine, error) {
-	for i, e := range b.engines {
-		if e.Label != spec.Label || e.Variant != spec.Variant {
-			continue
+	i := slices.IndexFunc(b.engines, func(e *target.Engine) bool { return e.Label == spec.Label })
+	if i >= 0 {
+		if b.engines[i].Ended() == nil {
+			return b.engines[i], nil
 		}
-		if e.Ended() == nil {
-			return e, nil
-		}
-		b.engines = append(b.engines[:i], b.engines[i+1:]...)
-		break
+		b.engines = slices.Delete(b.engines, i, i+1)
 	}
 	e, err := target.StartEngine(ctx, spec, b.etcd, b.credentials, b.firstGet(), b.runDir)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		b.engines = append(b.engines, e)
 	}
-	b.engines = append(b.engines, e)
-	return e, nil
+	return e, err
 }
 
 // firstGet is the path of an object in etcd.
@@ -438,7 +406,7 @@ func (b *bench) firstGet() string {
 	case b.data.Pods > 0:
 		return podPath(0, b.data)
 	case b.data.Things > 0:
-		return dataset.Things.ObjectPath(0)
+		return dataset.ThingPath(0, b.data.Namespaces)
 	default:
 		return "/api/v1/namespaces/" + dataset.Namespace
 	}
@@ -446,10 +414,9 @@ func (b *bench) firstGet() string {
 
 // startOwn starts an engine for a workload that starts its engines itself, with a log of its own.
 // It may be called concurrently.
-func (b *bench) startOwn(ctx context.Context, w Workload, spec target.EngineSpec, args []string) (*target.Engine, error) {
-	spec = w.variant(spec)
-	spec.Variant += fmt.Sprintf("-%s-%d", w.Name, b.started.Add(1))
-	spec.Args = slices.Concat(spec.Args, args)
+func (b *bench) startOwn(ctx context.Context, w Workload, spec target.EngineSpec, env []string) (*target.Engine, error) {
+	spec.LogName = fmt.Sprintf("%s-%s-%d", spec.Label, w.Name, b.started.Add(1))
+	spec.Env = env
 	return target.StartEngine(ctx, spec, b.etcd, b.credentials, b.firstGet(), b.runDir)
 }
 
@@ -475,4 +442,89 @@ func outcome(o Observation) string {
 		return f.Name + " " + f.Unit.Format(f.Value)
 	}
 	return "done"
+}
+
+const (
+	residentAtRest = "resident at rest"
+	residentAfter  = "resident a minute after all"
+	peakOfAll      = "peak memory of all"
+)
+
+// memoryWanted are the bounds of a process that answers all workloads, with the sizes as
+// documented. Under load it may take a share of the free memory.
+var memoryWanted = []Bound{absolute(residentAtRest, 0.8e9), absolute(residentAfter, 1.3e9), toUpstream(peakOfAll, 1)}
+
+// memoryUse is the memory of the processes that answer all workloads together.
+type memoryUse struct {
+	rows []Row
+	pids map[string]int // of the engines at rest
+}
+
+// memoryAtRest waits until the running engines are at rest, and starts with their memory at that
+// time.
+func (b *bench) memoryAtRest(ctx context.Context) (*memoryUse, error) {
+	// The Go runtime gives memory back in the background.
+	if err := b.rest(ctx, atRest.at(b.config.Scale)); err != nil {
+		return nil, err
+	}
+	m := &memoryUse{pids: map[string]int{}}
+	for _, e := range b.engines {
+		m.pids[e.Label] = e.PID()
+	}
+	return m, m.note(b, residentAtRest)
+}
+
+// rest waits until the running engines are quiet, and then for some time.
+func (b *bench) rest(ctx context.Context, pause time.Duration) error {
+	b.progress.step("rest")
+	if err := process.WaitQuiet(ctx, quieten.at(b.config.Scale), b.children()...); err != nil {
+		return err
+	}
+	if !waitUntil(ctx, time.Now().Add(pause)) {
+		return context.Cause(ctx)
+	}
+	b.progress.done("done")
+	return nil
+}
+
+// note adds the current memory of the engines. The limit has only recorded answers, so its memory
+// is not meaningful.
+func (m *memoryUse) note(b *bench, name string) error {
+	row := Row{Name: name, Unit: Bytes, Values: map[string]float64{}}
+	for _, e := range b.engines {
+		if e.IsLimit() {
+			continue
+		}
+		memory, err := e.Memory()
+		if err != nil {
+			return err
+		}
+		row.Values[e.Label] = float64(memory.Resident)
+		b.peaks[e.Label] = max(b.peaks[e.Label], memory.Peak)
+	}
+	m.rows = append(m.rows, row)
+	return nil
+}
+
+// result returns the rows of the table.
+func (m *memoryUse) result(b *bench) Result {
+	peak := Row{Name: peakOfAll, Unit: Bytes, Values: map[string]float64{}}
+	result := Result{
+		Name: "memory", Title: "memory of the process that answered all of these but what needs a fresh one", Notes: map[string]string{},
+	}
+	for _, e := range b.engines {
+		if e.IsLimit() {
+			continue
+		}
+		peak.Values[e.Label] = float64(b.peaks[e.Label])
+		if e.PID() != m.pids[e.Label] {
+			result.Notes[e.Label] = "had to be started again: the rows above are not of one process"
+		}
+	}
+	result.Rows = append(m.rows, peak)
+	result.Detail = fmt.Sprintf("%s ConfigMaps, %s pods", grouped(b.data.ConfigMaps), grouped(b.data.Pods))
+	if b.data.ConfigMaps > 0 {
+		result.Wanted = memoryWanted
+	}
+	return result
 }

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -27,7 +29,7 @@ type Sample struct {
 	Body *bytes.Buffer
 
 	spec     target.EngineSpec // of the engine that is measured
-	start    func(ctx context.Context, args ...string) (*target.Engine, error)
+	start    func(ctx context.Context, env []string) (*target.Engine, error)
 	children []*process.Child // all that run
 	mu       sync.Mutex       // guards observed.Latencies
 	observed Observation
@@ -111,7 +113,7 @@ func (s *Sample) read(ctx context.Context, before bool) (r reading, err error) {
 // etcd, and the peak of the server's memory. It first waits until the processes are quiet. It is
 // called once, and each operation calls Observe.
 func (s *Sample) Measure(ctx context.Context, operations func(ctx context.Context) error) error {
-	if err := process.WaitQuiet(ctx, s.Sizes.Quieten, s.children...); err != nil {
+	if err := process.WaitQuiet(ctx, quieten.at(s.Scale), s.children...); err != nil {
 		return err
 	}
 	o := &s.observed
@@ -152,9 +154,21 @@ func (s *Sample) Measure(ctx context.Context, operations func(ctx context.Contex
 }
 
 // Start starts another process of the engine that is measured, on the same etcd, with further
-// flags, and returns when it is ready. The caller must Stop it. It may be called concurrently.
-func (s *Sample) Start(ctx context.Context, args ...string) (*target.Engine, error) {
-	return s.start(ctx, args...)
+// variables of the environment, as name=value, and returns when it is ready. The caller must Stop
+// it. It may be called concurrently.
+func (s *Sample) Start(ctx context.Context, env ...string) (*target.Engine, error) {
+	return s.start(ctx, env)
+}
+
+// rest waits until the processes are quiet, and then for a time.
+func (s *Sample) rest(ctx context.Context, pause time.Duration) error {
+	if err := process.WaitQuiet(ctx, quieten.at(s.Scale), s.children...); err != nil {
+		return err
+	}
+	if !waitUntil(ctx, time.Now().Add(pause)) {
+		return context.Cause(ctx)
+	}
+	return nil
 }
 
 // Observe records one operation with its latency.
@@ -177,3 +191,23 @@ func (s *Sample) Detail(format string, args ...any) { s.observed.Detail = fmt.Sp
 
 // Broken records that the server aborted the operation.
 func (s *Sample) Broken(format string, args ...any) { s.observed.Broken = fmt.Sprintf(format, args...) }
+
+// passedOn is the row with the number of reads that Strata's byte read path passed on to upstream's
+// handlers.
+const passedOn = "reads passed on"
+
+// passedOnReasons lists the reads passed on in all runs, for example "cbor 2, table 5"; "" means
+// none.
+func passedOnReasons(runs []Observation) string {
+	total := map[string]float64{}
+	for _, run := range runs {
+		for reason, n := range run.PassedOn {
+			total[reason] += n
+		}
+	}
+	var reasons []string
+	for _, reason := range slices.Sorted(maps.Keys(total)) {
+		reasons = append(reasons, fmt.Sprintf("%s %.0f", reason, total[reason]))
+	}
+	return strings.Join(reasons, ", ")
+}

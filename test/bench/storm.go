@@ -27,38 +27,36 @@ const (
 	failedAnswers = "answers with another status than 200 and 429"
 	renewalP99    = "renewal of a lease, p99"
 	readyzP99     = "/readyz, p99"
-	backAfter     = "latency within 10 % of before after"
 )
 
-// stormWorkloads are many clients that list at the same moment, as after the restart of their API
-// server, with a small GOMEMLIMIT.
-var stormWorkloads = []Workload{
-	{
-		Name: "storm", Title: "a fleet lists all pods at once, GOMEMLIMIT 1.5 GB", Op: "LIST", Dataset: fleetPods,
-		Alone: true, Session: "storm", Runs: 1, Env: stormEnv, Timeout: 20 * time.Minute,
-		Run: measureStorm,
-		Wanted: []Bound{
-			{Measure: clientsServed, AtLeast: 100}, none(brokenAnswers), none(failedAnswers), absolute(renewalP99, 0.1), absolute(readyzP99, 0.2),
-		},
-	},
+const (
+	// stormLimit makes the garbage collector work hard before the memory of a machine ends.
+	stormLimit = "GOMEMLIMIT=1500000000"
+	// stormMemory is the resident memory at which an engine is killed, before the machine has no
+	// memory left.
+	stormMemory = 8 << 30
+)
+
+// stormLoad is clients of one service account, with a connection each. They list all pods at the
+// same moment, and again after each refusal or broken answer. It reports how many are served, and
+// the latency of the renewals of a lease and of /readyz meanwhile.
+type stormLoad struct {
+	clients  size
+	patience span // for the answer to each client, refusals included
 }
 
-var stormEnv = []string{"GOMEMLIMIT=1500000000"}
-
-// stormMemory is the resident memory at which an engine is killed, before the machine has no memory
-// left.
-const stormMemory = 8 << 30
-
-// measureStorm starts Sizes.Fleet clients of one service account, each with a connection of its
-// own. They list all pods at the same moment, and again after each refusal or broken answer. It
-// reports how many are served, and the latency of the renewals of a lease and of /readyz meanwhile.
-func measureStorm(ctx context.Context, s *Sample) error {
+func (l stormLoad) run(ctx context.Context, s *Sample) error {
+	engine, err := s.Start(ctx, stormLimit)
+	if err != nil {
+		return err
+	}
+	defer engine.Stop()
+	s.Engine = engine
 	limited, unlimit := context.WithCancel(ctx)
 	defer unlimit()
-	go s.Engine.LimitMemory(limited, stormMemory)
+	go engine.LimitMemory(limited, stormMemory)
 
 	storm := &storm{path: "/api/v1/pods"}
-	var err error
 	if storm.bytes, err = storm.size(ctx, s); err != nil {
 		return err
 	}
@@ -67,7 +65,7 @@ func measureStorm(ctx context.Context, s *Sample) error {
 		return err
 	}
 	defer lease.close(ctx)
-	conns := make([]*target.Conn, s.Sizes.Fleet)
+	conns := make([]*target.Conn, l.clients.at(s.Scale))
 	for i := range conns {
 		conns[i] = s.Engine.DialAs(target.Agent)
 		if err := conns[i].Open(ctx); err != nil {
@@ -90,11 +88,11 @@ func measureStorm(ctx context.Context, s *Sample) error {
 	probes.Go(func() { renewals.probe(beside, 100*time.Millisecond, lease.renew) })
 	probes.Go(func() { readyz.probe(beside, 200*time.Millisecond, lease.readyz) })
 	began := time.Now()
-	waiting, stopWaiting := context.WithDeadline(ctx, began.Add(s.Sizes.FleetWait))
+	waiting, stopWaiting := context.WithDeadline(ctx, began.Add(l.patience.at(s.Scale)))
 	defer stopWaiting()
 	var clients sync.WaitGroup
 	for _, conn := range conns {
-		clients.Go(func() { storm.list(waiting, s.Engine, conn) })
+		clients.Go(func() { storm.list(waiting, engine, conn) })
 	}
 	clients.Wait()
 	elapsed := time.Since(began)
@@ -218,14 +216,8 @@ func (l *lease) readyz(ctx context.Context) error {
 // latencies are those of repeated operations. Its methods may be called concurrently.
 type latencies struct {
 	mu     sync.Mutex
-	all    []timed
+	all    []time.Duration
 	failed int
-}
-
-// timed is an operation with the time of its end.
-type timed struct {
-	at   time.Time
-	took time.Duration
 }
 
 // probeLimit bounds an operation of probe: one that takes longer has failed.
@@ -241,43 +233,26 @@ func (l *latencies) probe(ctx context.Context, interval time.Duration, operation
 		defer cancel()
 		began := time.Now()
 		err := operation(within)
-		now := time.Now()
+		took := time.Since(began)
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		took := now.Sub(began)
 		if err != nil {
 			l.failed++
 			took = probeLimit
 		}
-		l.all = append(l.all, timed{now, took})
+		l.all = append(l.all, took)
 		return nil
 	})
 }
 
-// between returns the latencies of operations that ended in [from, to), sorted.
-func (l *latencies) between(from, to time.Time) (sorted []time.Duration) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, o := range l.all {
-		if !o.at.Before(from) && o.at.Before(to) {
-			sorted = append(sorted, o.took)
-		}
-	}
-	slices.Sort(sorted)
-	return sorted
-}
-
-// report reports the latencies.
+// report reports the latencies after all operations have ended.
 func (l *latencies) report(s *Sample, name string) {
-	all := l.between(time.Time{}, time.Now().Add(time.Hour))
-	if len(all) == 0 {
+	if len(l.all) == 0 {
 		return
 	}
-	s.Report(name+", p50", Seconds, stats.Percentile(all, 0.5).Seconds())
-	s.Report(name+", p99", Seconds, stats.Percentile(all, 0.99).Seconds())
-	s.Report(name+", slowest", Seconds, all[len(all)-1].Seconds())
+	slices.Sort(l.all)
+	s.Report(name+", p50", Seconds, stats.Percentile(l.all, 0.5).Seconds())
+	s.Report(name+", p99", Seconds, stats.Percentile(l.all, 0.99).Seconds())
+	s.Report(name+", slowest", Seconds, l.all[len(l.all)-1].Seconds())
 	s.Report(name+", failed", Count, float64(l.failed))
 }
-
-// Sizes of measureBurst.
-const ()

@@ -6,202 +6,169 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
+	"io"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/stratakube/strata/test/bench/internal/dataset"
 	"github.com/stratakube/strata/test/bench/internal/target"
 	"github.com/stratakube/strata/test/bench/internal/wire"
 )
 
+// watchWorkloads run alone: they write at a high rate.
 var watchWorkloads = []Workload{
 	{
 		Name: "watch-lone", Title: "watcher alone, many events", Op: "event", Dataset: configMaps, Alone: true,
-		Run: func(ctx context.Context, s *Sample) error {
-			return watchLoad{watchers: 1, conns: 1, rate: s.Sizes.LoneRate}.run(ctx, s)
-		},
+		Run: watchLoad{watchers: size{1, 1}, rate: 4_000, during: span{5 * time.Second, 300 * time.Millisecond}, of: changedConfigMaps}.run,
+	},
+	{ // the watches of kubelets
+		Name: "watch-nodes", Title: "watchers of the pods of one node each", Op: "event", Dataset: pods, Alone: true, Runs: 3, Tail: true,
+		// at this low rate, long enough for the collector to have its share
+		Run:    watchLoad{watchers: size{2_000, 5}, rate: 500, during: span{20 * time.Second, time.Second}, of: changedPods, byNode: true}.run,
+		Wanted: []Bound{toUpstream(latencyP99, 1), toUpstream(cpuPerEvent, 0.6)},
+	},
+	{
+		Name: "initial-nodes", Title: "clients that start to watch the pods of one node each, with initial events", Op: "client", Dataset: pods,
+		Alone: true, Runs: 2, Tail: true,
+		Run:    initialOfNodes,
+		Wanted: []Bound{toUpstream("server CPU per client", 1./10)},
 	},
 }
 
-// streamWorkloads change so little that an engine that follows the changes does not disturb the
-// other's measurement.
-var streamWorkloads = []Workload{
+// sharedWatchWorkloads change so little that an engine that follows the changes does not disturb
+// the other's measurement.
+var sharedWatchWorkloads = []Workload{
+	{
+		Name: "initial-protobuf", Title: "initial events of all, protobuf, one client", Op: "client", Dataset: configMaps,
+		Run:    initialOfAll,
+		Wanted: []Bound{toUpstream(latency, 1./5), absolute(peakAbove, 50e6)},
+	},
 	{
 		Name: "watch-shared", Title: "watchers of one collection, few events", Op: "event", Dataset: configMaps,
-		Run: func(ctx context.Context, s *Sample) error {
-			return watchLoad{watchers: s.Sizes.Watchers, conns: 8, rate: s.Sizes.SharedRate}.run(ctx, s)
-		},
+		Run:    watchLoad{watchers: size{1_000, 20}, rate: 20, during: span{5 * time.Second, 300 * time.Millisecond}, of: changedConfigMaps}.run,
 		Wanted: []Bound{toLimit(cpuPerEvent, 1.15)},
-	},
-}
-
-// nodeWorkloads are the watches of kubelets: each watches the pods of its node.
-var nodeWorkloads = []Workload{
-	{
-		Name: "watch-nodes", Title: "watchers of the pods of one node each", Op: "event", Dataset: pods, Alone: true, Session: "nodes", Runs: 3, Tail: true,
-		Run:    watchNodes(func(s *Sample) int { return min(s.Sizes.NodeWatchers, s.Data.Nodes) }),
-		Wanted: []Bound{toUpstream(latencyP99, 1), toUpstream(cpuPerEvent, 0.6)},
 	},
 }
 
 const cpuPerEvent = "server CPU per event"
 
-// watchOf is the path of a watch after a revision; selector is "" or a query.
-func watchOf(collection, selector string, bookmarks bool, after int64) string {
-	path := fmt.Sprintf("%s?watch=1&resourceVersion=%d", collection, after)
-	if bookmarks {
-		path += "&allowWatchBookmarks=true"
-	}
+// watchOf is the path of a watch with bookmarks after a revision; selector is "" or a query.
+func watchOf(collection, selector string, after int64) string {
+	path := fmt.Sprintf("%s?watch=1&allowWatchBookmarks=true&resourceVersion=%d", collection, after)
 	if selector != "" {
 		path += "&" + selector
 	}
 	return path
 }
 
-// watchLoad is a number of watchers of all ConfigMaps while objects change in etcd at a rate, for
-// Sizes.WatchDuration. An operation is an event delivered to a watcher; its latency is the time
-// from before the write until the watcher has read it.
+// changes are changed objects of a collection, with the time of the change under dataset.SentKey.
+type changes struct {
+	path   string
+	number func(dataset.Spec) int // of objects
+	change func(s *Sample, i int) (key string, object runtime.Object)
+}
+
+var (
+	changedConfigMaps = changes{allConfigMaps, func(d dataset.Spec) int { return d.ConfigMaps }, func(s *Sample, i int) (string, runtime.Object) {
+		cm := dataset.StampedConfigMap(i, s.Number, time.Now())
+		return dataset.ConfigMapKey(cm.Name), cm
+	}}
+	changedPods = changes{allPods, func(d dataset.Spec) int { return d.Pods }, func(s *Sample, i int) (string, runtime.Object) {
+		pod := s.Data.Pod(i)
+		pod.Annotations[dataset.SentKey] = strconv.FormatInt(time.Now().UnixNano(), 10)
+		return dataset.PodKey(pod.Namespace, pod.Name), pod
+	}}
+)
+
+// watchLoad is watchers while objects drawn at random change in etcd at a rate. An operation is an
+// event delivered to a watcher; its latency is the time from before the write until the watcher has
+// read it.
 type watchLoad struct {
-	watchers int
-	conns    int // connections that the watchers share
-	rate     int // changes per second
+	watchers size // at most one for each node with byNode
+	rate     int  // changes per second
+	during   span
+	of       changes
+	// byNode divides the pods among the watchers: each watches those of one node, and each change
+	// is delivered to one watcher. Otherwise all changes are delivered to all watchers.
+	byNode bool
 }
 
 // drainLimit is the time without an event after the last write until missing events count as lost.
 const drainLimit = 5 * time.Second
 
-func (l watchLoad) run(ctx context.Context, s *Sample) error {
-	revision, err := dataset.Revision(ctx, s.Etcd.Client)
-	if err != nil {
-		return err
-	}
-	conns := s.Engine.DialAll(l.conns)
-	defer target.CloseAll(conns)
-	for _, conn := range conns {
-		if err := conn.Open(ctx); err != nil {
-			return err
-		}
-	}
-	all := watchSet{n: l.watchers, after: revision, path: func(int) string { return watchOf(allConfigMaps, "", true, revision) }}
-	streams, err := all.open(ctx, conns)
-	if err != nil {
-		return err
-	}
-	defer streams.close()
-
-	written := 0
-	write, writers := putObject(s), 32 // more than etcd needs to reach the requested rates
-	if s.Engine.IsLimit() {
-		// frames must come in the order of their revisions
-		write, writers = sendFrame(conns[0], revision), 1
-	}
-	err = s.Measure(ctx, func(ctx context.Context) error {
-		if written, err = changeObjects(ctx, s, l.rate, writers, write); err != nil {
-			return err
-		}
-		return streams.drain(ctx, written*l.watchers, drainLimit)
-	})
-	if err != nil {
-		return err
-	}
-	s.Detail("%s of them, %s changes in %v", grouped(l.watchers), grouped(written), s.Sizes.WatchDuration)
-	return streams.report(s, written*l.watchers)
-}
-
-// watchNodes is a number of watchers, each of the pods of another node, while pods of these nodes
-// change in etcd: each change is delivered to one of them.
-func watchNodes(number func(*Sample) int) func(context.Context, *Sample) error {
-	return func(ctx context.Context, s *Sample) error {
-		watchers := number(s)
-		return watchParts(ctx, s, parts{
-			watchers: watchers,
-			path: func(i int, revision int64) string {
-				return watchOf("/api/v1/pods", "fieldSelector=spec.nodeName%3D"+dataset.NodeName(i, s.Data.Nodes), true, revision)
-			},
-			objects: watchers * (s.Data.Pods / s.Data.Nodes),
-			change: func(i int) (string, []byte, error) {
-				pod := dataset.Pod(i/watchers*s.Data.Nodes+i%watchers, s.Data.Nodes, s.Data.Namespaces)
-				pod.Annotations[dataset.SentKey] = fmt.Sprint(time.Now().UnixNano())
-				value, err := dataset.Encode(pod)
-				return dataset.PodKey(pod.Namespace, pod.Name), value, err
-			},
-		})
-	}
-}
-
-// parts describes watchers that divide objects among them: each change is delivered to one.
-type parts struct {
-	watchers int
-	// of watcher number i, which begins after the revision
-	path    func(i int, revision int64) string
-	objects int
-	change  func(i int) (key string, value []byte, err error) // of object number i
-}
-
-// watchParts measures these watchers while objects drawn at random change at Sizes.NodeRate for
-// Sizes.NodeDuration.
-func watchParts(ctx context.Context, s *Sample, p parts) error {
-	if p.watchers == 0 || p.objects == 0 {
-		return errors.New("too few objects for one watcher")
-	}
-	revision, err := dataset.Revision(ctx, s.Etcd.Client)
-	if err != nil {
-		return err
-	}
-	conns := s.Engine.DialAll(connsFor(p.watchers))
-	defer target.CloseAll(conns)
-	streams, err := watchSet{n: p.watchers, after: revision, path: func(i int) string { return p.path(i, revision) }}.open(ctx, conns)
-	if err != nil {
-		return err
-	}
-	defer streams.close()
-	changed := s.Rand.Perm(p.objects)
-	var written atomic.Int64
-	err = s.Measure(ctx, func(ctx context.Context) error {
-		err := perSecond(s.Sizes.NodeRate, s.Sizes.NodeDuration, writesAtOnce).run(ctx, func(ctx context.Context, i int) error {
-			key, value, err := p.change(changed[i%len(changed)])
-			if err != nil {
-				return err
-			}
-			written.Add(1)
-			if _, err := s.Etcd.Client.Put(ctx, key, string(value)); err != nil {
-				return fmt.Errorf("change an object: %w", err)
-			}
-			return nil
-		})
-		if err != nil {
-			return err
-		}
-		return streams.drain(ctx, int(written.Load()), drainLimit)
-	})
-	if err != nil {
-		return err
-	}
-	s.Detail("%s of them, %s changes in %v", grouped(p.watchers), grouped(int(written.Load())), s.Sizes.NodeDuration)
-	return streams.report(s, int(written.Load()))
-}
-
-// watchesPerConn is how many watches share a connection where there are thousands: fewer than an
-// engine allows.
+// watchesPerConn is how many watches share a connection: fewer than an engine allows.
 const watchesPerConn = 200
 
 func connsFor(watches int) int { return (watches + watchesPerConn - 1) / watchesPerConn }
 
-// putObject returns a function that puts a ConfigMap into etcd. It may be called concurrently.
-func putObject(s *Sample) func(context.Context, *corev1.ConfigMap) error {
-	return func(ctx context.Context, cm *corev1.ConfigMap) error {
-		value, err := dataset.Encode(cm)
+func (l watchLoad) run(ctx context.Context, s *Sample) error {
+	watchers, receivers := l.watchers.at(s.Scale), 1
+	object := func(i int) int { return i }
+	objects, selector := l.of.number(s.Data), func(int) string { return "" }
+	if l.byNode {
+		watchers = min(watchers, s.Data.Nodes)
+		objects = watchers * (s.Data.Pods / s.Data.Nodes)
+		object = func(i int) int { return i/watchers*s.Data.Nodes + i%watchers }
+		selector = func(i int) string { return ofNode(i, s) }
+	} else {
+		receivers = watchers
+	}
+	revision, err := dataset.Revision(ctx, s.Etcd.Client)
+	if err != nil {
+		return err
+	}
+	conns, err := s.opened(ctx, connsFor(watchers))
+	if err != nil {
+		return err
+	}
+	defer target.CloseAll(conns)
+	streams, err := watchSet{n: watchers, after: revision, path: func(i int) string { return watchOf(l.of.path, selector(i), revision) }}.open(ctx, conns)
+	if err != nil {
+		return err
+	}
+	defer streams.close()
+
+	write, atOnce := put(s), writesAtOnce
+	if s.Engine.IsLimit() {
+		// frames must come in the order of their revisions
+		write, atOnce = sendFrame(conns[0], revision), 1
+	}
+	drawn := s.Rand.Perm(objects)
+	var written atomic.Int64
+	during := l.during.at(s.Scale)
+	err = s.Measure(ctx, func(ctx context.Context) error {
+		err := perSecond(l.rate, during, atOnce).run(ctx, func(ctx context.Context, i int) error {
+			key, changed := l.of.change(s, object(drawn[i%objects]))
+			written.Add(1)
+			return write(ctx, key, changed)
+		})
 		if err != nil {
 			return err
 		}
-		if _, err := s.Etcd.Client.Put(ctx, dataset.ConfigMapKey(cm.Name), string(value)); err != nil {
-			return fmt.Errorf("change an object: %w", err)
+		return streams.drain(ctx, int(written.Load())*receivers, drainLimit)
+	})
+	if err != nil {
+		return err
+	}
+	s.Detail("%s of them, %s changes in %v", grouped(watchers), grouped(int(written.Load())), during)
+	return streams.report(s, int(written.Load())*receivers)
+}
+
+// put returns a function that puts an object into etcd. It may be called concurrently.
+func put(s *Sample) func(context.Context, string, runtime.Object) error {
+	return func(ctx context.Context, key string, object runtime.Object) error {
+		value, err := dataset.Encode(object)
+		if err != nil {
+			return err
+		}
+		if _, err := s.Etcd.Client.Put(ctx, key, string(value)); err != nil {
+			return fmt.Errorf("change %s: %w", key, err)
 		}
 		return nil
 	}
@@ -209,45 +176,17 @@ func putObject(s *Sample) func(context.Context, *corev1.ConfigMap) error {
 
 // sendFrame returns a function that makes the limit send the event of a changed ConfigMap, with
 // revisions that continue from the one given.
-func sendFrame(conn *target.Conn, revision int64) func(context.Context, *corev1.ConfigMap) error {
+func sendFrame(conn *target.Conn, revision int64) func(context.Context, string, runtime.Object) error {
 	var body bytes.Buffer
-	return func(ctx context.Context, cm *corev1.ConfigMap) error {
+	return func(ctx context.Context, _ string, changed runtime.Object) error {
 		revision++
-		cm.ResourceVersion = fmt.Sprint(revision)
-		object, err := json.Marshal(cm)
+		changed.(*corev1.ConfigMap).ResourceVersion = fmt.Sprint(revision)
+		object, err := json.Marshal(changed)
 		if err != nil {
 			return fmt.Errorf("encode a ConfigMap: %w", err)
 		}
 		return conn.Read(ctx, target.FrameRequest(fmt.Appendf(nil, `{"type":"MODIFIED","object":%s}`+"\n", object)), &body)
 	}
-}
-
-// changeObjects runs the given number of writers, which write changed ConfigMaps at a rate for
-// Sizes.WatchDuration, and returns the number of writes.
-func changeObjects(ctx context.Context, s *Sample, perSecond, writers int, write func(context.Context, *corev1.ConfigMap) error) (int, error) {
-	const variants = 1 << 20
-	var written atomic.Int64
-	deadline, cancel := context.WithTimeout(ctx, s.Sizes.WatchDuration)
-	defer cancel()
-	limiter := rate.NewLimiter(rate.Limit(perSecond), max(1, perSecond/100))
-	group, _ := errgroup.WithContext(ctx)
-	for range writers {
-		random := rand.New(rand.NewPCG(s.Rand.Uint64(), s.Rand.Uint64()))
-		group.Go(func() error {
-			for limiter.Wait(deadline) == nil {
-				index := random.IntN(s.Data.ConfigMaps)
-				// Not cancelled at the deadline: a write in flight must be counted, or the watcher
-				// would receive more than was written.
-				if err := write(ctx, dataset.StampedConfigMap(index, 1+random.IntN(variants), time.Now())); err != nil {
-					return err
-				}
-				written.Add(1)
-			}
-			return nil
-		})
-	}
-	err := group.Wait()
-	return int(written.Load()), err
 }
 
 // watches are open streams and their events.
@@ -257,15 +196,12 @@ type watches struct {
 	delivered atomic.Int64
 	ended     atomic.Int64
 	streams   []*watchStream
-	txns      bool // as in watchSet
 }
 
 // watchStream is owned by the goroutine that reads it until that has ended.
 type watchStream struct {
 	latencies    []time.Duration
 	lastRevision int64
-	bookmark     int64 // revision of the last one
-	bookmarks    int
 	err          error // why it ended; nil if the server ended it in order, errClosed if we did
 }
 
@@ -279,14 +215,13 @@ type watchSet struct {
 	n     int                // how many watches
 	after int64              // the revision that all of them begin after
 	path  func(i int) string // of watch number i
-	txns  bool               // several objects change in one revision
 }
 
 // open opens the watches over the connections in turn, and returns when the server has accepted all
 // of them.
 func (set watchSet) open(ctx context.Context, conns []*target.Conn) (*watches, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	w := &watches{cancel: func() { cancel(errClosed) }, streams: make([]*watchStream, set.n), txns: set.txns}
+	w := &watches{cancel: func() { cancel(errClosed) }, streams: make([]*watchStream, set.n)}
 	var opening errgroup.Group
 	opening.SetLimit(50)
 	for i := range set.n {
@@ -315,19 +250,15 @@ func (set watchSet) open(ctx context.Context, conns []*target.Conn) (*watches, e
 	return w, nil
 }
 
-// receive records an event. Events other than those of changeObjects are verified and not counted:
+// receive records an event. Events other than those of changes are verified and not counted:
 // the server itself changes a ConfigMap occasionally.
 func (w *watches) receive(stream *watchStream, e wire.Event) error {
 	received := time.Now()
 	bookmark := e.Type == "BOOKMARK"
-	if e.Revision < stream.lastRevision || e.Revision == stream.lastRevision && !bookmark && (!w.txns || e.Revision == stream.bookmark) {
+	if e.Revision < stream.lastRevision || e.Revision == stream.lastRevision && !bookmark {
 		return fmt.Errorf("%w: %s at revision %d after revision %d", errWrongEvent, e.Type, e.Revision, stream.lastRevision)
 	}
 	stream.lastRevision = e.Revision
-	if bookmark {
-		stream.bookmark = e.Revision
-		stream.bookmarks++
-	}
 	if e.Type == "MODIFIED" && !e.Sent.IsZero() {
 		stream.latencies = append(stream.latencies, received.Sub(e.Sent))
 		w.delivered.Add(1)
@@ -391,5 +322,74 @@ func (w *watches) report(s *Sample, want int) error {
 	}
 	s.Report("events delivered", Percent, 100*float64(delivered)/float64(max(want, 1)))
 	s.Report("server cores", Count, s.observed.ServerCPU.Seconds()/s.observed.Elapsed.Seconds())
+	return nil
+}
+
+// initialEvents is the query of a watch that begins with all objects as events.
+const initialEvents = "?watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
+
+// initialOfAll is one client that requests all ConfigMaps as the initial events of a watch. The
+// operation lasts until the bookmark behind them.
+func initialOfAll(ctx context.Context, s *Sample) error {
+	want, err := stored("configmaps")(ctx, s)
+	if err != nil {
+		return err
+	}
+	conns, err := s.opened(ctx, 1)
+	if err != nil {
+		return err
+	}
+	defer target.CloseAll(conns)
+	return s.Measure(ctx, func(ctx context.Context) error {
+		ctx, endWatch := context.WithCancel(ctx)
+		defer endWatch()
+		return readInitial(ctx, s, conns[0], target.Request{Path: allConfigMaps + initialEvents, Accept: "application/vnd.kubernetes.protobuf;stream=watch"},
+			wire.ReadInitialProtobufEvents, want)
+	})
+}
+
+// initialOfNodes opens a watch with initial events of the pods of each node. An operation lasts
+// until the bookmark behind them; the watches stay open until the last is there.
+func initialOfNodes(ctx context.Context, s *Sample) error {
+	const atOnce = 100 // clients that wait for their initial events
+	conns, err := s.opened(ctx, connsFor(s.Data.Nodes))
+	if err != nil {
+		return err
+	}
+	defer target.CloseAll(conns)
+	watching, endWatches := context.WithCancel(ctx)
+	defer endWatches()
+	err = s.Measure(ctx, func(ctx context.Context) error {
+		var clients errgroup.Group
+		clients.SetLimit(atOnce)
+		for i := range s.Data.Nodes {
+			clients.Go(func() error {
+				return readInitial(watching, s, conns[i%len(conns)], target.Request{Path: allPods + initialEvents + "&" + ofNode(i, s)},
+					wire.ReadInitialJSONEvents, s.Data.Pods/s.Data.Nodes)
+			})
+		}
+		return clients.Wait()
+	})
+	s.Detail("%s of them, %s pods", grouped(s.Data.Nodes), grouped(s.Data.Pods))
+	s.Report("until all are done", Seconds, s.observed.Elapsed.Seconds())
+	return err
+}
+
+// readInitial reads the initial events of a watch, and leaves it open until ctx ends.
+func readInitial(ctx context.Context, s *Sample, conn *target.Conn, r target.Request, read func(io.Reader) (wire.List, error), want int) error {
+	began := time.Now()
+	response, err := conn.Do(ctx, r)
+	if err != nil {
+		return err
+	}
+	context.AfterFunc(ctx, func() { response.Body.Close() })
+	events, err := read(response.Body)
+	if err != nil {
+		return err
+	}
+	if events.Objects != want {
+		return fmt.Errorf("%s: there are %d initial events, want %d", r.Path, events.Objects, want)
+	}
+	s.Observe(time.Since(began))
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -26,12 +27,11 @@ type Spec struct {
 	ConfigMaps int // all in Namespace
 	Pods       int
 	Nodes      int // the pods are spread over as many node names; there are no node objects
-	Namespaces int // the pods are spread over as many namespaces; 1 means Namespace
+	Namespaces int // the pods and custom resources are spread over them; 1 means Namespace
 	PodBytes   int // random bytes of each pod; 0 means as many as other objects have
 	Things     int // custom resources of one definition
 
-	Managed  bool // the pods are those of ManagedPod, the custom resources those of ManagedObject
-	Labelled bool // the ConfigMaps have the labels of LabelledConfigMap
+	Managed bool // the pods are those of ManagedPod, the custom resources those of ManagedThing
 }
 
 // ID names the content of the spec; it is usable as a file name.
@@ -44,20 +44,29 @@ func (s Spec) ID() string {
 		id += fmt.Sprintf("-things-%d", s.Things)
 	}
 	if s.Managed {
-		id += "-managed"
-	}
-	if s.Labelled {
-		id += "-labelled"
+		id += "-managed-2500"
 	}
 	return id
 }
 
-// ConfigMap returns the ConfigMap with this index; see ConfigMap.
-func (s Spec) ConfigMap(index, variant int) *corev1.ConfigMap {
-	if s.Labelled {
-		return LabelledConfigMap(index, variant)
+// Pod returns the pod with this index.
+func (s Spec) Pod(index int) *corev1.Pod {
+	pod := Pod(index, s.Nodes, s.Namespaces)
+	switch {
+	case s.Managed:
+		pod = ManagedPod(index, s.Nodes, s.Namespaces)
+	case s.PodBytes > 0:
+		pod.Annotations[dataKey] = textOf(s.PodBytes, "pod "+pod.Name, 0)
 	}
-	return ConfigMap(index, variant)
+	return pod
+}
+
+// Thing returns the custom resource with this index.
+func (s Spec) Thing(index int) *unstructured.Unstructured {
+	if s.Managed {
+		return ManagedThing(index, s.Namespaces)
+	}
+	return Thing(index, s.Namespaces)
 }
 
 // Len is the number of objects.
@@ -88,34 +97,23 @@ func (s Spec) builders() iter.Seq[func() (string, runtime.Object)] {
 			}
 		}
 		for i := range s.ConfigMaps {
-			if !yield(func() (string, runtime.Object) { return ConfigMapKey(ConfigMapName(i)), s.ConfigMap(i, 0) }) {
+			if !yield(func() (string, runtime.Object) { return ConfigMapKey(ConfigMapName(i)), ConfigMap(i, 0) }) {
 				return
 			}
 		}
 		for i := range s.Pods {
-			build := func() (string, runtime.Object) {
-				pod := Pod(i, s.Nodes, s.Namespaces)
-				if s.Managed {
-					pod = ManagedPod(i, s.Nodes, s.Namespaces)
-				}
-				if s.PodBytes > 0 {
-					pod.Annotations[dataKey] = textOf(s.PodBytes, "pod "+pod.Name, 0)
-				}
+			if !yield(func() (string, runtime.Object) {
+				pod := s.Pod(i)
 				return PodKey(pod.Namespace, pod.Name), pod
-			}
-			if !yield(build) {
+			}) {
 				return
 			}
 		}
-		if s.Things > 0 && !yield(func() (string, runtime.Object) { return Things.Key(), Things.Definition() }) {
+		if s.Things > 0 && !yield(func() (string, runtime.Object) { return definitionKey, Definition() }) {
 			return
 		}
 		for i := range s.Things {
-			build := Things.Object
-			if s.Managed {
-				build = Things.ManagedObject
-			}
-			if !yield(func() (string, runtime.Object) { return Things.ObjectKey(i), build(i) }) {
+			if !yield(func() (string, runtime.Object) { return ThingKey(i, s.Namespaces), s.Thing(i) }) {
 				return
 			}
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
@@ -124,5 +125,20 @@ func TestBuilders_YieldEveryObjectOnce(t *testing.T) {
 	}
 	if len(keys) != s.Len() || perResource["configmaps"] != 30 || perResource["pods"] != 20 || perResource["namespaces"] != 5 {
 		t.Errorf("%d keys (Len is %d): %v", len(keys), s.Len(), perResource)
+	}
+}
+
+func TestManagedObjects_HaveTypicalSize(t *testing.T) {
+	for name, o := range map[string]runtime.Object{"pod": ManagedPod(5, 5_000, 100), "custom resource": ManagedThing(5, 100)} {
+		value, err := Encode(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(value) < 2_300 || len(value) > 2_700 {
+			t.Errorf("a %s has %d bytes, want about 2,500", name, len(value))
+		}
+		if metadata, err := meta.Accessor(o); err != nil || len(metadata.GetManagedFields()) != 3 {
+			t.Errorf("a %s: %v, managed fields %v", name, err, metadata.GetManagedFields())
+		}
 	}
 }

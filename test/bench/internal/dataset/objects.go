@@ -61,25 +61,6 @@ func NamedConfigMap(name string, index, variant int) *corev1.ConfigMap {
 	}
 }
 
-// LabelledConfigMap is ConfigMap with five labels: app as there, one of 100 values; tier, one of
-// 10, so that tier-3 and app-7 have 100 objects in common in each 300,000; zone, one of 3; owner,
-// one for each 100 objects; and id, which no two objects share.
-func LabelledConfigMap(index, variant int) *corev1.ConfigMap {
-	cm := ConfigMap(index, variant)
-	tier := index / 100 % 10
-	if index%100 == 7 {
-		tier = index / 100 % 30
-	}
-	cm.Labels["tier"] = fmt.Sprintf("tier-%d", tier)
-	cm.Labels["zone"] = fmt.Sprintf("zone-%d", index%3)
-	cm.Labels["owner"] = OwnerName(index / 100)
-	cm.Labels["id"] = fmt.Sprintf("id-%d", index)
-	return cm
-}
-
-// OwnerName is a value of the label owner.
-func OwnerName(index int) string { return fmt.Sprintf("owner-%d", index) }
-
 // StampedConfigMap is ConfigMap with the time, in nanoseconds since 1970, under SentKey, from which
 // a watcher computes the latency of the event.
 func StampedConfigMap(index, variant int, sent time.Time) *corev1.ConfigMap {
@@ -142,32 +123,26 @@ func Pod(index, nodes, namespaces int) *corev1.Pod {
 	}
 }
 
-// ManagedPod is Pod with three containers, and with the managed fields of a controller, a scheduler
-// and a kubelet: 10 KB in JSON, of which they are nearly half.
+// ManagedPod is Pod without random bytes, and with the environment of its container, its mounts,
+// and the managed fields of a controller, a scheduler and a kubelet: 2.5 KB as stored, of which
+// they are a half.
 func ManagedPod(index, nodes, namespaces int) *corev1.Pod {
 	pod := Pod(index, nodes, namespaces)
-	main := pod.Spec.Containers[0]
-	pod.Spec.Containers = nil
+	pod.Annotations = map[string]string{"kubernetes.io/config.seen": created.UTC().Format(time.RFC3339)}
+	c := &pod.Spec.Containers[0]
 	var spec, status strings.Builder
-	for i := range 3 {
-		c := *main.DeepCopy()
-		c.Name = fmt.Sprintf("container-%d", i)
-		for j := range 8 {
-			name := fmt.Sprintf("VARIABLE_%d", j)
-			c.Env = append(c.Env, corev1.EnvVar{Name: name, Value: textOf(24, pod.Name+name, i)})
-		}
-		c.VolumeMounts = []corev1.VolumeMount{{Name: "data", MountPath: "/var/lib/data"}, {Name: "config", MountPath: "/etc/config", ReadOnly: true}}
-		pod.Spec.Containers = append(pod.Spec.Containers, c)
-		fmt.Fprintf(&spec, `,"k:{\"name\":\"%s\"}":{".":{},"f:image":{},"f:imagePullPolicy":{},"f:name":{},"f:resources":{".":{},"f:requests":{".":{},"f:cpu":{},"f:memory":{}}},"f:terminationMessagePath":{},"f:terminationMessagePolicy":{},"f:env":{".":{}`, c.Name)
-		for _, e := range c.Env {
-			fmt.Fprintf(&spec, `,"k:{\"name\":\"%s\"}":{".":{},"f:name":{},"f:value":{}}`, e.Name)
-		}
-		spec.WriteString(`},"f:volumeMounts":{".":{}`)
-		for _, m := range c.VolumeMounts {
-			fmt.Fprintf(&spec, `,"k:{\"mountPath\":\"%s\"}":{".":{},"f:mountPath":{},"f:name":{},"f:readOnly":{}}`, m.MountPath)
-		}
-		spec.WriteString(`}}`)
+	fmt.Fprintf(&spec, `,"k:{\"name\":\"%s\"}":{".":{},"f:image":{},"f:imagePullPolicy":{},"f:name":{},"f:resources":{".":{},"f:requests":{".":{},"f:cpu":{},"f:memory":{}}},"f:terminationMessagePath":{},"f:terminationMessagePolicy":{},"f:env":{".":{}`, c.Name)
+	for i := range 2 {
+		name := fmt.Sprintf("VARIABLE_%d", i)
+		c.Env = append(c.Env, corev1.EnvVar{Name: name, Value: textOf(24, pod.Name+name, i)})
+		fmt.Fprintf(&spec, `,"k:{\"name\":\"%s\"}":{".":{},"f:name":{},"f:value":{}}`, name)
 	}
+	spec.WriteString(`},"f:volumeMounts":{".":{}`)
+	c.VolumeMounts = []corev1.VolumeMount{{Name: "data", MountPath: "/var/lib/data"}, {Name: "config", MountPath: "/etc/config", ReadOnly: true}}
+	for _, m := range c.VolumeMounts {
+		fmt.Fprintf(&spec, `,"k:{\"mountPath\":\"%s\"}":{".":{},"f:mountPath":{},"f:name":{},"f:readOnly":{}}`, m.MountPath)
+	}
+	spec.WriteString(`}}`)
 	for _, condition := range []string{"ContainersReady", "Initialized", "PodReadyToStartContainers", "Ready"} {
 		pod.Status.Conditions = append(pod.Status.Conditions, corev1.PodCondition{Type: corev1.PodConditionType(condition), Status: corev1.ConditionTrue, LastTransitionTime: created})
 		fmt.Fprintf(&status, `"k:{\"type\":\"%s\"}":{".":{},"f:lastProbeTime":{},"f:lastTransitionTime":{},"f:status":{},"f:type":{}},`, condition)

@@ -9,9 +9,7 @@
 package limit
 
 import (
-	"bufio"
 	"bytes"
-	"compress/gzip"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -210,8 +208,6 @@ func (h *Handler) ask(r *http.Request) (*answer, error) {
 		// the readable part is quoted; the status is the error
 		body, _ := io.ReadAll(io.LimitReader(response.Body, 500))
 		return nil, fmt.Errorf("%s: %s", response.Status, body)
-	case a.watch && a.contentEncoding == "gzip":
-		a.body, err = readCompressedEvents(response.Body)
 	case a.watch:
 		a.body, err = readInitialEvents(response.Body, strings.Contains(a.contentType, "protobuf"))
 	default:
@@ -236,25 +232,6 @@ func readInitialEvents(body io.Reader, protobuf bool) ([]byte, error) {
 		return nil, err
 	}
 	return all.Bytes()[:events.Bytes], nil // the bytes read may reach into the next frame
-}
-
-// readCompressedEvents returns the gzip members of a watch up to and including the one with the
-// bookmark behind the initial events.
-func readCompressedEvents(body io.Reader) ([]byte, error) {
-	var all bytes.Buffer
-	source := bufio.NewReader(io.TeeReader(body, &all))
-	member, err := gzip.NewReader(source)
-	for ; err == nil; err = member.Reset(source) {
-		member.Multistream(false)
-		var end wire.Tail
-		if _, err := io.Copy(&end, member); err != nil {
-			return nil, err
-		}
-		if end.EndsInitialEvents() {
-			return all.Bytes()[:all.Len()-source.Buffered()], nil
-		}
-	}
-	return nil, err
 }
 
 // frameBacklog is how many frames a watch may be behind before sendFrame waits for it.

@@ -2,14 +2,13 @@ package target
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
-	"syscall"
 )
 
 // ErrStatus: the server answered with a status that the request did not expect.
@@ -26,81 +25,36 @@ type Request struct {
 	Status      int    // expected status of the answer; 0 means 200
 }
 
-func (r Request) method() string {
-	if r.Method == "" {
-		return http.MethodGet
-	}
-	return r.Method
-}
+func (r Request) method() string { return cmp.Or(r.Method, http.MethodGet) }
 
 // Conn is one HTTP/2 connection to an engine, made by its first request. It may be used
-// concurrently; requests are its streams. A Conn of DialNarrow may be HTTP/1.1 instead.
+// concurrently; requests are its streams.
 type Conn struct {
 	client  http.Client
 	baseURL string
 	header  http.Header
-	http1   bool
 }
 
 // Dial returns a new connection. The caller must Close it.
-func (e *Engine) Dial() *Conn {
-	return e.conn(&http.Transport{
-		TLSClientConfig:    &tls.Config{RootCAs: e.credentials.roots},
-		ForceAttemptHTTP2:  true,
-		DisableCompression: true, // workloads that measure encodings request and decode them
-	})
-}
+func (e *Engine) Dial() *Conn { return e.dial(Admin, nil) }
 
 // DialAs returns a new connection of a user that buffers few unread bytes, so that thousands of
 // them fit into memory. The caller must Close it.
 func (e *Engine) DialAs(user User) *Conn {
 	const buffer = 256 << 10
-	conn := e.conn(&http.Transport{
-		TLSClientConfig:    &tls.Config{RootCAs: e.credentials.roots},
-		ForceAttemptHTTP2:  true,
-		HTTP2:              &http.HTTP2Config{MaxReceiveBufferPerConnection: buffer, MaxReceiveBufferPerStream: buffer},
-		DisableCompression: true,
-	})
-	conn.header.Set("Authorization", "Bearer "+e.credentials.tokens[user])
-	return conn
+	return e.dial(user, &http.HTTP2Config{MaxReceiveBufferPerConnection: buffer, MaxReceiveBufferPerStream: buffer})
 }
 
-// narrow is the size of the buffers of a connection of DialNarrow, in bytes: for HTTP/2 the least
-// of Go's client.
-const narrow = 64 << 10
-
-// DialNarrow returns a new connection that buffers few unread bytes: its socket has a small receive
-// buffer, and so has HTTP/2's flow control. With http1 it speaks HTTP/1.1, which has a connection
-// for each request. The caller must Close it.
-func (e *Engine) DialNarrow(http1 bool) *Conn {
-	dialer := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) error {
-		var err error
-		controlErr := raw.Control(func(fd uintptr) {
-			err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4<<10)
-		})
-		return errors.Join(controlErr, err)
-	}}
-	transport := &http.Transport{
-		DialContext:        dialer.DialContext,
-		TLSClientConfig:    &tls.Config{RootCAs: e.credentials.roots},
-		ForceAttemptHTTP2:  !http1,
-		HTTP2:              &http.HTTP2Config{MaxReceiveBufferPerConnection: narrow, MaxReceiveBufferPerStream: narrow},
-		DisableCompression: true,
-	}
-	if http1 {
-		transport.Protocols = new(http.Protocols)
-		transport.Protocols.SetHTTP1(true)
-	}
-	conn := e.conn(transport)
-	conn.http1 = http1
-	return conn
-}
-
-func (e *Engine) conn(transport *http.Transport) *Conn {
+func (e *Engine) dial(user User, config *http.HTTP2Config) *Conn {
 	return &Conn{
-		client:  http.Client{Transport: transport},
+		client: http.Client{Transport: &http.Transport{
+			TLSClientConfig:    &tls.Config{RootCAs: e.credentials.roots},
+			ForceAttemptHTTP2:  true,
+			HTTP2:              config,
+			DisableCompression: true, // workloads that measure encodings request and decode them
+		}},
 		baseURL: e.baseURL,
-		header:  http.Header{"Authorization": {"Bearer " + e.credentials.tokens[Admin]}, "User-Agent": {"bench"}},
+		header:  http.Header{"Authorization": {"Bearer " + e.credentials.tokens[user]}, "User-Agent": {"bench"}},
 	}
 }
 
@@ -136,12 +90,12 @@ func (c *Conn) Send(ctx context.Context, r Request) (*http.Response, error) {
 	for key, values := range c.header {
 		header[key] = values
 	}
-	header["Accept"] = []string{orJSON(r.Accept)}
+	header["Accept"] = []string{cmp.Or(r.Accept, "application/json")}
 	if r.Encoding != "" {
 		header["Accept-Encoding"] = []string{r.Encoding}
 	}
 	if len(r.Body) > 0 {
-		header["Content-Type"] = []string{orJSON(r.ContentType)}
+		header["Content-Type"] = []string{cmp.Or(r.ContentType, "application/json")}
 	}
 	request.Header = header
 
@@ -158,11 +112,7 @@ func (c *Conn) Do(ctx context.Context, r Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	want := r.Status
-	if want == 0 {
-		want = http.StatusOK
-	}
-	if response.StatusCode != want || response.ProtoMajor != map[bool]int{false: 2, true: 1}[c.http1] {
+	if response.StatusCode != cmp.Or(r.Status, http.StatusOK) || response.ProtoMajor != 2 {
 		defer response.Body.Close()
 		// the readable part is quoted; the status is the error
 		quoted, _ := io.ReadAll(io.LimitReader(response.Body, 500))
@@ -188,11 +138,4 @@ func (c *Conn) Read(ctx context.Context, r Request, body *bytes.Buffer) error {
 		return fmt.Errorf("%s %s: %w", r.method(), r.Path, err)
 	}
 	return nil
-}
-
-func orJSON(mediaType string) string {
-	if mediaType == "" {
-		return "application/json"
-	}
-	return mediaType
 }

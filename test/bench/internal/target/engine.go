@@ -19,17 +19,39 @@ import (
 
 // EngineSpec describes a server to start: an API server or the limit.
 type EngineSpec struct {
-	Label  string // name in the table
-	Engine string // the value of --engine, StockEngine or LimitEngine
-	Binary string // the executable
-	// distinguishes processes of one label with different flags; "" is the usual one
-	Variant     string
-	Args        []string // further flags
-	Env         []string // further variables of the environment, as name=value
-	MemoryLimit uint64   // resident bytes beyond which it is killed; 0 means no limit
+	Label   string   // name in the table
+	Engine  string   // the value of --engine, StockEngine or LimitEngine
+	Binary  string   // the executable
+	LogName string   // name of its log, without the extension; "" means Label
+	Args    []string // further flags
+	Env     []string // further variables of the environment, as name=value
 
 	// Grace is the time for an orderly end after SIGTERM; 0 means 20 s.
 	Grace time.Duration
+}
+
+// StockEngine is the value of EngineSpec.Engine for a kube-apiserver as Kubernetes builds it.
+// EngineSpec.Binary is its executable.
+const StockEngine = "stock"
+
+// IsStock reports whether this is a kube-apiserver as Kubernetes builds it.
+func (s EngineSpec) IsStock() bool { return s.Engine == StockEngine }
+
+// command are the arguments that precede the flags of kube-apiserver: a stock one has neither
+// subcommands nor --engine.
+func (s EngineSpec) command() []string {
+	if s.IsStock() {
+		return nil
+	}
+	return []string{"apiserver", "--engine=" + s.Engine}
+}
+
+// VersionArgs are the arguments with which the executable prints its version.
+func (s EngineSpec) VersionArgs() []string {
+	if s.IsStock() {
+		return []string{"--version"}
+	}
+	return []string{"version"}
 }
 
 // Startup contains the durations of an engine's start, from before its process was made.
@@ -48,7 +70,7 @@ type Engine struct {
 
 	baseURL     string
 	credentials *Credentials
-	release     func() // ends the supervision of its memory and the reservation of its port
+	port        *loopback.Port // reserved while the engine runs
 }
 
 // StartEngine runs an API server on an etcd and returns when it is ready and has answered a GET for
@@ -70,21 +92,8 @@ func StartEngine(ctx context.Context, spec EngineSpec, etcd *Etcd, credentials *
 	if err != nil {
 		return nil, errors.Join(err, port.Release())
 	}
-	limitCtx, release := context.WithCancel(context.Background())
-	e := &Engine{
-		Child:       child,
-		EngineSpec:  spec,
-		baseURL:     "https://" + port.Address(),
-		credentials: credentials,
-		release: func() {
-			release()
-			_ = port.Release() // the engine is gone, and nothing depends on the port
-		},
-	}
+	e := &Engine{Child: child, EngineSpec: spec, baseURL: "https://" + port.Address(), credentials: credentials, port: port}
 	e.Startup.Began = began
-	if spec.MemoryLimit > 0 {
-		go e.LimitMemory(limitCtx, spec.MemoryLimit)
-	}
 	if err := e.awaitReady(ctx, began, firstGet); err != nil {
 		e.Stop()
 		return nil, err
@@ -117,20 +126,21 @@ func startServer(spec EngineSpec, etcd *Etcd, port int, credentials *Credentials
 			"--http2-max-streams-per-connection=250",
 		}, spec.Args),
 		Env: append(os.Environ(), spec.Env...),
-		Log: filepath.Join(logDir, spec.Label+spec.Variant+".log"),
+		Log: filepath.Join(logDir, cmp.Or(spec.LogName, spec.Label)+".log"),
 	})
 }
 
 // Stop ends the engine and returns when it is gone.
 func (e *Engine) Stop() {
-	_ = e.Child.Stop(syscall.SIGTERM, cmp.Or(e.Grace, stopGrace)) // gone in any case
-	e.release()
+	// gone in any case, and nothing depends on the port
+	_ = e.Child.Stop(syscall.SIGTERM, cmp.Or(e.Grace, stopGrace))
+	_ = e.port.Release()
 }
 
 // Kill ends the engine with SIGKILL and returns when it is gone.
 func (e *Engine) Kill() {
 	e.Child.Kill()
-	e.release()
+	_ = e.port.Release()
 }
 
 // LogTime returns when the engine wrote the first line of its log that contains text, from the

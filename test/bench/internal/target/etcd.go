@@ -3,7 +3,6 @@
 package target
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,8 +13,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
@@ -94,68 +91,43 @@ type Usage struct {
 
 // Usage reads etcd's own counters.
 func (e *Etcd) Usage(ctx context.Context) (Usage, error) {
-	body, err := e.metrics(ctx)
-	if err != nil {
-		return Usage{}, err
-	}
-	return parseUsage(bytes.NewReader(body))
-}
-
-// Series returns the series that etcd exposes under these names now, as Engine.Series does.
-func (e *Etcd) Series(ctx context.Context, names ...string) ([]Series, error) {
-	body, err := e.metrics(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return parseSeries(bytes.NewReader(body), names)
-}
-
-// metrics returns etcd's exposition.
-func (e *Etcd) metrics(ctx context.Context) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, e.Endpoint+"/metrics", nil)
 	if err != nil {
-		return nil, fmt.Errorf("etcd metrics: %w", err)
+		return Usage{}, fmt.Errorf("etcd metrics: %w", err)
 	}
 	response, err := http.DefaultClient.Do(request)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("etcd metrics: %w", err), e.Ended())
+		return Usage{}, errors.Join(fmt.Errorf("etcd metrics: %w", err), e.Ended())
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("etcd metrics: %s", response.Status)
+		return Usage{}, fmt.Errorf("etcd metrics: %s", response.Status)
 	}
-	body, err := io.ReadAll(response.Body)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("etcd metrics: %w", err), e.Ended())
-	}
-	return body, nil
+	usage, err := parseUsage(response.Body)
+	return usage, errors.Join(err, e.Ended())
 }
 
-// parseUsage reads the counters of the gRPC server from a Prometheus exposition.
+// parseUsage reads the counters of the gRPC server.
 func parseUsage(r io.Reader) (Usage, error) {
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(r)
+	const unary, messages, sent = "grpc_server_handled_total", "grpc_server_msg_received_total", "etcd_network_client_grpc_sent_bytes_total"
+	all, err := parseSeries(r, []string{unary, messages, sent})
 	if err != nil {
 		return Usage{}, fmt.Errorf("etcd metrics: %w", err)
 	}
-	const unary, messages, sent = "grpc_server_handled_total", "grpc_server_msg_received_total", "etcd_network_client_grpc_sent_bytes_total"
-	if families[unary] == nil || families[messages] == nil || families[sent] == nil {
-		return Usage{}, fmt.Errorf("etcd metrics lack one of %s, %s and %s", unary, messages, sent)
-	}
-	usage := Usage{Requests: Requests{}}
-	for _, name := range []string{unary, messages} {
-		for _, metric := range families[name].GetMetric() {
-			for _, label := range metric.GetLabel() {
-				if method := label.GetValue(); label.GetName() == "grpc_method" && streams[method] == (name == messages) {
-					usage.Requests[method] += metric.GetCounter().GetValue()
-				}
-			}
+	usage, found := Usage{Requests: Requests{}}, map[string]bool{}
+	for _, s := range all {
+		found[s.name] = true
+		switch method := s.labels["grpc_method"]; {
+		case s.name == sent:
+			usage.Sent += s.value
+		case streams[method] == (s.name == messages):
+			usage.Requests[method] += s.value
 		}
 	}
-	for _, metric := range families[sent].GetMetric() {
-		usage.Sent += metric.GetCounter().GetValue()
+	if len(found) < 3 {
+		return Usage{}, fmt.Errorf("etcd metrics lack one of %s, %s and %s", unary, messages, sent)
 	}
 	return usage, nil
 }

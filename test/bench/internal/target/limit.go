@@ -37,7 +37,9 @@ func startLimit(spec EngineSpec, port int, credentials *Credentials, logDir stri
 
 // Imitate makes the limit drop its answers and replay those of origin from now on.
 func (e *Engine) Imitate(ctx context.Context, origin *Engine) error {
-	return e.direct(ctx, limit.OriginPath, []byte(origin.baseURL))
+	conn := e.Dial()
+	defer conn.Close()
+	return conn.Read(ctx, Request{Method: http.MethodPut, Path: limit.OriginPath, Body: []byte(origin.baseURL)}, new(bytes.Buffer))
 }
 
 // Misses is the number of requests that the limit forwarded so far.
@@ -54,10 +56,4 @@ func (e *Engine) Misses(ctx context.Context) (int, error) {
 // FrameRequest is the request that makes the limit send a frame to all open watches.
 func FrameRequest(frame []byte) Request {
 	return Request{Method: http.MethodPost, Path: limit.FramePath, Body: frame}
-}
-
-func (e *Engine) direct(ctx context.Context, path string, body []byte) error {
-	conn := e.Dial()
-	defer conn.Close()
-	return conn.Read(ctx, Request{Method: http.MethodPut, Path: path, Body: body}, new(bytes.Buffer))
 }

@@ -13,16 +13,16 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// Series is one line of an exposition: a counter, a gauge, or the count of a histogram.
-type Series struct {
-	Name   string
-	Labels map[string]string
-	Value  float64
+// series is one line of an exposition: a counter, a gauge, or the count of a histogram.
+type series struct {
+	name   string
+	labels map[string]string
+	value  float64
 }
 
-// Series returns the series that the engine exposes under these names now. An unknown name, or a
+// series returns the series that the engine exposes under these names now. An unknown name, or a
 // counter without a count, has none.
-func (e *Engine) Series(ctx context.Context, names ...string) ([]Series, error) {
+func (e *Engine) series(ctx context.Context, names ...string) ([]series, error) {
 	conn := e.Dial()
 	defer conn.Close()
 	var body bytes.Buffer
@@ -33,7 +33,7 @@ func (e *Engine) Series(ctx context.Context, names ...string) ([]Series, error) 
 }
 
 // parseSeries parses only the lines of these names: an API server exposes megabytes of others.
-func parseSeries(r io.Reader, names []string) ([]Series, error) {
+func parseSeries(r io.Reader, names []string) ([]series, error) {
 	var exposition bytes.Buffer
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)
@@ -52,12 +52,12 @@ func parseSeries(r io.Reader, names []string) ([]Series, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read metrics: %w", err)
 	}
-	var all []Series
+	var all []series
 	for name, family := range families {
 		for _, metric := range family.GetMetric() {
-			s := Series{Name: name, Labels: map[string]string{}, Value: metric.GetUntyped().GetValue()}
+			s := series{name: name, labels: map[string]string{}, value: metric.GetUntyped().GetValue()}
 			for _, label := range metric.GetLabel() {
-				s.Labels[label.GetName()] = label.GetValue()
+				s.labels[label.GetName()] = label.GetValue()
 			}
 			all = append(all, s)
 		}
@@ -65,23 +65,48 @@ func parseSeries(r io.Reader, names []string) ([]Series, error) {
 	return all, nil
 }
 
-// objectReads are the operations that API servers count when they read objects of a resource from
-// etcd.
-var objectReads = []string{"list", "get"}
-
 // ObjectReads is the engine's own count of its reads of objects of a resource of the core group
 // from etcd so far: ranges and single objects. Reads that count keys or return etcd's revision are
 // not included, nor are reads of a mirror of all resources together.
 func (e *Engine) ObjectReads(ctx context.Context, resource string) (float64, error) {
-	all, err := e.Series(ctx, "etcd_requests_total")
+	all, err := e.series(ctx, "etcd_requests_total")
 	return sumReads(all, resource), err
 }
 
-func sumReads(all []Series, resource string) (reads float64) {
+func sumReads(all []series, resource string) (reads float64) {
 	for _, s := range all {
-		if s.Labels["group"] == "" && s.Labels["resource"] == resource && slices.Contains(objectReads, s.Labels["operation"]) {
-			reads += s.Value
+		if s.labels["group"] == "" && s.labels["resource"] == resource && slices.Contains([]string{"list", "get"}, s.labels["operation"]) {
+			reads += s.value
 		}
 	}
 	return reads
+}
+
+const (
+	// passedOnMetric counts the reads that the byte read path passed on to upstream's handlers, by
+	// reason.
+	passedOnMetric = "strata_readpath_passed_total"
+
+	// servedMetric counts the reads that it answered. A counter of 0 is not exposed, so either
+	// shows that there is a byte path.
+	servedMetric = "strata_readpath_requests_total"
+)
+
+// PassedOn returns how many reads the engine's byte read path has passed on so far, by reason; nil
+// if the engine has no byte path or has not used it yet.
+func (e *Engine) PassedOn(ctx context.Context) (map[string]float64, error) {
+	all, err := e.series(ctx, passedOnMetric, servedMetric)
+	return sumPassedOn(all), err
+}
+
+func sumPassedOn(all []series) (passed map[string]float64) {
+	for _, s := range all {
+		if passed == nil {
+			passed = map[string]float64{}
+		}
+		if s.name == passedOnMetric {
+			passed[s.labels["reason"]] += s.value
+		}
+	}
+	return passed
 }

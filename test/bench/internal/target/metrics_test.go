@@ -1,6 +1,7 @@
 package target
 
 import (
+	"maps"
 	"strings"
 	"testing"
 )
@@ -28,11 +29,35 @@ strata_representation_bytes 1.5e+08
 		t.Errorf("%v reads of objects, want 5", got)
 	}
 	for _, s := range all {
-		if s.Name == "strata_representation_bytes" && (s.Value != 1.5e8 || len(s.Labels) != 0) {
+		if s.name == "strata_representation_bytes" && (s.value != 1.5e8 || len(s.labels) != 0) {
 			t.Errorf("got %+v", s)
 		}
 	}
 	if _, err := parseSeries(strings.NewReader("x{a=\"b\"} many\n"), []string{"x"}); err == nil {
 		t.Error("a broken metric is accepted")
+	}
+}
+
+func TestPassedOn_SumsByReason(t *testing.T) {
+	const help = "# HELP strata_readpath_passed_total Reads.\n# TYPE strata_readpath_passed_total counter\n"
+	for name, c := range map[string]struct {
+		exposition string
+		want       map[string]float64
+	}{
+		"no counter":        {"# HELP other Other.\nother 1\n", nil},
+		"nothing passed on": {`strata_readpath_requests_total{verb="list"} 3` + "\n", map[string]float64{}},
+		"counted": {
+			help + `strata_readpath_passed_total{reason="table"} 3` + "\n" + `strata_readpath_passed_total{group="apps",reason="cbor"} 1e+06` + "\n" +
+				`strata_readpath_passed_total{group="",reason="cbor"} 2` + "\n" + `strata_readpath_passed_totals{reason="x"} 2` + "\n",
+			map[string]float64{"table": 3, "cbor": 1_000_002},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			all, err := parseSeries(strings.NewReader(c.exposition), []string{passedOnMetric, servedMetric})
+			got := sumPassedOn(all)
+			if err != nil || !maps.Equal(got, c.want) || (got == nil) != (c.want == nil) {
+				t.Errorf("got %v, %v, want %v", got, err, c.want)
+			}
+		})
 	}
 }

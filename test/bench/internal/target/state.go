@@ -13,7 +13,6 @@ import (
 // State contains statistics of the Go runtime of an engine after a garbage collection.
 type State struct {
 	Heap       uint64 // bytes in spans that hold objects
-	Live       uint64 // bytes of the objects
 	Stacks     uint64 // bytes of goroutines' stacks
 	Goroutines int
 }
@@ -44,7 +43,7 @@ func (e *Engine) State(ctx context.Context) (State, error) {
 // parseHeap reads the statistics behind a heap profile in text: lines such as "# HeapInuse = 123"
 // and "# Stack = 123 / 456".
 func (s *State) parseHeap(r io.Reader) error {
-	statistics := map[string]*uint64{"# HeapInuse = ": &s.Heap, "# HeapAlloc = ": &s.Live, "# Stack = ": &s.Stacks}
+	statistics := map[string]*uint64{"# HeapInuse = ": &s.Heap, "# Stack = ": &s.Stacks}
 	found := 0
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)

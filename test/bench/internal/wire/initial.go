@@ -17,55 +17,22 @@ var (
 )
 
 // ReadInitialJSONEvents reads the JSON of a watch up to the bookmark behind its initial events, and
-// counts the events before it and the bytes including it, and the bytes of the bookmark. It may
-// have read further.
+// counts the events before it and the bytes including it. It may have read further.
 func ReadInitialJSONEvents(r io.Reader) (List, error) {
-	buffer := buffers.Get().(*[]byte)
-	defer buffers.Put(buffer)
+	buffered := bufio.NewReaderSize(r, maxFrameBytes)
 	var list List
-	var line int64 // bytes since the last newline
-	keep := 0      // bytes at the front of the buffer that may begin the marker; they are counted
-	ended := false // the marker has been seen, but not the end of its line
 	for {
-		n, err := r.Read((*buffer)[keep:])
-		seen := (*buffer)[:keep+n]
-		fresh := seen[keep:]
-		if at := bytes.Index(seen, initialEndJSON); at >= 0 && !ended {
-			ended = true
-			before := seen[keep:max(keep, at)]
-			line = tail(line, before)
-			list.Objects += bytes.Count(before, newline)
-			list.Bytes += int64(len(before))
-			fresh = fresh[len(before):]
-		}
-		if ended {
-			if end := bytes.IndexByte(fresh, '\n'); end >= 0 {
-				list.Bytes += int64(end + 1)
-				list.Bookmark = line + int64(end+1)
-				return list, nil
-			}
-			line += int64(len(fresh))
-		} else {
-			list.Objects += bytes.Count(fresh, newline)
-			line = tail(line, fresh)
-		}
-		list.Bytes += int64(len(fresh))
+		line, err := buffered.ReadSlice('\n')
+		list.Bytes += int64(len(line))
 		if err != nil {
 			return list, fmt.Errorf("initial events broke off after %d events, %d bytes: %w", list.Objects, list.Bytes, noEOF(err))
 		}
-		keep = copy(*buffer, seen[max(0, len(seen)-len(initialEndJSON)+1):])
+		if bytes.Contains(line, initialEndJSON) {
+			return list, nil
+		}
+		list.Objects++
 	}
 }
-
-// tail returns the bytes behind the last newline after data was read, if there were n before.
-func tail(n int64, data []byte) int64 {
-	if at := bytes.LastIndexByte(data, '\n'); at >= 0 {
-		return int64(len(data) - at - 1)
-	}
-	return n + int64(len(data))
-}
-
-var newline = []byte{'\n'}
 
 // largestBookmark bounds the protobuf frame of the bookmark behind the initial events: an object
 // without a name, with one annotation.
@@ -93,26 +60,8 @@ func ReadInitialProtobufEvents(r io.Reader) (List, error) {
 		}
 		list.Bytes += int64(len(header) + length)
 		if length == len(small) && bytes.Contains(small, initialEnd) {
-			list.Bookmark = int64(len(header) + length)
 			return list, nil
 		}
 		list.Objects++
 	}
 }
-
-// Tail is a writer that keeps the last bytes that are written to it. The zero value is empty.
-type Tail struct{ end []byte }
-
-// Write implements io.Writer.
-func (t *Tail) Write(p []byte) (int, error) {
-	const kept = 2 * largestBookmark
-	t.end = append(t.end, p[max(0, len(p)-kept):]...)
-	if n := len(t.end); n > kept {
-		t.end = append(t.end[:0], t.end[n-kept:]...)
-	}
-	return len(p), nil
-}
-
-// EndsInitialEvents reports whether the bookmark behind the initial events was among the last
-// bytes.
-func (t *Tail) EndsInitialEvents() bool { return bytes.Contains(t.end, initialEnd) }

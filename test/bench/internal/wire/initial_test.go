@@ -21,7 +21,7 @@ const (
 func initialJSON(n int) (stream string, wantBytes int64) {
 	var b strings.Builder
 	for i := range n {
-		fmt.Fprintf(&b, `{"type":"ADDED","object":{"data":{"a":"-events-end\":\"true\" \n %s"}}}`+"\n", strings.Repeat("x", i*i))
+		fmt.Fprintf(&b, `{"type":"ADDED","object":{"data":{"a":"-events-end\":\"true\" \n %s"}}}`+"\n", strings.Repeat("x", i*50))
 	}
 	b.WriteString(bookmarkJSON)
 	wantBytes = int64(b.Len())
@@ -45,12 +45,11 @@ func initialProtobuf(n int) (stream string, wantBytes int64) {
 
 func TestReadInitialEvents_EndsAtBookmark(t *testing.T) {
 	formats := map[string]struct {
-		stream   func(int) (string, int64)
-		read     func(io.Reader) (List, error)
-		bookmark int
+		stream func(int) (string, int64)
+		read   func(io.Reader) (List, error)
 	}{
-		"JSON":     {initialJSON, ReadInitialJSONEvents, len(bookmarkJSON)},
-		"protobuf": {initialProtobuf, ReadInitialProtobufEvents, len(frameOf(bookmarkProtobuf))},
+		"JSON":     {initialJSON, ReadInitialJSONEvents},
+		"protobuf": {initialProtobuf, ReadInitialProtobufEvents},
 	}
 	readers := map[string]func(io.Reader) io.Reader{
 		"whole":      func(r io.Reader) io.Reader { return r },
@@ -67,8 +66,8 @@ func TestReadInitialEvents_EndsAtBookmark(t *testing.T) {
 					}
 					stream, wantBytes := f.stream(n)
 					list, err := f.read(reader(strings.NewReader(stream)))
-					if err != nil || list.Objects != n || list.Bytes != wantBytes || list.Bookmark != int64(f.bookmark) {
-						t.Errorf("got %+v, %v; want %d events in %d bytes, %d of them the bookmark", list, err, n, wantBytes, f.bookmark)
+					if err != nil || list.Objects != n || list.Bytes != wantBytes {
+						t.Errorf("got %+v, %v; want %d events in %d bytes", list, err, n, wantBytes)
 					}
 					if _, err := f.read(reader(strings.NewReader(stream[:wantBytes-1]))); !errors.Is(err, io.ErrUnexpectedEOF) {
 						t.Errorf("without the end of the bookmark: %v", err)

@@ -15,9 +15,8 @@ import (
 
 // List contains counts of the body of a LIST, or of initial events.
 type List struct {
-	Objects  int
-	Bytes    int64
-	Bookmark int64 // of these, the bytes of the bookmark behind initial events
+	Objects int
+	Bytes   int64
 }
 
 // bufferBytes is the size of one read: many TLS records (16 KiB) at once.
@@ -173,4 +172,21 @@ func noEOF(err error) error {
 		return io.ErrUnexpectedEOF
 	}
 	return err
+}
+
+var continueMarker = []byte(`"continue":"`)
+
+// continueWithin is how far into the JSON of a list its metadata may reach: it comes first, and its
+// longest part is the token.
+const continueWithin = 8 << 10
+
+// Continue returns the continue token in the JSON of a page, and "" on the last page. It is in the
+// list's own metadata, before any object. Tokens need no escapes, neither in JSON nor in a query.
+func Continue(page []byte) string {
+	_, after, found := bytes.Cut(page[:min(len(page), continueWithin)], continueMarker)
+	if !found {
+		return ""
+	}
+	token, _, _ := bytes.Cut(after, []byte(`"`))
+	return string(token)
 }
