@@ -107,9 +107,43 @@ func TestBenchmark_EndToEnd_ReportsEveryWorkload(t *testing.T) {
 	}
 }
 
-// benchmarkOf runs a benchmark of some workloads in a directory of its own and returns its report,
-// nil if it has failed. It may be called concurrently.
-func benchmarkOf(ctx context.Context, t *testing.T, some []Workload) *Report {
+// TestLived_TinySizes_ReportsEveryRow runs the sequence twice: each row has its latencies and the
+// server's CPU, and the processes' state is reported after each sequence.
+func TestLived_TinySizes_ReportsEveryRow(t *testing.T) {
+	testbin.Strata(t)
+	report := benchmarkOf(t.Context(), t, nil, "lived", "-engines=strata,upstream", "-pods=60", "-nodes=6", "-things=100", "-configmaps=50", "-informers=2",
+		"-namespace-informers=2", "-watchers=3", "-node-watchers=3", "-clients=2", "-writers=2", "-rounds=1", "-during=100ms", "-rest=1ms", "-repeat=2")
+	if report == nil {
+		return // it has failed
+	}
+	rows := new(lived).rows()
+	if len(report.Results) != len(rows)+1 {
+		t.Errorf("%d results, want %d and the memory", len(report.Results), len(rows))
+	}
+	for i, result := range report.Results {
+		if len(result.Notes) > 0 {
+			t.Errorf("%s: %v", result.Name, result.Notes)
+		}
+		wanted := []string{"latency p50", "latency p99", "latency p99.9", "resident afterwards"}
+		switch {
+		case i == len(rows):
+			wanted = []string{"goroutines at the end, after sequence 2", "heap 1ms later, after sequence 2", "resident at the end, after sequence 1"}
+		case rows[i].Alone:
+			wanted = []string{untilReadyz, "resident at rest"}
+		default:
+			wanted = append(wanted, "server CPU per "+rows[i].Op)
+		}
+		for _, name := range wanted {
+			if !slices.ContainsFunc(result.Rows, func(r Row) bool { return r.Name == name && len(r.Values) == 2 }) {
+				t.Errorf("%s lacks %q of both engines: %v", result.Name, name, result.Rows)
+			}
+		}
+	}
+}
+
+// benchmarkOf runs a benchmark of some workloads, or those that args select, in a directory of its
+// own and returns its report, nil if it has failed. It may be called concurrently.
+func benchmarkOf(ctx context.Context, t *testing.T, some []Workload, args ...string) *Report {
 	binary, err := testbin.Path()
 	if err != nil {
 		t.Error(err)
@@ -127,7 +161,7 @@ func benchmarkOf(ctx context.Context, t *testing.T, some []Workload) *Report {
 	}
 	defer stderr.Close()
 	data, reportFile := filepath.Join(dir, "data"), filepath.Join(dir, "report.json")
-	config, err := parse("-runs=1", "-binary="+binary, "-data="+data, "-out="+reportFile)
+	config, err := parse(append(args, "-runs=1", "-binary="+binary, "-data="+data, "-out="+reportFile)...)
 	if err != nil {
 		t.Error(err)
 		return nil
@@ -136,7 +170,9 @@ func benchmarkOf(ctx context.Context, t *testing.T, some []Workload) *Report {
 		// upstream does not end by itself while a watch is open
 		config.Engines[i].Grace = 2 * time.Second
 	}
-	config.Scale, config.Workloads = tiny, some
+	if config.Scale = tiny; some != nil {
+		config.Workloads = some
+	}
 	var stdout strings.Builder
 	if err := benchmark(ctx, config, &stdout, stderr); err != nil {
 		progress, _ := os.ReadFile(stderr.Name()) // only shown

@@ -5,9 +5,9 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"time"
-
-	"golang.org/x/sync/errgroup"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
 
 	"github.com/stratakube/strata/test/bench/internal/dataset"
 	"github.com/stratakube/strata/test/bench/internal/target"
@@ -16,12 +16,12 @@ import (
 var getWorkloads = []Workload{
 	{
 		Name: "get-16", Title: "GET, consistent, 16 in parallel", Op: "GET", Dataset: configMaps,
-		Run:    getLoad{clients: 16}.run,
+		Run:    getLoad{clients: size{16, 16}}.run,
 		Wanted: []Bound{{Measure: getsPerSecond, Of: "upstream", AtLeast: 1}, toUpstream(cpuPerGet, 0.4), toUpstream(etcdCPUPerGet, 1./5)},
 	},
 	{
 		Name: "get-16-any", Title: "GET with resourceVersion=0, 16 in parallel", Op: "GET", Dataset: configMaps,
-		Run:    getLoad{clients: 16, query: "?resourceVersion=0"}.run,
+		Run:    getLoad{clients: size{16, 16}, query: "?resourceVersion=0"}.run,
 		Wanted: []Bound{{Measure: getsPerSecond, Of: "upstream", AtLeast: 1}, toUpstream(cpuPerGet, 0.35)},
 	},
 }
@@ -37,66 +37,55 @@ const (
 // record all of them.
 const limitObjects = 100
 
-// getLoad is clients, with a connection each, that read random ConfigMaps one after the other.
+// getLoad is clients, with a connection each, that read random objects one after the other.
 type getLoad struct {
-	clients int
+	clients size
 	query   string // "" or from the question mark on
+	pods    bool   // of the dataset; otherwise its ConfigMaps
 }
 
 func (l getLoad) run(ctx context.Context, s *Sample) error {
-	conns, err := s.opened(ctx, l.clients)
-	if err != nil {
-		return err
-	}
-	defer target.CloseAll(conns)
 	objects := s.Data.ConfigMaps
+	if l.pods {
+		objects = s.Data.Pods
+	}
 	if s.Engine.IsLimit() {
 		objects = min(objects, limitObjects)
 	}
 	if s.Engine.IsLimit() && s.Thorough {
 		// it must record all of them, independent of the draws of the first sample
+		conn := s.Engine.Dial()
+		defer conn.Close()
 		for i := range objects {
-			if err := conns[0].Read(ctx, target.Request{Path: l.path(dataset.ConfigMapName(i))}, s.Body); err != nil {
+			if err := conn.Read(ctx, target.Request{Path: l.path(s, i) + l.query}, s.Body); err != nil {
 				return err
 			}
 		}
 	}
-	err = s.Measure(ctx, func(ctx context.Context) error {
-		deadline := time.Now().Add(loop.at(s.Scale))
-		clients, ctx := errgroup.WithContext(ctx)
-		for _, conn := range conns {
-			random := rand.New(rand.NewPCG(s.Rand.Uint64(), s.Rand.Uint64()))
-			clients.Go(func() error {
-				var body bytes.Buffer
-				for time.Now().Before(deadline) {
-					name := dataset.ConfigMapName(random.IntN(objects))
-					if err := l.get(ctx, s, conn, name, &body); err != nil {
-						return err
-					}
-				}
-				return nil
-			})
+	seed := s.Rand.Uint64()
+	var next atomic.Uint64
+	err := repeatedly(ctx, s, l.clients.at(s.Scale), loop.at(s.Scale), func(ctx context.Context, conn *target.Conn) error {
+		path := l.path(s, rand.New(rand.NewPCG(seed, next.Add(1))).IntN(objects))
+		body := bodies.Get().(*bytes.Buffer)
+		defer bodies.Put(body)
+		if err := conn.Read(ctx, target.Request{Path: path + l.query}, body); err != nil {
+			return err
 		}
-		return clients.Wait()
+		if !bytes.Contains(body.Bytes(), []byte(`"name":"`+filepath.Base(path)+`"`)) {
+			return fmt.Errorf("GET %s is answered with another object: %.200s", path, body.Bytes())
+		}
+		return nil
 	})
-	if err != nil {
-		return err
-	}
-	s.Report(getsPerSecond, PerSecond, float64(s.observed.ops())/s.observed.Elapsed.Seconds())
-	return nil
+	s.Report(getsPerSecond, PerSecond, float64(s.observed.ops())/max(s.observed.Elapsed, 1).Seconds())
+	return err
 }
 
-func (l getLoad) path(name string) string { return configMapsPath + "/" + name + l.query }
+var bodies = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 
-func (l getLoad) get(ctx context.Context, s *Sample, conn *target.Conn, name string, body *bytes.Buffer) error {
-	path := l.path(name)
-	began := time.Now()
-	if err := conn.Read(ctx, target.Request{Path: path}, body); err != nil {
-		return err
+// path is the path of object number i.
+func (l getLoad) path(s *Sample, i int) string {
+	if l.pods {
+		return podPath(i, s.Data)
 	}
-	s.Observe(time.Since(began))
-	if !bytes.Contains(body.Bytes(), []byte(`"name":"`+name+`"`)) {
-		return fmt.Errorf("GET %s is answered with another object: %.200s", path, body.Bytes())
-	}
-	return nil
+	return configMapsPath + "/" + dataset.ConfigMapName(i)
 }

@@ -76,7 +76,8 @@ type Config struct {
 	Out       []string
 	Timeout   time.Duration
 
-	root string // of the repository
+	root  string // of the repository
+	lived *lived // unless nil, its sequence is run
 }
 
 const usage = `Usage: bench [flags]
@@ -88,6 +89,7 @@ Compares engines of the API server on the same etcd data, and with a plain serve
   make bench ARGS='-workloads list-.*,get-16'  some of them
   make bench ARGS='-engines strata,old=strata@/tmp/old/strata,upstream'
   make stock bench ARGS='-engines strata,stock,limit'   beside a stock kube-apiserver
+  make bench-lived                             a sequence on one process of each engine (bench lived -help)
 
 Flags:
 `
@@ -97,14 +99,25 @@ func parseFlags(args []string, stdout io.Writer) (c Config, err error) {
 	if c.root, err = repositoryRoot(); err != nil {
 		return c, err
 	}
+	all, defaultEngines, defaultTimeout, defaultRuns := workloads, "strata,upstream,limit", 2*time.Hour, 5
+	c.Scale = published
 	engineArgs := map[string][]string{}
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
+	if len(args) > 0 && args[0] == "lived" {
+		args, c.lived = args[1:], new(lived)
+		c.lived.flags(fs)
+		defaultEngines, defaultTimeout, defaultRuns = "strata,stock", 12*time.Hour, 3
+	} else {
+		fs.BoolFunc("quick", "run with a tenth of the sizes: a check that all workloads work, not for published results", func(string) error {
+			c.Scale = quick
+			return nil
+		})
+	}
 	fs.SetOutput(io.Discard) // the error is returned and printed once
-	small := fs.Bool("quick", false, "run with a tenth of the sizes: a check that all workloads work, not for published results")
 	patterns := fs.String("workloads", "", "comma-separated names or regular expressions of workloads (default all)")
 	fs.BoolVar(&c.List, "list", false, "list the workloads and exit")
-	fs.IntVar(&c.Runs, "runs", 5, "how often each engine is measured")
-	engines := fs.String("engines", "strata,upstream,limit",
+	fs.IntVar(&c.Runs, "runs", defaultRuns, "how often each engine is measured")
+	engines := fs.String("engines", defaultEngines,
 		"comma-separated engines, the first of which is compared with the others: label[=engine][@binary]; "+
 			"stock is the kube-apiserver of -stock, limit a plain Go HTTPS server that writes the same bytes")
 	fs.Func("engine-arg", "label:flag, a further flag for one engine; may be repeated", func(v string) error {
@@ -122,7 +135,7 @@ func parseFlags(args []string, stdout io.Writer) (c Config, err error) {
 		c.Out = append(c.Out, v)
 		return nil
 	})
-	fs.DurationVar(&c.Timeout, "timeout", 2*time.Hour, "stop after this time")
+	fs.DurationVar(&c.Timeout, "timeout", defaultTimeout, "stop after this time")
 	if err := fs.Parse(args); err != nil {
 		if err == flag.ErrHelp {
 			fmt.Fprint(stdout, usage)
@@ -134,14 +147,13 @@ func parseFlags(args []string, stdout io.Writer) (c Config, err error) {
 	if fs.NArg() > 0 {
 		return c, fmt.Errorf("unexpected argument %q (-help shows the flags)", fs.Arg(0))
 	}
-	c.Scale = published
-	if *small {
-		c.Scale = quick
-	}
 	if c.Runs < 1 {
 		return c, fmt.Errorf("-runs: %d is less than 1", c.Runs)
 	}
-	if c.Workloads, err = selectWorkloads(workloads, *patterns); err != nil {
+	if c.lived != nil {
+		all = c.lived.rows()
+	}
+	if c.Workloads, err = selectWorkloads(all, *patterns); err != nil {
 		return c, err
 	}
 	if c.Engines, err = parseEngines(*engines, engineArgs); err != nil {
@@ -149,6 +161,9 @@ func parseFlags(args []string, stdout io.Writer) (c Config, err error) {
 	}
 	for i := range c.Engines {
 		e := &c.Engines[i]
+		if e.IsLimit() && c.lived != nil {
+			return c, errors.New("-engines: limit is not an API server, which has a life")
+		}
 		if !e.IsStock() {
 			continue
 		}
@@ -297,6 +312,9 @@ func (c *Config) writeOutputs(report *Report) error {
 func newReport(ctx context.Context, config Config) (*Report, error) {
 	report := &Report{
 		Date: time.Now(), Go: runtime.Version(), CPUs: runtime.NumCPU(), CPU: runtime.GOARCH, Quick: config.Scale != published, Runs: config.Runs,
+	}
+	if l := config.lived; l != nil {
+		report.Data = fmt.Sprintf("%s pods on %s nodes, %s custom resources, %s ConfigMaps", grouped(l.pods), grouped(l.nodes), grouped(l.things), grouped(l.configMaps))
 	}
 	fs, err := procfs.NewDefaultFS()
 	if err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -23,6 +24,7 @@ type Report struct {
 	Memory   uint64    `json:"memoryBytes"`
 	Versions []string  `json:"versions"` // of the engines, in their order
 	Quick    bool      `json:"quick"`
+	Data     string    `json:"data,omitempty"` // content of etcd, unless it is that of each workload
 	Runs     int       `json:"runs"`
 	Engines  []string  `json:"engines"`
 	Results  []Result  `json:"workloads"`
@@ -286,7 +288,7 @@ func formatRatio(row Row, engine, other string) string {
 
 // conditions describes date, machine, data and versions of the run.
 func (r *Report) conditions() string {
-	sizes := "sizes as documented"
+	sizes := cmp.Or(r.Data, "sizes as documented")
 	if r.Quick {
 		sizes = "quick run, a tenth of the documented sizes"
 	}

@@ -41,6 +41,9 @@ func (r *runner) run(ctx context.Context) error {
 	for _, w := range r.config.Workloads {
 		r.observed[w.Name], r.failed[w.Name] = map[string][]Observation{}, map[string]error{}
 	}
+	if r.config.lived != nil {
+		return r.config.lived.run(ctx, r)
+	}
 	// Workloads on the same data share an etcd.
 	var specs []dataset.Spec
 	bySpec := map[dataset.Spec][]Workload{}
@@ -79,21 +82,34 @@ func (r *runner) summarize(report *Report) (failures []string) {
 	return failures
 }
 
+// open returns an etcd with the objects of spec, whose data and log have a name. The caller must
+// close it.
+func (r *runner) open(ctx context.Context, spec dataset.Spec, name string) (*bench, error) {
+	dir := filepath.Join(r.runDir, name)
+	if err := r.provideData(ctx, spec, dir); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	etcd, err := target.StartEtcd(ctx, r.config.Binary, dir, r.runDir)
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	return &bench{runner: r, etcd: etcd, dir: dir, data: spec, changeCPU: map[string]time.Duration{}, peaks: map[string]uint64{}}, nil
+}
+
+// close stops the engines and the etcd.
+func (b *bench) close() {
+	b.stopAll()
+	b.etcd.Stop()
+	_ = os.RemoveAll(b.dir) // the next run removes it otherwise
+}
+
 // runOn measures workloads on an etcd with the objects of spec.
 func (r *runner) runOn(ctx context.Context, spec dataset.Spec, workloads []Workload) error {
-	dataDir := filepath.Join(r.runDir, "etcd")
-	defer os.RemoveAll(dataDir)
-	if err := r.provideData(ctx, spec, dataDir); err != nil {
-		return err
-	}
-	etcd, err := target.StartEtcd(ctx, r.config.Binary, dataDir, r.runDir)
+	b, err := r.open(ctx, spec, "etcd")
 	if err != nil {
 		return err
 	}
-	defer etcd.Stop()
-	b := &bench{runner: r, etcd: etcd, data: spec, changeCPU: map[string]time.Duration{}, peaks: map[string]uint64{}}
-	defer b.stopAll()
-
+	defer b.close()
 	var together []Workload
 	for _, w := range workloads {
 		if !w.Alone {
@@ -109,6 +125,7 @@ func (r *runner) runOn(ctx context.Context, spec dataset.Spec, workloads []Workl
 type bench struct {
 	*runner
 	etcd      *target.Etcd
+	dir       string // of its data
 	data      dataset.Spec
 	engines   []*target.Engine         // running engines
 	samples   int                      // taken so far

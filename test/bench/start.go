@@ -29,7 +29,7 @@ const (
 var startWorkloads = []Workload{
 	{
 		Name: "start", Title: "restart on a filled etcd, then rest", Dataset: configMaps, Alone: true,
-		Run:    measureStart,
+		Run:    startLoad{rest: atRest}.run,
 		Wanted: []Bound{toUpstream(untilReadyz, 0.35)},
 	},
 	{
@@ -44,11 +44,13 @@ var startWorkloads = []Workload{
 	},
 }
 
-// measureStart reports the start of the engine, which the runner started a moment ago after it had
+// startLoad reports the start of the engine, which the runner started a moment ago after it had
 // stopped its predecessor on the same etcd, and its memory at rest: when all is loaded and before
 // the first LIST.
-func measureStart(ctx context.Context, s *Sample) error {
-	if err := s.rest(ctx, atRest.at(s.Scale)); err != nil {
+type startLoad struct{ rest span }
+
+func (l startLoad) run(ctx context.Context, s *Sample) error {
+	if err := s.rest(ctx, l.rest.at(s.Scale)); err != nil {
 		return err
 	}
 	cpu, err := s.Engine.CPU()
@@ -63,6 +65,7 @@ func measureStart(ctx context.Context, s *Sample) error {
 	s.Report("until the first GET", Seconds, s.Engine.Startup.FirstGet.Seconds())
 	s.Report("server CPU until then", Seconds, s.Engine.Startup.CPU.Seconds())
 	s.Report("server CPU until at rest", Seconds, cpu.Seconds())
+	s.Detail("at rest: after %v", l.rest.at(s.Scale))
 	s.Report("resident at rest", Bytes, float64(memory.Resident))
 	s.Report("peak memory of the start", Bytes, float64(memory.Peak))
 	return nil

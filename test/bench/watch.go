@@ -84,6 +84,11 @@ var (
 		pod.Annotations[dataset.SentKey] = strconv.FormatInt(time.Now().UnixNano(), 10)
 		return dataset.PodKey(pod.Namespace, pod.Name), pod
 	}}
+	changedThings = changes{dataset.ThingsPath, func(d dataset.Spec) int { return d.Things }, func(s *Sample, i int) (string, runtime.Object) {
+		thing := s.Data.Thing(i)
+		thing.SetAnnotations(map[string]string{dataset.SentKey: strconv.FormatInt(time.Now().UnixNano(), 10)})
+		return dataset.ThingKey(i, s.Data.Namespaces), thing
+	}}
 )
 
 // watchLoad is watchers while objects drawn at random change in etcd at a rate. An operation is an

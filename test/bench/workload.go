@@ -97,7 +97,7 @@ var (
 	// settled is the same after the last workload.
 	settled = span{time.Minute, time.Millisecond}
 	// loop is the time for which short reads are repeated per sample.
-	loop = span{2 * time.Second, 200 * time.Millisecond}
+	loop = span{2 * time.Second, 50 * time.Millisecond}
 )
 
 // page is the number of objects on a page.

@@ -44,7 +44,7 @@ func (s Spec) ID() string {
 		id += fmt.Sprintf("-things-%d", s.Things)
 	}
 	if s.Managed {
-		id += "-managed-2500"
+		id += "-managed-2"
 	}
 	return id
 }

@@ -132,13 +132,17 @@ func ManagedPod(index, nodes, namespaces int) *corev1.Pod {
 	c := &pod.Spec.Containers[0]
 	var spec, status strings.Builder
 	fmt.Fprintf(&spec, `,"k:{\"name\":\"%s\"}":{".":{},"f:image":{},"f:imagePullPolicy":{},"f:name":{},"f:resources":{".":{},"f:requests":{".":{},"f:cpu":{},"f:memory":{}}},"f:terminationMessagePath":{},"f:terminationMessagePolicy":{},"f:env":{".":{}`, c.Name)
-	for i := range 2 {
+	for i := range 1 {
 		name := fmt.Sprintf("VARIABLE_%d", i)
 		c.Env = append(c.Env, corev1.EnvVar{Name: name, Value: textOf(24, pod.Name+name, i)})
 		fmt.Fprintf(&spec, `,"k:{\"name\":\"%s\"}":{".":{},"f:name":{},"f:value":{}}`, name)
 	}
 	spec.WriteString(`},"f:volumeMounts":{".":{}`)
 	c.VolumeMounts = []corev1.VolumeMount{{Name: "data", MountPath: "/var/lib/data"}, {Name: "config", MountPath: "/etc/config", ReadOnly: true}}
+	pod.Spec.Volumes = []corev1.Volume{
+		{Name: "data", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
+		{Name: "config", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "config"}}}},
+	}
 	for _, m := range c.VolumeMounts {
 		fmt.Fprintf(&spec, `,"k:{\"mountPath\":\"%s\"}":{".":{},"f:mountPath":{},"f:name":{},"f:readOnly":{}}`, m.MountPath)
 	}

@@ -9,6 +9,10 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 )
 
 // ErrStatus: the server answered with a status that the request did not expect.
@@ -47,16 +51,39 @@ func (e *Engine) DialAs(user User) *Conn {
 
 func (e *Engine) dial(user User, config *http.HTTP2Config) *Conn {
 	return &Conn{
-		client: http.Client{Transport: &http.Transport{
-			TLSClientConfig:    &tls.Config{RootCAs: e.credentials.roots},
-			ForceAttemptHTTP2:  true,
-			HTTP2:              config,
-			DisableCompression: true, // workloads that measure encodings request and decode them
-		}},
+		client:  http.Client{Transport: e.transport(config)},
 		baseURL: e.baseURL,
 		header:  http.Header{"Authorization": {"Bearer " + e.credentials.tokens[user]}, "User-Agent": {"bench"}},
 	}
 }
+
+func (e *Engine) transport(config *http.HTTP2Config) *http.Transport {
+	return &http.Transport{
+		TLSClientConfig:    &tls.Config{RootCAs: e.credentials.roots},
+		ForceAttemptHTTP2:  true,
+		HTTP2:              config,
+		DisableCompression: true, // workloads that measure encodings request and decode them
+	}
+}
+
+// Clientset returns a client of client-go, of Admin, that speaks protobuf over a connection of its
+// own, without a limit of its rate. The caller must call closeAll.
+func (e *Engine) Clientset() (client kubernetes.Interface, closeAll func(), err error) {
+	transport := e.transport(nil)
+	token := "Bearer " + e.credentials.tokens[Admin]
+	client, err = kubernetes.NewForConfigAndClient(
+		&rest.Config{Host: e.baseURL, QPS: -1, ContentConfig: rest.ContentConfig{ContentType: runtime.ContentTypeProtobuf}},
+		&http.Client{Transport: authorized(func(r *http.Request) (*http.Response, error) {
+			r = r.Clone(r.Context())
+			r.Header.Set("Authorization", token)
+			return transport.RoundTrip(r)
+		})})
+	return client, transport.CloseIdleConnections, err
+}
+
+type authorized func(*http.Request) (*http.Response, error)
+
+func (a authorized) RoundTrip(r *http.Request) (*http.Response, error) { return a(r) }
 
 // DialAll returns n new connections.
 func (e *Engine) DialAll(n int) []*Conn {

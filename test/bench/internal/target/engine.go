@@ -177,14 +177,14 @@ func klogTime(line string, now time.Time) (time.Time, error) {
 func (e *Engine) awaitReady(ctx context.Context, began time.Time, firstGet string) error {
 	conn := e.Dial()
 	defer conn.Close()
-	if err := e.poll(ctx, conn, "/readyz"); err != nil {
+	if err := e.Poll(ctx, conn, "/readyz"); err != nil {
 		return err
 	}
 	e.Startup.Ready = time.Since(began)
 	if e.IsLimit() {
 		return nil
 	}
-	if err := e.poll(ctx, conn, firstGet); err != nil {
+	if err := e.Poll(ctx, conn, firstGet); err != nil {
 		return err
 	}
 	e.Startup.FirstGet = time.Since(began)
@@ -193,8 +193,8 @@ func (e *Engine) awaitReady(ctx context.Context, began time.Time, firstGet strin
 	return err
 }
 
-// poll requests a path until it is answered with 200, the engine has ended, or ctx is done.
-func (e *Engine) poll(ctx context.Context, conn *Conn, path string) error {
+// Poll requests a path until it is answered with 200, the engine has ended, or ctx is done.
+func (e *Engine) Poll(ctx context.Context, conn *Conn, path string) error {
 	err := e.Await(ctx, 10*time.Millisecond, func(ctx context.Context) error {
 		return conn.Read(ctx, Request{Path: path}, new(bytes.Buffer))
 	})

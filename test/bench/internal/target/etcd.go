@@ -48,7 +48,7 @@ func StartEtcd(ctx context.Context, binary, dataDir, logDir string, flags ...str
 			"etcd", "--data-dir=" + dataDir, "--listen-client-url=http://127.0.0.1:0", "--unsafe-no-fsync",
 			"--quota-backend-bytes=" + fmt.Sprint(64<<30),
 		}, flags...),
-		Log:   filepath.Join(logDir, "etcd.log"),
+		Log:   filepath.Join(logDir, filepath.Base(dataDir)+".log"),
 		Lines: true,
 	})
 	if err != nil {

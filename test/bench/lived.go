@@ -1,0 +1,222 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"time"
+
+	"github.com/stratakube/strata/test/bench/internal/dataset"
+	"github.com/stratakube/strata/test/bench/internal/target"
+)
+
+// lived is a sequence of workloads that one process of each engine answers, one after the other, as
+// a server of a cluster does. Each engine has an etcd of its own with the same data, so an engine
+// that follows writes does not disturb the measurement of another. Its fields are flags.
+type lived struct {
+	pods, nodes, things, configMaps int // pods and custom resources have 2.5 KB
+
+	informers, namespaceInformers         int
+	watchers, watchRate                   int
+	nodeWatchers, nodeRate                int
+	loneRate, thingRate                   int
+	otherWrites, clients, writers, rounds int
+	during, rest                          time.Duration
+	repeat                                int
+}
+
+func (l *lived) flags(fs *flag.FlagSet) {
+	fs.IntVar(&l.pods, "pods", 100_000, "pods, of 2.5 KB, in namespaces of 1,000")
+	fs.IntVar(&l.nodes, "nodes", 5_000, "nodes of the pods")
+	fs.IntVar(&l.things, "things", 100_000, "custom resources, of 2.5 KB")
+	fs.IntVar(&l.configMaps, "configmaps", 300_000, "ConfigMaps, of 1 KB")
+	fs.IntVar(&l.informers, "informers", 8, "informers of all pods that start at once")
+	fs.IntVar(&l.namespaceInformers, "namespace-informers", 100, "informers of a namespace that start at once")
+	fs.IntVar(&l.watchers, "watchers", 1_000, "watches of all ConfigMaps")
+	fs.IntVar(&l.watchRate, "watch-rate", 20, "events a second for each of these")
+	fs.IntVar(&l.nodeWatchers, "node-watchers", 2_000, "watches of the pods of a node")
+	fs.IntVar(&l.nodeRate, "node-rate", 500, "events a second for all of these together")
+	fs.IntVar(&l.loneRate, "lone-rate", 4_000, "events a second for one watch of all pods")
+	fs.IntVar(&l.thingRate, "thing-rate", 2_000, "events a second for one watch of all custom resources")
+	fs.IntVar(&l.otherWrites, "other-writes", 1_000, "other writes a second beside own writes")
+	fs.IntVar(&l.clients, "clients", 16, "clients that read at once")
+	fs.IntVar(&l.writers, "writers", 8, "clients that write at once")
+	fs.IntVar(&l.rounds, "rounds", 100, "objects that each of these creates, changes and deletes")
+	fs.DurationVar(&l.during, "during", 10*time.Second, "how long events and own writes last")
+	fs.DurationVar(&l.rest, "rest", time.Minute, "time without requests before memory is read")
+	fs.IntVar(&l.repeat, "repeat", 1, "how often the sequence is run")
+}
+
+// data is the content of etcd.
+func (l *lived) data() dataset.Spec {
+	d := dataset.Spec{ConfigMaps: l.configMaps, Pods: l.pods, Things: l.things, Nodes: l.nodes, Namespaces: max(1, l.pods/podsPerNamespace), Managed: true}
+	d.Pods -= d.Pods % d.Namespaces // as many in each
+	return d
+}
+
+func exactly[T int | time.Duration](n T) sized[T] { return sized[T]{n, n} }
+
+// startPods and startAll are the rows of fresh servers.
+const startPods, startAll = "start-pods", "start"
+
+// rows are the workloads of the sequence. Those with Alone come first.
+func (l *lived) rows() []Workload {
+	during := exactly(l.during)
+	row := func(name, title, op string, run func(context.Context, *Sample) error) Workload {
+		return Workload{Name: name, Title: title, Op: op, Run: run, Tail: true}
+	}
+	once := func(w Workload) Workload { w.Runs = 1; return w } // long enough to be measured once
+	list := func(path func(*Sample) string, want count, f format, repeat bool) func(context.Context, *Sample) error {
+		return listLoad{path: path, want: want, format: f, repeat: repeat}.run
+	}
+	allThings := stored(dataset.ThingsResource)
+	start := startLoad{rest: exactly(l.rest)}.run
+	return []Workload{
+		{Name: startPods, Title: "start with the pods alone", Run: start, Runs: 1, Alone: true},
+		{Name: startAll, Title: "start with all data", Run: start, Runs: 1, Alone: true},
+		row("informers", "informers of all pods that start at once", "informer", informerLoad{informers: exactly(l.informers)}.run),
+		row("informers-namespace", "informers of the pods of a namespace each that start at once", "informer",
+			informerLoad{informers: exactly(l.namespaceInformers), ofNamespaces: true}.run),
+		row("custom-json", "LIST all custom resources, JSON", "LIST", list(fixed(dataset.ThingsPath), allThings, customJSON, false)),
+		row("custom-gzip", "LIST all custom resources, gzip, JSON", "LIST", gzipLoad{path: fixed(dataset.ThingsPath), want: allThings, format: customJSON}.run),
+		row("custom-field", "LIST the custom resource with a value of a selectable field, JSON", "LIST", list(thingOfAColor, one, customJSON, true)),
+		row("custom-namespace", "LIST the custom resources of a namespace, JSON", "LIST", list(thingsOfANamespace, thingsOfEachNamespace, customJSON, true)),
+		once(row("custom-watch", "one watch of all custom resources", "event", watchLoad{watchers: exactly(1), rate: l.thingRate, during: during, of: changedThings}.run)),
+		once(row("own-writes", "own writes until the informer has them", "write", ownWritesLoad{during: during}.run)),
+		once(row("own-writes-beside", "own writes until the informer has them, beside others", "write", ownWritesLoad{during: during, others: l.otherWrites}.run)),
+		once(row("own-writes-full", "own writes until the informer has them, beside as many as the machine carries", "write", ownWritesLoad{during: during, others: asMany}.run)),
+		once(row("watch-shared", "watches of all ConfigMaps", "event", watchLoad{watchers: exactly(l.watchers), rate: l.watchRate, during: during, of: changedConfigMaps}.run)),
+		once(row("watch-nodes", "watches of the pods of a node each", "event",
+			watchLoad{watchers: exactly(l.nodeWatchers), rate: l.nodeRate, during: during, of: changedPods, byNode: true}.run)),
+		once(row("watch-lone", "one watch of all pods, many events", "event", watchLoad{watchers: exactly(1), rate: l.loneRate, during: during, of: changedPods}.run)),
+		row("write-mixed", "create, update, merge patch, apply and delete ConfigMaps", "write", mixedLoad{clients: l.writers, rounds: exactly(l.rounds)}.run),
+		row("get", "GET of a pod, consistent", "GET", getLoad{clients: exactly(l.clients), pods: true}.run),
+		row("get-any", "GET of a pod with resourceVersion=0", "GET", getLoad{clients: exactly(l.clients), pods: true, query: "?resourceVersion=0"}.run),
+		row("list-node", "LIST the pods of one node, protobuf, one client", "LIST", nodesLoad{clients: exactly(1)}.run),
+		row("list-node-many", "LIST the pods of one node, protobuf, many clients", "LIST", nodesLoad{clients: exactly(l.clients)}.run),
+		row("list-namespace", "LIST the pods of one namespace, protobuf", "LIST", list(podsOfANamespace, podsOfEachNamespace, protobufFormat, true)),
+		row("list-json", "LIST all pods, JSON", "LIST", list(fixed(allPods), stored("pods"), jsonFormat, false)),
+		row("list-protobuf", "LIST all pods, protobuf", "LIST", list(fixed(allPods), stored("pods"), protobufFormat, false)),
+		row("list-pages", "LIST all pods by pages, JSON", "LIST", pagesLoad{path: allPods, want: stored("pods"), format: jsonFormat}.run),
+	}
+}
+
+func thingsNamespace(s *Sample) string {
+	return dataset.PodNamespace(s.Number%s.Data.Namespaces, s.Data.Namespaces)
+}
+
+func thingsOfANamespace(s *Sample) string { return dataset.ThingsIn(thingsNamespace(s)) }
+
+func thingsOfEachNamespace(ctx context.Context, s *Sample) (int, error) {
+	return dataset.Count(ctx, s.Etcd.Client, dataset.ThingsResource+"/"+thingsNamespace(s))
+}
+
+// run runs the sequence.
+func (l *lived) run(ctx context.Context, r *runner) error {
+	sequence := r.config.Workloads
+	for ; len(sequence) > 0 && sequence[0].Alone; sequence = sequence[1:] {
+		data := l.data()
+		if sequence[0].Name == startPods {
+			data.ConfigMaps, data.Things = 0, 0
+		}
+		for _, spec := range r.config.Engines {
+			b, err := r.open(ctx, data, "etcd-"+spec.Label)
+			if err != nil {
+				return err
+			}
+			err = b.measure(ctx, sequence[0], spec, 0, true)
+			b.close()
+			if err != nil {
+				return err
+			}
+		}
+	}
+	if len(sequence) == 0 {
+		return nil
+	}
+	lives := map[string]*bench{}
+	for _, spec := range r.config.Engines {
+		b, err := r.open(ctx, l.data(), "etcd-"+spec.Label)
+		if err != nil {
+			return err
+		}
+		defer b.close()
+		e, err := b.engine(ctx, spec)
+		if err != nil {
+			return err
+		}
+		conn := e.Dial()
+		defer conn.Close()
+		// loads the custom resources: upstream does not before the first request
+		if err := e.Poll(ctx, conn, dataset.ThingsPath+"?fieldSelector=spec.color%3D"+dataset.Color(0)); err != nil {
+			return err
+		}
+		lives[spec.Label] = b
+	}
+	after := &livedMemory{result: Result{Name: "memory", Title: "the processes after the sequence", Notes: map[string]string{}}, first: map[string]*target.Engine{}}
+	for label, b := range lives {
+		after.first[label] = b.engines[0]
+	}
+	defer func() { r.memory = append(r.memory, after.result) }()
+	for round := range l.repeat {
+		for _, w := range sequence {
+			for run := range w.runs(r.config.Runs) {
+				for _, spec := range r.config.Engines {
+					if err := lives[spec.Label].measure(ctx, w, spec, run, true); err != nil {
+						return err
+					}
+				}
+			}
+		}
+		suffix := ""
+		if l.repeat > 1 {
+			suffix = fmt.Sprintf(", after sequence %d", round+1)
+		}
+		if err := after.note(ctx, lives, "at the end"+suffix); err != nil {
+			return err
+		}
+		for _, b := range lives {
+			if err := b.rest(ctx, l.rest/time.Duration(len(lives))); err != nil {
+				return err
+			}
+		}
+		if err := after.note(ctx, lives, fmt.Sprintf("%v later%s", l.rest, suffix)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// livedMemory is the result with the state of the processes.
+type livedMemory struct {
+	result Result
+	first  map[string]*target.Engine // the processes of the start
+}
+
+// note adds rows with the memory and the goroutines of the engines.
+func (m *livedMemory) note(ctx context.Context, lives map[string]*bench, when string) error {
+	rows := []Row{{Name: "resident " + when, Unit: Bytes}, {Name: "heap " + when, Unit: Bytes}, {Name: "goroutines " + when, Unit: Count}}
+	for i := range rows {
+		rows[i].Values = map[string]float64{}
+	}
+	for label, b := range lives {
+		if len(b.engines) == 0 || b.engines[0] != m.first[label] || b.engines[0].Ended() != nil {
+			m.result.Notes[label] = "had to be started again: its rows are not of one process"
+			continue
+		}
+		memory, err := b.engines[0].Memory()
+		if err != nil {
+			return err
+		}
+		state, err := b.engines[0].State(ctx) // collects garbage: after the resident memory
+		if err != nil {
+			return errors.Join(err, b.engines[0].Ended())
+		}
+		for i, value := range []float64{float64(memory.Resident), float64(state.Heap), float64(state.Goroutines)} {
+			rows[i].Values[label] = value
+		}
+	}
+	m.result.Rows = append(m.result.Rows, rows...)
+	return nil
+}
