@@ -120,6 +120,9 @@ generate verify:
 bench: ## compare with the upstream cacher: make bench ARGS='-quick'
 	$(GO) run ./test/bench $(ARGS)
 
+bench-day: stock ## controllers, kube-scheduler and kwok on each engine: 200 nodes, 3,000 pods are created, rolled out and deleted
+	$(GO) run ./test/bench -engines strata,stock -workloads day $(ARGS)
+
 bench-lived: stock ## a sequence of workloads on one living process of each engine: make bench-lived ARGS='-pods 10000 -repeat 10'; hours
 	$(GO) run ./test/bench lived $(ARGS)
 

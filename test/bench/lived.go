@@ -121,13 +121,7 @@ func (l *lived) run(ctx context.Context, r *runner) error {
 			data.ConfigMaps, data.Things = 0, 0
 		}
 		for _, spec := range r.config.Engines {
-			b, err := r.open(ctx, data, "etcd-"+spec.Label)
-			if err != nil {
-				return err
-			}
-			err = b.measure(ctx, sequence[0], spec, 0, true)
-			b.close()
-			if err != nil {
+			if err := r.measureFresh(ctx, data, sequence[0], spec, 0); err != nil {
 				return err
 			}
 		}

@@ -24,7 +24,7 @@ type Report struct {
 	Memory   uint64    `json:"memoryBytes"`
 	Versions []string  `json:"versions"` // of the engines, in their order
 	Quick    bool      `json:"quick"`
-	Data     string    `json:"data,omitempty"` // content of etcd, unless it is that of each workload
+	Data     string    `json:"data,omitempty"` // of all workloads; "" if each has its own
 	Runs     int       `json:"runs"`
 	Engines  []string  `json:"engines"`
 	Results  []Result  `json:"workloads"`

@@ -96,6 +96,16 @@ func (r *runner) open(ctx context.Context, spec dataset.Spec, name string) (*ben
 	return &bench{runner: r, etcd: etcd, dir: dir, data: spec, changeCPU: map[string]time.Duration{}, peaks: map[string]uint64{}}, nil
 }
 
+// measureFresh measures a workload on an etcd and an engine of its own.
+func (r *runner) measureFresh(ctx context.Context, data dataset.Spec, w Workload, spec target.EngineSpec, run int) error {
+	b, err := r.open(ctx, data, "etcd-"+spec.Label)
+	if err != nil {
+		return err
+	}
+	defer b.close()
+	return b.measure(ctx, w, spec, run, true)
+}
+
 // close stops the engines and the etcd.
 func (b *bench) close() {
 	b.stopAll()
@@ -143,6 +153,12 @@ func (b *bench) runAlone(ctx context.Context, w Workload) error {
 	for run := range w.runs(b.config.Runs) {
 		for _, spec := range b.config.Engines {
 			if spec.IsLimit() {
+				continue
+			}
+			if w.Fresh {
+				if err := b.measureFresh(ctx, b.data, w, spec, run); err != nil {
+					return err
+				}
 				continue
 			}
 			if err := dataset.Compact(ctx, b.etcd.Client, before); err != nil {
@@ -300,6 +316,7 @@ func (b *bench) surroundings() *Surroundings {
 	b.samples++
 	return &Surroundings{
 		Etcd:   b.etcd,
+		Dir:    b.runDir,
 		Data:   b.data,
 		Scale:  b.config.Scale,
 		Number: b.samples,
@@ -358,7 +375,7 @@ func (b *bench) fail(w Workload, spec target.EngineSpec, err error) {
 func (b *bench) sample(ctx context.Context, w Workload, spec target.EngineSpec, thorough bool) (Observation, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, sampleTimeout, fmt.Errorf("%s took longer than %v", w.Name, sampleTimeout))
 	defer cancel()
-	s := &Sample{Surroundings: *b.surroundings(), Thorough: thorough, Body: &b.body, spec: spec}
+	s := &Sample{Surroundings: *b.surroundings(), Thorough: thorough, Body: &b.body, strata: b.config.Binary}
 	s.start = func(ctx context.Context, env []string) (*target.Engine, error) { return b.startOwn(ctx, w, spec, env) }
 	if w.Starts {
 		err := w.Run(ctx, s)

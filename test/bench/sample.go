@@ -28,7 +28,7 @@ type Sample struct {
 	// allocation.
 	Body *bytes.Buffer
 
-	spec     target.EngineSpec // of the engine that is measured
+	strata   string // the executable
 	start    func(ctx context.Context, env []string) (*target.Engine, error)
 	children []*process.Child // all that run
 	mu       sync.Mutex       // guards observed.Latencies

@@ -28,6 +28,9 @@ type Workload struct {
 	// are measured in turns, seconds apart.
 	Alone bool
 
+	// Fresh gives each sample of a workload with Alone an etcd of its own.
+	Fresh bool
+
 	// Starts marks a workload with Alone that starts its engines itself, with Sample.Start.
 	// Sample.Engine is nil.
 	Starts bool
@@ -58,6 +61,7 @@ type Workload struct {
 // Surroundings are the etcd, data and random source of a workload, shared by all engines.
 type Surroundings struct {
 	Etcd  *target.Etcd
+	Dir   string // for files of the run, such as logs
 	Data  dataset.Spec
 	Scale Scale
 	Rand  *rand.Rand // of its own for every use; equal runs draw equal numbers
@@ -143,7 +147,7 @@ func (w Workload) runs(asked int) int {
 // workloads are all workloads in the order in which they run and are shown: first those that run
 // alone, last those that leave data, such as other objects, in an engine.
 var workloads = slices.Concat(startWorkloads, writeWorkloads, watchWorkloads, listWorkloads, getWorkloads, sharedWatchWorkloads,
-	selectorWorkloads, fewWorkloads)
+	selectorWorkloads, fewWorkloads, dayWorkloads)
 
 // selectWorkloads returns the workloads whose whole name matches one of the comma-separated regular
 // expressions; "" selects all.

@@ -100,6 +100,7 @@ memory, with the same guarantees as etcd.`,
 		newVersionCommand(),
 		newEtcdCommand(),
 		untilSignal(testserver.NewCommand()),
+		untilSignal(up.NewSimulateCommand()),
 	)
 	addVersionFlag(root)
 	return root

@@ -3,6 +3,7 @@ package target
 import (
 	"crypto/rand"
 	"crypto/x509"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -72,4 +73,21 @@ func NewCredentials(dir string) (*Credentials, error) {
 		}
 	}
 	return c, nil
+}
+
+// WriteKubeconfig writes a kubeconfig of Admin, in JSON, for other clients of the engine. It
+// returns the files with the key of service accounts and with the certificate of the engine.
+func (e *Engine) WriteKubeconfig(path string) (keyFile, certFile string, err error) {
+	type named map[string]any
+	const name = "bench"
+	data, err := json.Marshal(named{
+		"apiVersion": "v1", "kind": "Config", "current-context": name,
+		"clusters": []named{{"name": name, "cluster": named{"server": e.baseURL, "certificate-authority": e.credentials.certFile}}},
+		"users":    []named{{"name": name, "user": named{"token": e.credentials.tokens[Admin]}}},
+		"contexts": []named{{"name": name, "context": named{"cluster": name, "user": name}}},
+	})
+	if err == nil {
+		err = os.WriteFile(path, data, 0o600)
+	}
+	return e.credentials.keyFile, e.credentials.certFile, err
 }
