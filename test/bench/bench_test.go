@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/internal/test/testbin"
-	"github.com/stratakube/strata/test/bench/internal/dataset"
 	"github.com/stratakube/strata/test/bench/internal/limit"
 )
 
@@ -71,14 +70,7 @@ func TestBenchmark_EndToEnd_ReportsEveryWorkload(t *testing.T) {
 		}
 		results = append(results, report.Results...)
 	}
-	// each dataset on which workloads run together has a result of memory
-	together := map[dataset.Spec]bool{}
-	for _, w := range slices.Concat(fresh, others) {
-		if !w.Alone {
-			together[w.Dataset.at(tiny)] = true
-		}
-	}
-	if want := len(fresh) + len(others) + len(together); len(results) != want {
+	if want := len(fresh) + len(others); len(results) != want {
 		t.Errorf("%d workloads reported, want %d", len(results), want)
 	}
 	for _, result := range results {

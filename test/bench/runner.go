@@ -28,7 +28,7 @@ type runner struct {
 
 	observed map[string]map[string][]Observation // by workload and engine
 	failed   map[string]map[string]error         // the same; the first failure
-	memory   []Result                            // of the processes that answered many workloads
+	memory   []Result                            // of the processes that answered a sequence
 	body     bytes.Buffer                        // Sample.Body
 }
 
@@ -93,7 +93,7 @@ func (r *runner) open(ctx context.Context, spec dataset.Spec, name string) (*ben
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	return &bench{runner: r, etcd: etcd, dir: dir, data: spec, changeCPU: map[string]time.Duration{}, peaks: map[string]uint64{}}, nil
+	return &bench{runner: r, etcd: etcd, dir: dir, data: spec}, nil
 }
 
 // measureFresh measures a workload on an etcd and an engine of its own.
@@ -134,15 +134,12 @@ func (r *runner) runOn(ctx context.Context, spec dataset.Spec, workloads []Workl
 // bench is an etcd with data and the engines that run on it.
 type bench struct {
 	*runner
-	etcd      *target.Etcd
-	dir       string // of its data
-	data      dataset.Spec
-	engines   []*target.Engine         // running engines
-	samples   int                      // taken so far
-	changeCPU map[string]time.Duration // of each engine for the last change
-	started   atomic.Int64             // engines that workloads started themselves
-	// the highest resident memory of each engine that runs together with others
-	peaks map[string]uint64
+	etcd    *target.Etcd
+	dir     string // of its data
+	data    dataset.Spec
+	engines []*target.Engine // running engines
+	samples int              // taken so far
+	started atomic.Int64     // engines that workloads started themselves
 }
 
 // runAlone measures a workload that needs an engine of its own: each run of each engine is a fresh
@@ -186,22 +183,11 @@ func (b *bench) runTogether(ctx context.Context, workloads []Workload) error {
 	if err := b.startAll(ctx, Workload{}); err != nil {
 		return err
 	}
-	memory, err := b.memoryAtRest(ctx)
-	if err != nil {
-		return err
-	}
 	for _, w := range workloads {
 		if err := b.runInTurns(ctx, w); err != nil {
 			return err
 		}
 	}
-	if err := b.rest(ctx, settled.at(b.config.Scale)); err != nil {
-		return err
-	}
-	if err := memory.note(b, residentAfter); err != nil {
-		return err
-	}
-	b.memory = append(b.memory, memory.result(b))
 	b.stopAll()
 	return nil
 }
@@ -220,7 +206,7 @@ func (b *bench) runInTurns(ctx context.Context, w Workload) error {
 			}
 		}
 		if w.Change != nil {
-			if err := b.change(ctx, w); err != nil {
+			if err := w.Change(ctx, b.surroundings()); err != nil {
 				return err
 			}
 		}
@@ -282,31 +268,6 @@ func (b *bench) showLimit(ctx context.Context, w Workload) error {
 		if err := limit.Imitate(ctx, origin); err != nil {
 			return err
 		}
-	}
-	return nil
-}
-
-// change changes the content of etcd, and records the cost of following for each engine.
-func (b *bench) change(ctx context.Context, w Workload) error {
-	for _, e := range b.engines {
-		cpu, err := e.CPU()
-		if err != nil {
-			return errors.Join(err, e.Ended())
-		}
-		b.changeCPU[e.Label] = cpu
-	}
-	if err := w.Change(ctx, b.surroundings()); err != nil {
-		return err
-	}
-	if err := process.WaitQuiet(ctx, quieten.at(b.config.Scale), b.children()...); err != nil {
-		return err
-	}
-	for _, e := range b.engines {
-		cpu, err := e.CPU()
-		if err != nil {
-			return errors.Join(err, e.Ended())
-		}
-		b.changeCPU[e.Label] = cpu - b.changeCPU[e.Label]
 	}
 	return nil
 }
@@ -401,10 +362,6 @@ func (b *bench) sample(ctx context.Context, w Workload, spec target.EngineSpec, 
 			delete(s.observed.PassedOn, reason)
 		}
 	}
-	if w.Change != nil && !engine.IsLimit() {
-		s.Report("server CPU of the changes before", Seconds, b.changeCPU[engine.Label].Seconds())
-	}
-	b.peaks[engine.Label] = max(b.peaks[engine.Label], s.observed.Before.Peak, s.observed.Memory.Peak)
 	return s.observed, nil
 }
 
@@ -459,7 +416,6 @@ func (b *bench) stopAll() {
 		e.Stop()
 	}
 	b.engines = nil
-	b.peaks = map[string]uint64{}
 }
 
 // outcome is the text of progress for a sample.
@@ -478,36 +434,6 @@ func outcome(o Observation) string {
 	return "done"
 }
 
-const (
-	residentAtRest = "resident at rest"
-	residentAfter  = "resident a minute after all"
-	peakOfAll      = "peak memory of all"
-)
-
-// memoryWanted are the bounds of a process that answers all workloads, with the sizes as
-// documented. Under load it may take a share of the free memory.
-var memoryWanted = []Bound{absolute(residentAtRest, 0.8e9), absolute(residentAfter, 1.3e9), toUpstream(peakOfAll, 1)}
-
-// memoryUse is the memory of the processes that answer all workloads together.
-type memoryUse struct {
-	rows []Row
-	pids map[string]int // of the engines at rest
-}
-
-// memoryAtRest waits until the running engines are at rest, and starts with their memory at that
-// time.
-func (b *bench) memoryAtRest(ctx context.Context) (*memoryUse, error) {
-	// The Go runtime gives memory back in the background.
-	if err := b.rest(ctx, atRest.at(b.config.Scale)); err != nil {
-		return nil, err
-	}
-	m := &memoryUse{pids: map[string]int{}}
-	for _, e := range b.engines {
-		m.pids[e.Label] = e.PID()
-	}
-	return m, m.note(b, residentAtRest)
-}
-
 // rest waits until the running engines are quiet, and then for some time.
 func (b *bench) rest(ctx context.Context, pause time.Duration) error {
 	b.progress.step("rest")
@@ -519,46 +445,4 @@ func (b *bench) rest(ctx context.Context, pause time.Duration) error {
 	}
 	b.progress.done("done")
 	return nil
-}
-
-// note adds the current memory of the engines. The limit has only recorded answers, so its memory
-// is not meaningful.
-func (m *memoryUse) note(b *bench, name string) error {
-	row := Row{Name: name, Unit: Bytes, Values: map[string]float64{}}
-	for _, e := range b.engines {
-		if e.IsLimit() {
-			continue
-		}
-		memory, err := e.Memory()
-		if err != nil {
-			return err
-		}
-		row.Values[e.Label] = float64(memory.Resident)
-		b.peaks[e.Label] = max(b.peaks[e.Label], memory.Peak)
-	}
-	m.rows = append(m.rows, row)
-	return nil
-}
-
-// result returns the rows of the table.
-func (m *memoryUse) result(b *bench) Result {
-	peak := Row{Name: peakOfAll, Unit: Bytes, Values: map[string]float64{}}
-	result := Result{
-		Name: "memory", Title: "memory of the process that answered all of these but what needs a fresh one", Notes: map[string]string{},
-	}
-	for _, e := range b.engines {
-		if e.IsLimit() {
-			continue
-		}
-		peak.Values[e.Label] = float64(b.peaks[e.Label])
-		if e.PID() != m.pids[e.Label] {
-			result.Notes[e.Label] = "had to be started again: the rows above are not of one process"
-		}
-	}
-	result.Rows = append(m.rows, peak)
-	result.Detail = fmt.Sprintf("%s ConfigMaps, %s pods", grouped(b.data.ConfigMaps), grouped(b.data.Pods))
-	if b.data.ConfigMaps > 0 {
-		result.Wanted = memoryWanted
-	}
-	return result
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -33,22 +32,11 @@ var watchWorkloads = []Workload{
 		Run:    watchLoad{watchers: size{2_000, 5}, rate: 500, during: span{20 * time.Second, time.Second}, of: changedPods, byNode: true}.run,
 		Wanted: []Bound{toUpstream(latencyP99, 1), toUpstream(cpuPerEvent, 0.6)},
 	},
-	{
-		Name: "initial-nodes", Title: "clients that start to watch the pods of one node each, with initial events", Op: "client", Dataset: pods,
-		Alone: true, Runs: 2, Tail: true,
-		Run:    initialOfNodes,
-		Wanted: []Bound{toUpstream("server CPU per client", 1./10)},
-	},
 }
 
 // sharedWatchWorkloads change so little that an engine that follows the changes does not disturb
 // the other's measurement.
 var sharedWatchWorkloads = []Workload{
-	{
-		Name: "initial-protobuf", Title: "initial events of all, protobuf, one client", Op: "client", Dataset: configMaps,
-		Run:    initialOfAll,
-		Wanted: []Bound{toUpstream(latency, 1./5), absolute(peakAbove, 50e6)},
-	},
 	{
 		Name: "watch-shared", Title: "watchers of one collection, few events", Op: "event", Dataset: configMaps,
 		Run:    watchLoad{watchers: size{1_000, 20}, rate: 20, during: span{5 * time.Second, 300 * time.Millisecond}, of: changedConfigMaps}.run,
@@ -327,74 +315,5 @@ func (w *watches) report(s *Sample, want int) error {
 	}
 	s.Report("events delivered", Percent, 100*float64(delivered)/float64(max(want, 1)))
 	s.Report("server cores", Count, s.observed.ServerCPU.Seconds()/s.observed.Elapsed.Seconds())
-	return nil
-}
-
-// initialEvents is the query of a watch that begins with all objects as events.
-const initialEvents = "?watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
-
-// initialOfAll is one client that requests all ConfigMaps as the initial events of a watch. The
-// operation lasts until the bookmark behind them.
-func initialOfAll(ctx context.Context, s *Sample) error {
-	want, err := stored("configmaps")(ctx, s)
-	if err != nil {
-		return err
-	}
-	conns, err := s.opened(ctx, 1)
-	if err != nil {
-		return err
-	}
-	defer target.CloseAll(conns)
-	return s.Measure(ctx, func(ctx context.Context) error {
-		ctx, endWatch := context.WithCancel(ctx)
-		defer endWatch()
-		return readInitial(ctx, s, conns[0], target.Request{Path: allConfigMaps + initialEvents, Accept: "application/vnd.kubernetes.protobuf;stream=watch"},
-			wire.ReadInitialProtobufEvents, want)
-	})
-}
-
-// initialOfNodes opens a watch with initial events of the pods of each node. An operation lasts
-// until the bookmark behind them; the watches stay open until the last is there.
-func initialOfNodes(ctx context.Context, s *Sample) error {
-	const atOnce = 100 // clients that wait for their initial events
-	conns, err := s.opened(ctx, connsFor(s.Data.Nodes))
-	if err != nil {
-		return err
-	}
-	defer target.CloseAll(conns)
-	watching, endWatches := context.WithCancel(ctx)
-	defer endWatches()
-	err = s.Measure(ctx, func(ctx context.Context) error {
-		var clients errgroup.Group
-		clients.SetLimit(atOnce)
-		for i := range s.Data.Nodes {
-			clients.Go(func() error {
-				return readInitial(watching, s, conns[i%len(conns)], target.Request{Path: allPods + initialEvents + "&" + ofNode(i, s)},
-					wire.ReadInitialJSONEvents, s.Data.Pods/s.Data.Nodes)
-			})
-		}
-		return clients.Wait()
-	})
-	s.Detail("%s of them, %s pods", grouped(s.Data.Nodes), grouped(s.Data.Pods))
-	s.Report("until all are done", Seconds, s.observed.Elapsed.Seconds())
-	return err
-}
-
-// readInitial reads the initial events of a watch, and leaves it open until ctx ends.
-func readInitial(ctx context.Context, s *Sample, conn *target.Conn, r target.Request, read func(io.Reader) (wire.List, error), want int) error {
-	began := time.Now()
-	response, err := conn.Do(ctx, r)
-	if err != nil {
-		return err
-	}
-	context.AfterFunc(ctx, func() { response.Body.Close() })
-	events, err := read(response.Body)
-	if err != nil {
-		return err
-	}
-	if events.Objects != want {
-		return fmt.Errorf("%s: there are %d initial events, want %d", r.Path, events.Objects, want)
-	}
-	s.Observe(time.Since(began))
 	return nil
 }

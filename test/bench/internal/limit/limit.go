@@ -9,7 +9,6 @@
 package limit
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -20,11 +19,8 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"strings"
 	"sync"
 	"sync/atomic"
-
-	"github.com/stratakube/strata/test/bench/internal/wire"
 )
 
 // Command is the first argument with which the benchmark's executable is this server.
@@ -101,7 +97,6 @@ type question struct{ uri, accept, encoding string }
 type answer struct {
 	contentType, contentEncoding string
 	body                         []byte
-	watch                        bool // the stream stays open behind the body
 }
 
 // NewHandler returns a handler without answers and without an origin. The client is for the origin;
@@ -121,7 +116,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.setOrigin(w, r)
 	case r.URL.Path == FramePath:
 		h.sendFrame(w, r)
-	case query.Has("watch") && !query.Has("sendInitialEvents"):
+	case query.Has("watch"):
 		h.watch(w, r)
 	default:
 		h.replay(w, r)
@@ -152,10 +147,6 @@ func (h *Handler) replay(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Encoding", a.contentEncoding)
 	}
 	w.Write(a.body) // the error of a closed client is ignored
-	if a.watch {
-		w.(http.Flusher).Flush()
-		<-r.Context().Done()
-	}
 }
 
 // answer returns the cached answer of the origin to the same request, or forwards the request.
@@ -201,15 +192,12 @@ func (h *Handler) ask(r *http.Request) (*answer, error) {
 	a := &answer{
 		contentType:     response.Header.Get("Content-Type"),
 		contentEncoding: response.Header.Get("Content-Encoding"),
-		watch:           r.URL.Query().Has("watch"),
 	}
 	switch {
 	case response.StatusCode != http.StatusOK:
 		// the readable part is quoted; the status is the error
 		body, _ := io.ReadAll(io.LimitReader(response.Body, 500))
 		return nil, fmt.Errorf("%s: %s", response.Status, body)
-	case a.watch:
-		a.body, err = readInitialEvents(response.Body, strings.Contains(a.contentType, "protobuf"))
 	default:
 		a.body, err = io.ReadAll(response.Body)
 	}
@@ -217,21 +205,6 @@ func (h *Handler) ask(r *http.Request) (*answer, error) {
 		return nil, err
 	}
 	return a, nil
-}
-
-// readInitialEvents returns the frames of a watch up to and including the bookmark behind the
-// initial events.
-func readInitialEvents(body io.Reader, protobuf bool) ([]byte, error) {
-	read := wire.ReadInitialJSONEvents
-	if protobuf {
-		read = wire.ReadInitialProtobufEvents
-	}
-	var all bytes.Buffer
-	events, err := read(io.TeeReader(body, &all))
-	if err != nil {
-		return nil, err
-	}
-	return all.Bytes()[:events.Bytes], nil // the bytes read may reach into the next frame
 }
 
 // frameBacklog is how many frames a watch may be behind before sendFrame waits for it.

@@ -88,29 +88,6 @@ func TestLimit_OriginRefusal_IsNotCached(t *testing.T) {
 	}
 }
 
-func TestLimit_InitialEvents_AreCachedAndWatchStaysOpen(t *testing.T) {
-	const events = `{"type":"ADDED"}` + "\n" + `{"type":"BOOKMARK","annotations":{"k8s.io/initial-events-end":"true"}}` + "\n"
-	url, asked := serve(t, func(w http.ResponseWriter, r *http.Request) {
-		io.WriteString(w, events+`{"type":"MODIFIED"`)
-		w.(http.Flusher).Flush()
-		<-r.Context().Done()
-	})
-	for range 2 {
-		response, err := http.Get(url + "/a?watch=1&sendInitialEvents=true")
-		if err != nil {
-			t.Fatal(err)
-		}
-		got := make([]byte, len(events))
-		if _, err := io.ReadFull(response.Body, got); err != nil || string(got) != events {
-			t.Errorf("got %q, %v", got, err)
-		}
-		response.Body.Close()
-	}
-	if asked.Load() != 1 {
-		t.Errorf("%d requests to the origin, want 1", asked.Load())
-	}
-}
-
 func TestLimit_Frame_ReachesEveryWatch(t *testing.T) {
 	url, asked := serve(t, http.NotFound)
 	var watches []*bufio.Reader
