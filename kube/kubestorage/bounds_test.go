@@ -6,6 +6,7 @@ import (
 	"math"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -78,9 +79,12 @@ func TestRevision_BeyondMaximum_IsInFuture(t *testing.T) {
 			tooLarge := func(err error) bool {
 				return storage.IsTooLargeResourceVersion(err) && strings.Contains(err.Error(), want)
 			}
-			if err := f.Get(ctx, podKey(pod), storage.GetOptions{ResourceVersion: rv}, &example.Pod{}); !tooLarge(err) {
-				t.Errorf("GET: %v, want %q", err, want)
-			}
+			var reads sync.WaitGroup // each waits for seconds
+			reads.Go(func() {
+				if err := f.Get(ctx, podKey(pod), storage.GetOptions{ResourceVersion: rv}, &example.Pod{}); !tooLarge(err) {
+					t.Errorf("GET: %v, want %q", err, want)
+				}
+			})
 			limited := storage.Everything
 			limited.Limit = 1
 			for name, opts := range map[string]storage.ListOptions{
@@ -90,10 +94,13 @@ func TestRevision_BeyondMaximum_IsInFuture(t *testing.T) {
 				"neither":        {Predicate: storage.Everything},
 			} {
 				opts.Recursive, opts.ResourceVersion = true, rv
-				if err := f.GetList(ctx, "/pods", opts, &example.PodList{}); !tooLarge(err) {
-					t.Errorf("LIST, %s: %v, want %q", name, err, want)
-				}
+				reads.Go(func() {
+					if err := f.GetList(ctx, "/pods", opts, &example.PodList{}); !tooLarge(err) {
+						t.Errorf("LIST, %s: %v, want %q", name, err, want)
+					}
+				})
 			}
+			reads.Wait()
 			quick, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
 			defer cancel()
 			w, err := f.Watch(quick, "/pods", storage.ListOptions{Recursive: true, Predicate: storage.Everything, ResourceVersion: rv})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -110,26 +111,33 @@ func TestConsistentRead_FeedStalled_Returns429(t *testing.T) {
 	}
 
 	got = f.requests.during(func() {
-		requireRetry(t, "list", f.GetList(ctx, "/pods/", everything(), &example.PodList{}))
+		var reads sync.WaitGroup // each waits for seconds
+		refused := func(what string, ctx context.Context, read func(ctx context.Context) error) {
+			reads.Go(func() { requireRetry(t, what, read(ctx)) })
+		}
+		list := func(opts storage.ListOptions) func(context.Context) error {
+			return func(ctx context.Context) error { return f.GetList(ctx, "/pods/", opts, &example.PodList{}) }
+		}
+		startWatch := func(ctx context.Context) error {
+			_, err := f.Watch(ctx, "/pods/", everything())
+			return err
+		}
 		page := everything()
 		page.Predicate.Limit = 1
-		requireRetry(t, "page", f.GetList(ctx, "/pods/", page, &example.PodList{}))
-		_, err := f.Watch(ctx, "/pods/", everything())
-		requireRetry(t, "watch", err)
-
 		// etcd has confirmed that the revision exists, so this is not a client error either.
 		exact := afterRevision(fmt.Sprint(written))
 		exact.ResourceVersionMatch = metav1.ResourceVersionMatchExact
-		requireRetry(t, "exact list", f.GetList(ctx, "/pods/", exact, &example.PodList{}))
+		refused("list", ctx, list(everything()))
+		refused("page", ctx, list(page))
+		refused("watch", ctx, startWatch)
+		refused("exact list", ctx, list(exact))
 
 		// A request with less time gets its answer before its deadline.
 		short, cancel := context.WithTimeout(ctx, 2*time.Second)
 		defer cancel()
-		requireRetry(t, "list with a deadline", f.GetList(short, "/pods/", everything(), &example.PodList{}))
-		short, cancel = context.WithTimeout(ctx, 2*time.Second)
-		defer cancel()
-		_, err = f.Watch(short, "/pods/", everything())
-		requireRetry(t, "watch with a deadline", err)
+		refused("list with a deadline", short, list(everything()))
+		refused("watch with a deadline", short, startWatch)
+		reads.Wait()
 	})
 	if got.Gets != 0 || got.Ranges != 0 {
 		t.Errorf("list and watch: requests to etcd %+v, want revisions only", got)
@@ -157,15 +165,21 @@ func TestRead_FutureRevision_Returns504(t *testing.T) {
 	ctx := contextFor(t)
 	future := fmt.Sprint(now + 2)
 
-	err := f.Get(ctx, podKey(pod), storage.GetOptions{ResourceVersion: future}, &example.Pod{})
-	if !storage.IsTooLargeResourceVersion(err) {
-		t.Errorf("get: %v, want 504", err)
-	}
-	opts := everything()
-	opts.ResourceVersion = future
-	if err := f.GetList(ctx, "/pods/", opts, &example.PodList{}); !storage.IsTooLargeResourceVersion(err) {
-		t.Errorf("list: %v, want 504", err)
-	}
+	var reads sync.WaitGroup // each waits for seconds
+	reads.Go(func() {
+		err := f.Get(ctx, podKey(pod), storage.GetOptions{ResourceVersion: future}, &example.Pod{})
+		if !storage.IsTooLargeResourceVersion(err) {
+			t.Errorf("get: %v, want 504", err)
+		}
+	})
+	reads.Go(func() {
+		opts := everything()
+		opts.ResourceVersion = future
+		if err := f.GetList(ctx, "/pods/", opts, &example.PodList{}); !storage.IsTooLargeResourceVersion(err) {
+			t.Errorf("list: %v, want 504", err)
+		}
+	})
+	reads.Wait()
 
 	w := f.watchPods(t, afterRevision(future))
 	f.update(t, pod, "1") // at now+1
