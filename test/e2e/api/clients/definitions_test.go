@@ -107,6 +107,7 @@ const anySpec = `{"type":"object","x-kubernetes-preserve-unknown-fields":true}`
 // TestCRD_VersionsChanged_AreServedAccordingly serves, stops serving and adds versions while
 // objects exist.
 func TestCRD_VersionsChanged_AreServedAccordingly(t *testing.T) {
+	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	harness.Namespace(t, ctx, api, "versions")
 	d := definition{"gadgets", []version{
@@ -161,6 +162,7 @@ func TestCRD_VersionsChanged_AreServedAccordingly(t *testing.T) {
 // TestCRD_NewDefault_AppearsInStoredObjects adds a default to a schema after objects were stored
 // without that field: the objects do not change in etcd, but all reads return it.
 func TestCRD_NewDefault_AppearsInStoredObjects(t *testing.T) {
+	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	harness.Namespace(t, ctx, api, "defaults")
 	d := definition{"lamps", []version{{name: "v1", served: true, storage: true,
@@ -202,6 +204,7 @@ func TestCRD_NewDefault_AppearsInStoredObjects(t *testing.T) {
 // TestCRD_SelectableField_SelectsInListAndWatch lists and watches by a selectable field of the
 // definition.
 func TestCRD_SelectableField_SelectsInListAndWatch(t *testing.T) {
+	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	harness.Namespace(t, ctx, api, "fields")
 	d := definition{"paints", []version{{name: "v1", served: true, storage: true,
@@ -253,6 +256,7 @@ func TestCRD_SelectableField_SelectsInListAndWatch(t *testing.T) {
 // TestCRD_Recreated_HasNoPreviousObjects creates and deletes definitions of the same name, each
 // with objects, and looks for objects of the previous one.
 func TestCRD_Recreated_HasNoPreviousObjects(t *testing.T) {
+	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	harness.Namespace(t, ctx, api, "rounds")
 	d := definition{"ghosts", []version{{name: "v1", served: true, storage: true, spec: anySpec}}}

@@ -35,6 +35,7 @@ spec:
 `
 
 func TestKubectl_CreateGetDescribeDelete(t *testing.T) {
+	t.Parallel()
 	u := newUser(t)
 	file := u.path("greeting.yaml", greeting)
 	u.ok("create", "-f", file).prints("configmap/greeting created")
@@ -61,6 +62,7 @@ func TestKubectl_CreateGetDescribeDelete(t *testing.T) {
 }
 
 func TestKubectlApply_ChangesOwnedFieldsOnly(t *testing.T) {
+	t.Parallel()
 	u := newUser(t)
 	file := u.path("greeting.yaml", greeting)
 	u.ok("apply", "-f", file).prints("configmap/greeting created")
@@ -116,6 +118,7 @@ func TestKubectlPatch_EveryPatchType_IsApplied(t *testing.T) {
 }
 
 func TestKubectlReplace_StaleResourceVersion_Conflicts(t *testing.T) {
+	t.Parallel()
 	u := newUser(t)
 	u.okWith(greeting, "create", "-f", "-")
 	stored := u.ok("get", "cm", "greeting", "-o", "yaml").Stdout
@@ -137,6 +140,7 @@ func TestKubectlReplace_StaleResourceVersion_Conflicts(t *testing.T) {
 
 // TestKubectlGet_Watch_FollowsChanges follows objects with get --watch during concurrent changes.
 func TestKubectlGet_Watch_FollowsChanges(t *testing.T) {
+	t.Parallel()
 	u := newUser(t)
 	u.okWith(greeting, "create", "-f", "-")
 	p := cluster.StartKubectl("--namespace="+u.namespace, "get", "configmaps", "--field-selector=metadata.name!=kube-root-ca.crt", "--watch", "--output-watch-events")
@@ -224,6 +228,7 @@ func TestKubectlGet_ChunksOfAllNamespaces_AreComplete(t *testing.T) {
 }
 
 func TestKubectlDelete_All_DeletesEveryObject(t *testing.T) {
+	t.Parallel()
 	u := newUser(t)
 	for i := range 5 {
 		u.ok("create", "secret", "generic", fmt.Sprintf("secret-%d", i), "--from-literal=a=b")

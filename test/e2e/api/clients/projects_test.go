@@ -105,8 +105,12 @@ func (p project) awaitServed(t *testing.T, ctx context.Context) {
 // resource with 400 objects, or 1,000 in the long form, reads and watches it in each served
 // version, deletes the definition and creates it again.
 func TestCRD_ProjectDefinitions_ServeEveryVersion(t *testing.T) {
+	t.Parallel()
 	for _, p := range projects {
-		t.Run(p.group, func(t *testing.T) { p.test(t) })
+		t.Run(p.group, func(t *testing.T) {
+			t.Parallel()
+			p.test(t)
+		})
 	}
 }
 

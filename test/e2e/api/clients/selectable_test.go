@@ -19,6 +19,7 @@ import (
 // elsewhere, or another version than the one that is read are selected by their field and labels as
 // a filter of all objects selects them.
 func TestCRD_SelectableFieldAndLabels_OfAnyStoredForm_EqualFilter(t *testing.T) {
+	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	harness.Namespace(t, ctx, api, "stored-forms")
 	const spec = `{"type":"object","x-kubernetes-preserve-unknown-fields":true,"properties":{"color":{"type":"string"%s},"count":{"type":"integer"}},"description":%q}`
