@@ -207,8 +207,8 @@ func TestListSuites(t *testing.T) {
 					}
 					opts := []func(*options){withGates(gates)}
 					if !consistent {
-						// No list may need the gated feature; and as in upstream's cacher only events
-						// move memory's revision.
+						// No list may need the gated feature; as in upstream's cacher, only
+						// events move memory's revision.
 						opts = append(opts, withSource(func(s driver.Source) driver.Source { return withoutProgress{s} }))
 					}
 					if consistent || optional {
