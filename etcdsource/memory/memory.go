@@ -26,7 +26,7 @@ type Op struct {
 // Store is the key-value store. The zero value is not usable; see New. All methods
 // may be called concurrently.
 type Store struct {
-	mu        sync.Mutex
+	mu        sync.Mutex    // guards the fields below
 	changed   chan struct{} // closed at every change that running watches must see
 	cluster   uint64
 	rev       mirror.Revision

@@ -275,7 +275,7 @@ func TailFrom(path string, from int64) string {
 
 // lines is a writer that splits its input into lines of any length.
 type lines struct {
-	mu      sync.Mutex
+	mu      sync.Mutex    // leaf; guards the fields below
 	all     []string      // complete lines, without line feeds
 	rest    []byte        // the beginning of the next line
 	changed chan struct{} // closed and replaced when all grows

@@ -302,7 +302,7 @@ func (k *Keeper) maintain() {
 	}
 }
 
-// readRing updates held and, if sealing is on, the stored ring.
+// readRing updates current and, if sealing is on, the stored ring.
 func (k *Keeper) readRing(ctx context.Context) error {
 	for range maxConflicts {
 		done, err := k.tryRead(ctx)

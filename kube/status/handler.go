@@ -23,9 +23,9 @@ const fresh = 500 * time.Millisecond
 // filters that do.
 func Handler(read func() Status) http.Handler {
 	var last struct {
-		sync.Mutex
-		at   time.Time
-		body []byte
+		sync.Mutex // held during read: requests of one moment share its result
+		at         time.Time
+		body       []byte
 	}
 	current := func() ([]byte, error) {
 		last.Lock()

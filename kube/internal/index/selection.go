@@ -128,8 +128,8 @@ func (v *Version[I]) leaves() []*btree.Leaf[I] {
 	return leaves
 }
 
-// kind is the part of a selection that depends on its items. The caller of its methods has the
-// turn.
+// kind is the part of a selection that depends on its items. The caller of its methods holds
+// buildLock.
 type kind[I btree.Item] interface {
 	// items returns the items of a snapshot, in ascending order of their keys.
 	items(ctx context.Context, gen *objects.Generation, snap mirror.Snapshot) ([]I, error)
@@ -184,7 +184,7 @@ func (s *selection[I]) At(ctx context.Context, rev mirror.Revision) (*Version[I]
 }
 
 // next returns the version of now: cur, which may be nil, with the events since, or one built from
-// a snapshot, for which the edit is nil. The caller has the turn.
+// a snapshot, for which the edit is nil. The caller holds buildLock.
 func (s *selection[I]) next(ctx context.Context, gen *objects.Generation, cur *Version[I]) (*Version[I], *btree.Edit[I], error) {
 	if cur != nil && cur.gen == gen {
 		next, edit, err := s.follow(ctx, cur)
@@ -203,7 +203,7 @@ func (s *selection[I]) next(ctx context.Context, gen *objects.Generation, cur *V
 	return &Version[I]{gen: gen, rev: snap.Rev, tree: btree.Build(items), cursor: *snap.Cursor("", "")}, nil, nil
 }
 
-// follow applies the events since cur. The caller has the turn.
+// follow applies the events since cur. The caller holds buildLock.
 func (s *selection[I]) follow(ctx context.Context, cur *Version[I]) (*Version[I], *btree.Edit[I], error) {
 	edit, cursor := cur.tree.Edit(), cur.cursor
 	var events []*mirror.Event

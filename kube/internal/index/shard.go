@@ -124,7 +124,7 @@ func supersedeOthers(old *ShardVersion, others ...*ShardVersion) {
 	supersede(slices.DeleteFunc(old.leaves(), func(l *btree.Leaf[*mirror.Entry]) bool { return kept[l] }))
 }
 
-// drop releases the cached data of the leaves of the shard. It waits for the turn.
+// drop releases the cached data of the leaves of the shard. It waits for buildLock.
 func (x *Shard) drop() {
 	x.lockBuild()
 	defer x.buildLock.Release(1)
@@ -135,7 +135,7 @@ func (x *Shard) drop() {
 	}
 }
 
-// lockBuild takes the turn, without a time limit.
+// lockBuild acquires buildLock, without a time limit.
 func (x *Shard) lockBuild() {
 	_ = x.buildLock.Acquire(context.Background(), 1) // its only error is that of the context
 }

@@ -215,7 +215,7 @@ type Cluster struct {
 type clusters struct {
 	metrics.BaseStableCollector
 
-	mu  sync.Mutex
+	mu  sync.Mutex // leaf; guards all
 	all []*Cluster // in the order in which they were added
 }
 

@@ -37,7 +37,7 @@ type Dictionary struct {
 var dictionaries struct {
 	byID [maxDictionaries + 1]atomic.Pointer[Dictionary]
 
-	mu     sync.Mutex
+	mu     sync.Mutex // leaf; guards byName and additions to byID
 	byName map[string]*Dictionary
 }
 

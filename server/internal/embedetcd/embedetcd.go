@@ -115,7 +115,7 @@ type Server struct {
 	socketDir string
 	closeOnce sync.Once
 
-	grpc struct {
+	grpc struct { // leaf
 		sync.Mutex
 		servers []*grpc.Server
 	}

@@ -101,7 +101,7 @@ func (c *client) commonWindows(ctx context.Context, ts []target, since, until *m
 
 // names collects names. Its methods may be called concurrently.
 type names struct {
-	mu  sync.Mutex
+	mu  sync.Mutex // leaf; guards all
 	all []string
 }
 

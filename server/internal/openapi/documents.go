@@ -36,7 +36,7 @@ const root = "/openapi/v3"
 type Documents struct {
 	options builder.Options
 
-	mu        sync.Mutex
+	mu        sync.Mutex                       // guards the fields below
 	versions  map[string][]schema.GroupVersion // with a document, by the name of the definition
 	groups    map[schema.GroupVersion]*group
 	discovery *content // nil after a change

@@ -18,7 +18,7 @@ type requests struct {
 	ctx    context.Context // of all requests
 	cancel context.CancelFunc
 
-	mu struct {
+	mu struct { // leaf
 		sync.Mutex
 		stopped  bool
 		inFlight sync.WaitGroup // Add is called with the mutex, while stopped is false

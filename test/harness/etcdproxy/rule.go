@@ -174,9 +174,6 @@ func CountsOf(prefix string) Match { return rangesOf(Counts, prefix) }
 // KeysOf matches keys-only ranges that begin at a key with the prefix.
 func KeysOf(prefix string) Match { return rangesOf(Keys, prefix) }
 
-// ValuesOf matches ranges for values that begin at a key with the prefix.
-func ValuesOf(prefix string) Match { return rangesOf(Values, prefix) }
-
 func rangesOf(kind Kind, prefix string) Match {
 	return func(r Request) bool {
 		return r.Range != nil && kindOfRange(r.Range) == kind && strings.HasPrefix(string(r.Range.Key), prefix)
