@@ -3,34 +3,16 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stratakube/strata/internal/test/testbin"
-	"github.com/stratakube/strata/test/bench/internal/limit"
 )
-
-// TestMain lets the test program be the limit, as the benchmark itself is.
-func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == limit.Command {
-		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-		defer stop()
-		if err := limit.Run(ctx, os.Args[2:]); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		return
-	}
-	os.Exit(m.Run())
-}
 
 // smoke are the workloads of the short form: a list and a watch of each engine, and an engine of
 // its own.
@@ -79,15 +61,11 @@ func TestBenchmark_EndToEnd_ReportsEveryWorkload(t *testing.T) {
 			t.Errorf("%s: %v", result.Name, result.Notes)
 		}
 		for _, row := range result.Rows {
-			optional := strings.HasPrefix(row.Name, "  of these")
-			if _, strata := row.Values["strata"]; !strata && !optional {
+			if _, strata := row.Values["strata"]; !strata {
 				t.Errorf("%s, %s: values of %v, want one of Strata", result.Name, row.Name, row.Values)
 			}
-			if _, upstream := row.Values["upstream"]; !upstream && !optional && !ofStrata(row.Name) && result.Name != "check" {
+			if _, upstream := row.Values["upstream"]; !upstream && !ofStrata(row.Name) && result.Name != "check" {
 				t.Errorf("%s, %s: values of %v, want one of upstream", result.Name, row.Name, row.Values)
-			}
-			if _, limit := row.Values["limit"]; !limit && row.Name == latency && !alone(result.Name) {
-				t.Errorf("%s, %s: values of %v, want one of the limit", result.Name, row.Name, row.Values)
 			}
 			measured[row.Name] = true
 		}
@@ -194,12 +172,7 @@ func benchmarkOf(ctx context.Context, t *testing.T, some []Workload, args ...str
 
 // ofStrata reports whether only Strata has a measure.
 func ofStrata(measure string) bool {
-	return measure == passedOn || strings.Contains(measure, "restored")
-}
-
-// alone reports whether the limit is not measured by a workload.
-func alone(name string) bool {
-	return slices.ContainsFunc(workloads, func(w Workload) bool { return w.Name == name && w.Alone })
+	return strings.Contains(measure, "restored")
 }
 
 func TestBenchmark_Interrupted_LeavesNoProcess(t *testing.T) {

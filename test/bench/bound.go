@@ -16,11 +16,7 @@ type Bound struct {
 	AtLeast float64 // if both are 0, the value is to be 0
 }
 
-// toLimit, toUpstream, absolute and none are the bounds that most workloads have.
-func toLimit(measure string, atMost float64) Bound {
-	return Bound{Measure: measure, Of: "limit", AtMost: atMost}
-}
-
+// toUpstream, absolute and none are the bounds that most workloads have.
 func toUpstream(measure string, atMost float64) Bound {
 	return Bound{Measure: measure, Of: upstreamEngine, AtMost: atMost}
 }
@@ -89,7 +85,7 @@ func (b Bound) holds(values map[string]float64, engine string) (holds, known boo
 	return value >= b.AtLeast, known
 }
 
-// wanted is the cell with the bounds of a row and the verdict, for example "≤ 1.6 × limit: yes".
+// wanted is the cell with the bounds of a row and the verdict, for example "≤ 1.6 × upstream: yes".
 // Timings of a quick run are not meaningful, so for those it has no verdict.
 func wanted(bounds []Bound, row Row, engine string, quick bool) string {
 	var b strings.Builder

@@ -10,10 +10,10 @@ func TestWanted_FormatsBoundVerdicts(t *testing.T) {
 		want   string
 	}{
 		{nil, false, ""},
-		{[]Bound{toLimit("other", 1)}, false, ""},
-		{[]Bound{toLimit("m", 1.6)}, false, "≤ 1.6 × limit: NO"},
-		{[]Bound{toLimit("m", 2)}, false, "≤ 2 × limit: yes"},
-		{[]Bound{toLimit("m", 2)}, true, "≤ 2 × limit"},
+		{[]Bound{toUpstream("other", 1)}, false, ""},
+		{[]Bound{{Measure: "m", Of: "limit", AtMost: 1.6}}, false, "≤ 1.6 × limit: NO"},
+		{[]Bound{{Measure: "m", Of: "limit", AtMost: 2}}, false, "≤ 2 × limit: yes"},
+		{[]Bound{{Measure: "m", Of: "limit", AtMost: 2}}, true, "≤ 2 × limit"},
 		{[]Bound{toUpstream("m", 1./8)}, false, "≤ 1/8 × upstream: yes"},
 		{[]Bound{toUpstream("m", 1./12)}, false, "≤ 1/12 × upstream: NO"},
 		{[]Bound{{Measure: "m", Of: "upstream", AtLeast: 0.1}}, false, "≥ 1/10 × upstream: yes"},
@@ -30,7 +30,7 @@ func TestWanted_FormatsBoundVerdicts(t *testing.T) {
 	for want, bound := range map[string]Bound{
 		"≤ 1/3 × stock: yes": toUpstream("m", 1./3),
 		"≤ 1/5 × stock: NO":  toUpstream("m", 1./5),
-		"≤ 2 × limit: yes":   toLimit("m", 2),
+		"≤ 2 × limit: yes":   Bound{Measure: "m", Of: "limit", AtMost: 2},
 	} {
 		if got := wanted([]Bound{bound}, row, "strata", false); got != want {
 			t.Errorf("%+v beside stock: got %q, want %q", bound, got, want)
@@ -48,7 +48,7 @@ func TestWanted_FormatsBoundVerdicts(t *testing.T) {
 func TestWorkloadBounds_NameReportedEngines(t *testing.T) {
 	for _, w := range workloads {
 		for _, b := range w.Wanted {
-			if b.Of != "" && b.Of != "upstream" && b.Of != "limit" || b.Of != "" && b.isNone() || b.Measure == "" || w.Alone && b.Of == "limit" {
+			if b.Of != "" && b.Of != "upstream" || b.Of != "" && b.isNone() || b.Measure == "" {
 				t.Errorf("%s: %+v", w.Name, b)
 			}
 		}

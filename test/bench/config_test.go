@@ -122,7 +122,6 @@ func TestFlags_Invalid_ReturnOneLineError(t *testing.T) {
 		{"-engines=a/b"},
 		{"-engine-arg=strata"},
 		{"-engine-arg=nobody:--v=2"},
-		{"-engines=limit"},
 	} {
 		if _, err := parse(args...); err == nil {
 			t.Errorf("%v is accepted", args)

@@ -33,10 +33,6 @@ const (
 	etcdCPUPerGet = "etcd CPU per GET"
 )
 
-// limitObjects is the number of objects that are requested from the limit: few enough that it can
-// record all of them.
-const limitObjects = 100
-
 // getLoad is clients, with a connection each, that read random objects one after the other.
 type getLoad struct {
 	clients size
@@ -48,19 +44,6 @@ func (l getLoad) run(ctx context.Context, s *Sample) error {
 	objects := s.Data.ConfigMaps
 	if l.pods {
 		objects = s.Data.Pods
-	}
-	if s.Engine.IsLimit() {
-		objects = min(objects, limitObjects)
-	}
-	if s.Engine.IsLimit() && s.Thorough {
-		// it must record all of them, independent of the draws of the first sample
-		conn := s.Engine.Dial()
-		defer conn.Close()
-		for i := range objects {
-			if err := conn.Read(ctx, target.Request{Path: l.path(s, i) + l.query}, s.Body); err != nil {
-				return err
-			}
-		}
 	}
 	seed := s.Rand.Uint64()
 	var next atomic.Uint64

@@ -79,7 +79,7 @@ func (l *lived) rows() []Workload {
 		row("informers-namespace", "informers of the pods of a namespace each that start at once", "informer",
 			informerLoad{informers: exactly(l.namespaceInformers), ofNamespaces: true}.run),
 		row("custom-json", "LIST all custom resources, JSON", "LIST", list(fixed(dataset.ThingsPath), allThings, customJSON, false)),
-		row("custom-gzip", "LIST all custom resources, gzip, JSON", "LIST", gzipLoad{path: fixed(dataset.ThingsPath), want: allThings, format: customJSON}.run),
+		row("custom-gzip", "LIST all custom resources, gzip, JSON", "LIST", listLoad{path: fixed(dataset.ThingsPath), want: allThings, format: customJSON, gzip: true}.run),
 		row("custom-field", "LIST the custom resource with a value of a selectable field, JSON", "LIST", list(thingOfAColor, one, customJSON, true)),
 		row("custom-namespace", "LIST the custom resources of a namespace, JSON", "LIST", list(thingsOfANamespace, thingsOfEachNamespace, customJSON, true)),
 		once(row("custom-watch", "one watch of all custom resources", "event", watchLoad{watchers: exactly(1), rate: l.thingRate, during: during, of: changedThings}.run)),
@@ -136,14 +136,7 @@ func (l *lived) run(ctx context.Context, r *runner) error {
 			return err
 		}
 		defer b.close()
-		e, err := b.engine(ctx, spec)
-		if err != nil {
-			return err
-		}
-		conn := e.Dial()
-		defer conn.Close()
-		// loads the custom resources: upstream does not before the first request
-		if err := e.Poll(ctx, conn, dataset.ThingsPath+"?fieldSelector=spec.color%3D"+dataset.Color(0)); err != nil {
+		if _, err := b.engine(ctx, spec); err != nil {
 			return err
 		}
 		lives[spec.Label] = b
@@ -155,6 +148,11 @@ func (l *lived) run(ctx context.Context, r *runner) error {
 	defer func() { r.memory = append(r.memory, after.result) }()
 	for round := range l.repeat {
 		for _, w := range sequence {
+			for _, b := range lives {
+				if err := b.compact(ctx); err != nil {
+					return err
+				}
+			}
 			for run := range w.runs(r.config.Runs) {
 				for _, spec := range r.config.Engines {
 					if err := lives[spec.Label].measure(ctx, w, spec, run, true); err != nil {
@@ -170,11 +168,11 @@ func (l *lived) run(ctx context.Context, r *runner) error {
 		if err := after.note(ctx, lives, "at the end"+suffix); err != nil {
 			return err
 		}
-		for _, b := range lives {
-			if err := b.rest(ctx, l.rest/time.Duration(len(lives))); err != nil {
-				return err
-			}
+		r.progress.step("rest")
+		if !waitUntil(ctx, time.Now().Add(l.rest)) {
+			return context.Cause(ctx)
 		}
+		r.progress.done("done")
 		if err := after.note(ctx, lives, fmt.Sprintf("%v later%s", l.rest, suffix)); err != nil {
 			return err
 		}

@@ -23,7 +23,6 @@ import (
 
 	"github.com/prometheus/procfs"
 
-	"github.com/stratakube/strata/test/bench/internal/limit"
 	"github.com/stratakube/strata/test/bench/internal/target"
 )
 
@@ -32,12 +31,7 @@ func main() {
 	// The first signal ends the measurement and stops the servers in order; a second one ends this
 	// process, and with it the servers, at once.
 	context.AfterFunc(ctx, stop)
-	var err error
-	if len(os.Args) > 1 && os.Args[1] == limit.Command {
-		err = limit.Run(ctx, os.Args[2:]) // as a process of the benchmark
-	} else {
-		err = run(ctx, os.Args[1:], os.Stdout, os.Stderr)
-	}
+	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	switch {
 	case err == nil, errors.Is(err, flag.ErrHelp):
 	case ctx.Err() != nil:
@@ -82,13 +76,13 @@ type Config struct {
 
 const usage = `Usage: bench [flags]
 
-Compares engines of the API server on the same etcd data, and with a plain server that writes the same bytes from memory.
+Compares engines of the API server on the same etcd data.
 
   make bench                                   all workloads at the sizes that docs/benchmarks.md quotes
   make bench ARGS='-quick'                     a tenth
   make bench ARGS='-workloads list-.*,get-16'  some of them
   make bench ARGS='-engines strata,old=strata@/tmp/old/strata,upstream'
-  make stock bench ARGS='-engines strata,stock,limit'   beside a stock kube-apiserver
+  make stock bench ARGS='-engines strata,stock'   beside a stock kube-apiserver
   make bench-lived                             a sequence on one process of each engine (bench lived -help)
 
 Flags:
@@ -99,7 +93,7 @@ func parseFlags(args []string, stdout io.Writer) (c Config, err error) {
 	if c.root, err = repositoryRoot(); err != nil {
 		return c, err
 	}
-	all, defaultEngines, defaultTimeout, defaultRuns := workloads, "strata,upstream,limit", 2*time.Hour, 5
+	all, defaultEngines, defaultTimeout, defaultRuns := workloads, "strata,upstream", 2*time.Hour, 5
 	c.Scale = published
 	engineArgs := map[string][]string{}
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
@@ -119,7 +113,7 @@ func parseFlags(args []string, stdout io.Writer) (c Config, err error) {
 	fs.IntVar(&c.Runs, "runs", defaultRuns, "how often each engine is measured")
 	engines := fs.String("engines", defaultEngines,
 		"comma-separated engines, the first of which is compared with the others: label[=engine][@binary]; "+
-			"stock is the kube-apiserver of -stock, limit a plain Go HTTPS server that writes the same bytes")
+			"stock is the kube-apiserver of -stock")
 	fs.Func("engine-arg", "label:flag, a further flag for one engine; may be repeated", func(v string) error {
 		label, arg, ok := strings.Cut(v, ":")
 		if !ok {
@@ -161,9 +155,6 @@ func parseFlags(args []string, stdout io.Writer) (c Config, err error) {
 	}
 	for i := range c.Engines {
 		e := &c.Engines[i]
-		if e.IsLimit() && c.lived != nil {
-			return c, errors.New("-engines: limit is not an API server, which has a life")
-		}
 		if !e.IsStock() {
 			continue
 		}
@@ -190,8 +181,6 @@ func parseEngines(list string, args map[string][]string) ([]target.EngineSpec, e
 			return nil, fmt.Errorf("-engines: %q is not label[=engine][@binary]", item)
 		case seen[label]:
 			return nil, fmt.Errorf("-engines: duplicate label %q", label)
-		case engine == target.LimitEngine && len(specs) == 0:
-			return nil, errors.New("-engines: limit cannot be the first engine, because it replays the responses of that one")
 		}
 		seen[label] = true
 		specs = append(specs, target.EngineSpec{Label: label, Engine: engine, Binary: binary, Args: args[label]})
@@ -333,9 +322,6 @@ func newReport(ctx context.Context, config Config) (*Report, error) {
 	versions := map[string]bool{}
 	for _, e := range config.Engines {
 		report.Engines = append(report.Engines, e.Label)
-		if e.IsLimit() {
-			continue
-		}
 		output, err := exec.CommandContext(ctx, e.Binary, e.VersionArgs()...).Output()
 		if err != nil {
 			return nil, fmt.Errorf("%s %s: %w", e.Binary, e.VersionArgs()[0], err)

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -112,8 +111,9 @@ func summarize(w Workload, engines []string, observed map[string][]Observation, 
 	return result
 }
 
-// summarizeEngine calls set for every row of one engine. An engine that broke has only the figures
-// that the workload itself reports: the times of its other operations would be too favourable. tail
+// summarizeEngine calls set for every row of one engine. An engine that broke has only its
+// memory and the figures that the workload itself reports: the times of its other operations would
+// be too favourable. tail
 // reports whether there are enough operations for p99 and p99.9.
 func summarizeEngine(w Workload, runs []Observation, broken, tail bool, set func(name string, unit Unit, value float64)) {
 	median := func(of func(Observation) float64) float64 {
@@ -125,6 +125,10 @@ func summarizeEngine(w Workload, runs []Observation, broken, tail bool, set func
 	}
 	for _, figure := range figuresOf(runs) {
 		set(figure.Name, figure.Unit, figure.Value)
+	}
+	resident := median(func(o Observation) float64 { return float64(o.Memory.Resident) })
+	if broken && resident > 0 {
+		set("resident afterwards", Bytes, resident)
 	}
 	if broken || runs[0].ops() == 0 {
 		return
@@ -142,22 +146,12 @@ func summarizeEngine(w Workload, runs []Observation, broken, tail bool, set func
 		set("latency max", Seconds, percentiles[3].Seconds())
 	}
 	set("server CPU per "+w.Op, Seconds, median(func(o Observation) float64 { return o.ServerCPU.Seconds() / float64(o.ops()) }))
-	if runs[0].Limit {
-		return // it has only recorded answers, and sends no request to etcd
-	}
-	summarizeEtcd(w, runs, median, set)
-	set("resident afterwards", Bytes, median(func(o Observation) float64 { return float64(o.Memory.Resident) }))
+	set("etcd CPU per "+w.Op, Seconds, median(func(o Observation) float64 { return o.EtcdCPU.Seconds() / float64(o.ops()) }))
+	set("etcd requests per "+w.Op, Count, median(func(o Observation) float64 { return o.EtcdRequests / float64(o.ops()) }))
+	set("etcd sent per "+w.Op, Bytes, median(func(o Observation) float64 { return o.EtcdSent / float64(o.ops()) }))
+	set("resident afterwards", Bytes, resident)
 	set("peak memory", Bytes, median(func(o Observation) float64 { return float64(o.Memory.Peak) }))
 	set(peakAbove, Bytes, median(func(o Observation) float64 { return float64(o.Memory.Peak - min(o.Before.Resident, o.Memory.Peak)) }))
-	if runs[0].PassedOn != nil {
-		sum := 0.0
-		for _, run := range runs {
-			for _, n := range run.PassedOn {
-				sum += n
-			}
-		}
-		set(passedOn, Count, sum)
-	}
 }
 
 // figuresOf returns the medians of the figures that a workload reports itself, in its order. A run
@@ -179,26 +173,6 @@ func figuresOf(runs []Observation) []Figure {
 	return figures
 }
 
-// summarizeEtcd calls set for the requests of an engine to etcd.
-func summarizeEtcd(w Workload, runs []Observation, median func(func(Observation) float64) float64, set func(name string, unit Unit, value float64)) {
-	set("etcd CPU per "+w.Op, Seconds, median(func(o Observation) float64 { return o.EtcdCPU.Seconds() / float64(o.ops()) }))
-	set("etcd requests per "+w.Op, Count, median(func(o Observation) float64 { return o.EtcdRequests.Total() / float64(o.ops()) }))
-	methods := map[string]bool{}
-	for _, run := range runs {
-		for method := range run.EtcdRequests {
-			methods[method] = true
-		}
-	}
-	for _, method := range slices.Sorted(maps.Keys(methods)) {
-		each := median(func(o Observation) float64 { return o.EtcdRequests[method] / float64(o.ops()) })
-		if each >= 0.01 {
-			// below that it is background work of the server, not the cost of an operation
-			set("  of these "+method, Count, each)
-		}
-	}
-	set("etcd sent per "+w.Op, Bytes, median(func(o Observation) float64 { return o.EtcdSent / float64(o.ops()) }))
-}
-
 func firstLine(err error) string {
 	line, _, _ := strings.Cut(err.Error(), "\n")
 	return line
@@ -206,8 +180,8 @@ func firstLine(err error) string {
 
 // table returns the rows as cells: workload, measure, one column per engine, one per ratio of the
 // first engine to another, and the bound. A workload's name is in its first row only. It returns
-// the rows that keep selects, and notes.
-func (r *Report) table(keep func(Result, Row) bool) (header []string, body [][]string) {
+// all rows, or those with a bound, and the notes of their workloads.
+func (r *Report) table(bounds bool) (header []string, body [][]string) {
 	header = append([]string{"workload", "measure"}, r.Engines...)
 	for _, other := range r.Engines[1:] {
 		header = append(header, r.Engines[0]+" / "+other)
@@ -225,8 +199,10 @@ func (r *Report) table(keep func(Result, Row) bool) (header []string, body [][]s
 		if len(details) > 0 {
 			title += " (" + strings.Join(details, "; ") + ")"
 		}
+		before := len(body)
 		for _, row := range result.Rows {
-			if !keep(result, row) {
+			bound := wanted(result.Wanted, row, r.Engines[0], r.Quick)
+			if bounds && bound == "" {
 				continue
 			}
 			cells := []string{title, row.Name}
@@ -237,8 +213,10 @@ func (r *Report) table(keep func(Result, Row) bool) (header []string, body [][]s
 			for _, other := range r.Engines[1:] {
 				cells = append(cells, formatRatio(row, r.Engines[0], other))
 			}
-			cells = append(cells, wanted(result.Wanted, row, r.Engines[0], r.Quick))
-			body = append(body, cells)
+			body = append(body, append(cells, bound))
+		}
+		if bounds && len(body) == before {
+			continue
 		}
 		for _, engine := range r.Engines {
 			if note := result.Notes[engine]; note != "" {
@@ -250,23 +228,6 @@ func (r *Report) table(keep func(Result, Row) bool) (header []string, body [][]s
 		}
 	}
 	return header, body
-}
-
-// every keeps all rows.
-func every(Result, Row) bool { return true }
-
-// figure keeps the rows with a bound.
-func (r *Report) figure(result Result, row Row) bool {
-	return wanted(result.Wanted, row, r.Engines[0], r.Quick) != ""
-}
-
-// figures returns the table of rows with a bound, which may be empty.
-func (r *Report) figures() (header []string, body [][]string) {
-	of := *r
-	of.Results = slices.DeleteFunc(slices.Clone(r.Results), func(result Result) bool {
-		return !slices.ContainsFunc(result.Rows, func(row Row) bool { return r.figure(result, row) })
-	})
-	return of.table(of.figure)
 }
 
 func formatValue(row Row, engine string) string {
@@ -326,11 +287,11 @@ func (r *Report) WriteMarkdown(w io.Writer) error {
 func (r *Report) write(w io.Writer, between string, table func(b *strings.Builder, header []string, body [][]string)) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s.\n\n", r.conditions())
-	if header, body := r.figures(); len(body) > 0 {
+	if header, body := r.table(true); len(body) > 0 {
 		table(&b, header, body)
 		b.WriteString("\n" + between)
 	}
-	header, body := r.table(every)
+	header, body := r.table(false)
 	table(&b, header, body)
 	_, err := io.WriteString(w, b.String())
 	return err

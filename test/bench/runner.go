@@ -134,35 +134,38 @@ func (r *runner) runOn(ctx context.Context, spec dataset.Spec, workloads []Workl
 // bench is an etcd with data and the engines that run on it.
 type bench struct {
 	*runner
-	etcd    *target.Etcd
-	dir     string // of its data
-	data    dataset.Spec
-	engines []*target.Engine // running engines
-	samples int              // taken so far
-	started atomic.Int64     // engines that workloads started themselves
+	etcd      *target.Etcd
+	dir       string // of its data
+	data      dataset.Spec
+	engines   []*target.Engine // running engines
+	compacted int64            // the revision of the next compaction
+	samples   int              // taken so far
+	started   atomic.Int64     // engines that workloads started themselves
+}
+
+// compact drops the history from before the last call, as a server does at intervals.
+func (b *bench) compact(ctx context.Context) error {
+	if err := dataset.Compact(ctx, b.etcd.Client, max(1, b.compacted)); err != nil {
+		return err
+	}
+	var err error
+	b.compacted, err = dataset.Revision(ctx, b.etcd.Client)
+	return err
 }
 
 // runAlone measures a workload that needs an engine of its own: each run of each engine is a fresh
 // process. Writes of the previous one are still in etcd's history when an engine starts, as the
 // last minutes are in the history of a cluster in use; earlier writes are compacted.
 func (b *bench) runAlone(ctx context.Context, w Workload) error {
-	before := int64(1) // the revision at which the last process started
 	for run := range w.runs(b.config.Runs) {
 		for _, spec := range b.config.Engines {
-			if spec.IsLimit() {
-				continue
-			}
 			if w.Fresh {
 				if err := b.measureFresh(ctx, b.data, w, spec, run); err != nil {
 					return err
 				}
 				continue
 			}
-			if err := dataset.Compact(ctx, b.etcd.Client, before); err != nil {
-				return err
-			}
-			var err error
-			if before, err = dataset.Revision(ctx, b.etcd.Client); err != nil {
+			if err := b.compact(ctx); err != nil {
 				return err
 			}
 			if err := b.measure(ctx, w, spec, run, true); err != nil {
@@ -199,11 +202,6 @@ func (b *bench) runInTurns(ctx context.Context, w Workload) error {
 		// All must run before the first is measured: a start keeps the machine busy.
 		if err := b.startAll(ctx, w); err != nil {
 			return err
-		}
-		if run == -1 {
-			if err := b.showLimit(ctx, w); err != nil {
-				return err
-			}
 		}
 		if w.Change != nil {
 			if err := w.Change(ctx, b.surroundings()); err != nil {
@@ -251,27 +249,6 @@ const (
 	stockEngine    = target.StockEngine
 )
 
-// showLimit makes the limit copy its answers to a workload from the first engine.
-func (b *bench) showLimit(ctx context.Context, w Workload) error {
-	for _, spec := range b.config.Engines {
-		if !spec.IsLimit() || b.failed[w.Name][b.config.Engines[0].Label] != nil {
-			continue
-		}
-		limit, err := b.engine(ctx, spec)
-		if err != nil {
-			return err
-		}
-		origin, err := b.engine(ctx, b.config.Engines[0])
-		if err != nil {
-			return err
-		}
-		if err := limit.Imitate(ctx, origin); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // surroundings returns the Surroundings of the next use of a workload.
 func (b *bench) surroundings() *Surroundings {
 	b.samples++
@@ -302,12 +279,12 @@ func (b *bench) measure(ctx context.Context, w Workload, spec target.EngineSpec,
 	}
 	step := fmt.Sprintf("%-14s %-10s", w.Name, spec.Label)
 	if counts {
-		step += fmt.Sprintf(" %d/%d", run+1, b.config.Runs)
+		step += fmt.Sprintf(" %d/%d", run+1, w.runs(b.config.Runs))
 	} else {
 		step += " warm"
 	}
 	b.progress.step("%s", step)
-	observed, err := b.sample(ctx, w, spec, !counts || w.Alone)
+	observed, err := b.sample(ctx, w, spec)
 	if err == nil {
 		b.progress.done("%s", outcome(observed))
 		if counts {
@@ -333,10 +310,10 @@ func (b *bench) fail(w Workload, spec target.EngineSpec, err error) {
 }
 
 // sample runs a workload once on an engine, which it starts if necessary.
-func (b *bench) sample(ctx context.Context, w Workload, spec target.EngineSpec, thorough bool) (Observation, error) {
+func (b *bench) sample(ctx context.Context, w Workload, spec target.EngineSpec) (Observation, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, sampleTimeout, fmt.Errorf("%s took longer than %v", w.Name, sampleTimeout))
 	defer cancel()
-	s := &Sample{Surroundings: *b.surroundings(), Thorough: thorough, Body: &b.body, strata: b.config.Binary}
+	s := &Sample{Surroundings: *b.surroundings(), Body: &b.body, strata: b.config.Binary}
 	s.start = func(ctx context.Context, env []string) (*target.Engine, error) { return b.startOwn(ctx, w, spec, env) }
 	if w.Starts {
 		err := w.Run(ctx, s)
@@ -347,14 +324,14 @@ func (b *bench) sample(ctx context.Context, w Workload, spec target.EngineSpec, 
 		return Observation{}, err
 	}
 	s.Engine, s.children = engine, b.children()
-	before, err := b.passedOn(ctx, engine)
+	before, err := engine.PassedOn(ctx)
 	if err != nil {
 		return Observation{}, err
 	}
 	if err := w.Run(ctx, s); err != nil {
 		return Observation{}, errors.Join(err, engine.Ended())
 	}
-	if s.observed.PassedOn, err = b.passedOn(ctx, engine); err != nil {
+	if s.observed.PassedOn, err = engine.PassedOn(ctx); err != nil {
 		return Observation{}, err
 	}
 	for reason, n := range before {
@@ -363,14 +340,6 @@ func (b *bench) sample(ctx context.Context, w Workload, spec target.EngineSpec, 
 		}
 	}
 	return s.observed, nil
-}
-
-// passedOn reads how many requests the byte read path of an engine passed on, if it has one.
-func (b *bench) passedOn(ctx context.Context, engine *target.Engine) (map[string]float64, error) {
-	if engine.Engine != strataEngine {
-		return nil, nil
-	}
-	return engine.PassedOn(ctx)
 }
 
 // engine returns the running engine of spec, and starts it if it does not run or has ended.
@@ -383,8 +352,19 @@ func (b *bench) engine(ctx context.Context, spec target.EngineSpec) (*target.Eng
 		b.engines = slices.Delete(b.engines, i, i+1)
 	}
 	e, err := target.StartEngine(ctx, spec, b.etcd, b.credentials, b.firstGet(), b.runDir)
-	if err == nil {
-		b.engines = append(b.engines, e)
+	if err != nil {
+		return nil, err
+	}
+	b.engines = append(b.engines, e)
+	conn := e.Dial()
+	defer conn.Close()
+	if b.data.ConfigMaps > 0 && err == nil {
+		// the server's own ConfigMap, which LISTs and checks count
+		err = e.Poll(ctx, conn, "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication")
+	}
+	if b.data.Things > 0 && err == nil {
+		// upstream loads custom resources at their first request, and refuses lists meanwhile
+		err = e.Poll(ctx, conn, dataset.ThingsPath+"?fieldSelector=spec.color%3D"+dataset.Color(0))
 	}
 	return e, err
 }
@@ -396,8 +376,6 @@ func (b *bench) firstGet() string {
 		return configMapsPath + "/" + dataset.ConfigMapName(0)
 	case b.data.Pods > 0:
 		return podPath(0, b.data)
-	case b.data.Things > 0:
-		return dataset.ThingPath(0, b.data.Namespaces)
 	default:
 		return "/api/v1/namespaces/" + dataset.Namespace
 	}
@@ -432,17 +410,4 @@ func outcome(o Observation) string {
 		return f.Name + " " + f.Unit.Format(f.Value)
 	}
 	return "done"
-}
-
-// rest waits until the running engines are quiet, and then for some time.
-func (b *bench) rest(ctx context.Context, pause time.Duration) error {
-	b.progress.step("rest")
-	if err := process.WaitQuiet(ctx, quieten.at(b.config.Scale), b.children()...); err != nil {
-		return err
-	}
-	if !waitUntil(ctx, time.Now().Add(pause)) {
-		return context.Cause(ctx)
-	}
-	b.progress.done("done")
-	return nil
 }

@@ -20,10 +20,6 @@ type Sample struct {
 	Surroundings
 	Engine *target.Engine // nil where etcd alone is measured, or the workload starts engines itself
 
-	// Thorough enables verifications that take longer than the operation itself. The first sample
-	// of an engine is thorough.
-	Thorough bool
-
 	// Body is a buffer for an answer. All samples share it, so that no sample includes its
 	// allocation.
 	Body *bytes.Buffer
@@ -42,7 +38,7 @@ type Observation struct {
 	Elapsed      time.Duration
 	ServerCPU    time.Duration
 	EtcdCPU      time.Duration
-	EtcdRequests target.Requests
+	EtcdRequests float64
 	EtcdSent     float64 // bytes
 	ObjectReads  float64 // of ConfigMaps from etcd, as the server counts them
 	// of the server; the peak is that since the measured time of the sample before
@@ -53,7 +49,6 @@ type Observation struct {
 	// engine does not count them.
 	PassedOn map[string]float64
 
-	Limit   bool // this is of the limit, which sends no request to etcd
 	Figures []Figure
 	Detail  string // one phrase about the measurement, such as the bytes of a list
 	Broken  string // failure of the server's operation, where that is a result; "" if it succeeded
@@ -71,25 +66,17 @@ const measuredResource = "configmaps"
 
 // reading is the state of the measured processes at one time.
 type reading struct {
-	at            time.Time
-	server, etcd  time.Duration // CPU time
-	usage         target.Usage  // of etcd
-	reads, misses float64       // of objects from etcd; requests that the limit had to pass on
+	at           time.Time
+	server, etcd time.Duration // CPU time
+	usage        target.Usage  // of etcd
+	reads        float64       // of objects from etcd
 }
 
 // read takes a reading. The CPU time of the server is the last figure before the operations, and
 // the first after them: the others cost CPU time.
 func (s *Sample) read(ctx context.Context, before bool) (r reading, err error) {
 	figures := []func() error{
-		func() (err error) {
-			if s.Engine.IsLimit() {
-				n, err := s.Engine.Misses(ctx)
-				r.misses = float64(n)
-				return err
-			}
-			r.reads, err = s.Engine.ObjectReads(ctx, measuredResource)
-			return err
-		},
+		func() (err error) { r.reads, err = s.Engine.ObjectReads(ctx, measuredResource); return err },
 		func() (err error) { r.usage, err = s.Etcd.Usage(ctx); return err },
 		func() (err error) { r.etcd, err = s.Etcd.CPU(); return err },
 		func() (err error) { r.server, err = s.Engine.CPU(); return err },
@@ -117,7 +104,6 @@ func (s *Sample) Measure(ctx context.Context, operations func(ctx context.Contex
 		return err
 	}
 	o := &s.observed
-	o.Limit = s.Engine.IsLimit()
 	var err error
 	if o.Before, err = s.Engine.Memory(); err != nil {
 		return err
@@ -141,15 +127,9 @@ func (s *Sample) Measure(ctx context.Context, operations func(ctx context.Contex
 	}
 	o.Elapsed = after.at.Sub(before.at)
 	o.ServerCPU, o.EtcdCPU = after.server-before.server, after.etcd-before.etcd
-	o.EtcdRequests = after.usage.Requests.Since(before.usage.Requests)
+	o.EtcdRequests = after.usage.Requests - before.usage.Requests
 	o.EtcdSent = after.usage.Sent - before.usage.Sent
 	o.ObjectReads = after.reads - before.reads
-	// the benchmark's own: API servers write in transactions
-	delete(o.EtcdRequests, "Put")
-	if n := after.misses - before.misses; n > 0 && !s.Thorough {
-		// during the first sample the limit records the answers
-		return fmt.Errorf("the limit had to pass on %.0f requests", n)
-	}
 	return nil
 }
 
@@ -191,10 +171,6 @@ func (s *Sample) Detail(format string, args ...any) { s.observed.Detail = fmt.Sp
 
 // Broken records that the server aborted the operation.
 func (s *Sample) Broken(format string, args ...any) { s.observed.Broken = fmt.Sprintf(format, args...) }
-
-// passedOn is the row with the number of reads that Strata's byte read path passed on to upstream's
-// handlers.
-const passedOn = "reads passed on"
 
 // passedOnReasons lists the reads passed on in all runs, for example "cbor 2, table 5"; "" means
 // none.

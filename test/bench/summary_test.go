@@ -33,7 +33,7 @@ func TestSummary_OfResults_IsCurrent(t *testing.T) {
 		if err := json.Unmarshal(text, &report); err != nil {
 			t.Fatalf("%s: %v", files[i], err)
 		}
-		header, body := report.figures()
+		header, body := report.table(true)
 		fmt.Fprintf(&b, "\n## %s\n\n%s.\n\n", report.Date.Format(time.DateOnly), report.conditions())
 		writeMarkdown(&b, header, body)
 		rows += len(body)

@@ -24,7 +24,7 @@ type Workload struct {
 
 	// Alone runs the workload on a fresh engine, while no other engine runs: for first requests of
 	// a process, and for writes at a rate at which an engine that follows them disturbs the other's
-	// measurement. The limit is not measured. Otherwise all engines run, answer all workloads, and
+	// measurement. Otherwise all engines run, answer all workloads, and
 	// are measured in turns, seconds apart.
 	Alone bool
 

@@ -17,10 +17,10 @@ import (
 	"github.com/stratakube/strata/internal/process"
 )
 
-// EngineSpec describes a server to start: an API server or the limit.
+// EngineSpec describes a server to start: an API server.
 type EngineSpec struct {
 	Label   string   // name in the table
-	Engine  string   // the value of --engine, StockEngine or LimitEngine
+	Engine  string   // the value of --engine, or StockEngine
 	Binary  string   // the executable
 	LogName string   // name of its log, without the extension; "" means Label
 	Args    []string // further flags
@@ -74,7 +74,7 @@ type Engine struct {
 }
 
 // StartEngine runs an API server on an etcd and returns when it is ready and has answered a GET for
-// firstGet, a path; or it runs the limit. Its log goes into logDir.
+// firstGet, a path. Its log goes into logDir.
 func StartEngine(ctx context.Context, spec EngineSpec, etcd *Etcd, credentials *Credentials, firstGet, logDir string) (*Engine, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -83,12 +83,7 @@ func StartEngine(ctx context.Context, spec EngineSpec, etcd *Etcd, credentials *
 		return nil, err
 	}
 	began := time.Now()
-	var child *process.Child
-	if spec.IsLimit() {
-		child, err = startLimit(spec, port.Number(), credentials, logDir)
-	} else {
-		child, err = startServer(spec, etcd, port.Number(), credentials, logDir)
-	}
+	child, err := startServer(spec, etcd, port.Number(), credentials, logDir)
 	if err != nil {
 		return nil, errors.Join(err, port.Release())
 	}
@@ -181,9 +176,6 @@ func (e *Engine) awaitReady(ctx context.Context, began time.Time, firstGet strin
 		return err
 	}
 	e.Startup.Ready = time.Since(began)
-	if e.IsLimit() {
-		return nil
-	}
 	if err := e.Poll(ctx, conn, firstGet); err != nil {
 		return err
 	}

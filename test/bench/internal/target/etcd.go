@@ -75,17 +75,12 @@ func (e *Etcd) Stop() {
 	_ = e.Child.Stop(syscall.SIGTERM, stopGrace) // gone in any case
 }
 
-// Requests counts the requests to etcd since it started, by gRPC method. Unary calls (Range, Txn,
-// Put, ...) count when they end; of streams (Watch, LeaseKeepAlive) each message from a client
-// counts: opening a watch, or a progress request.
-type Requests map[string]float64
-
-// streams are the methods whose calls are streams: each of their messages is a request.
-var streams = map[string]bool{"Watch": true, "LeaseKeepAlive": true}
-
 // Usage is the work of etcd for its clients since it started.
 type Usage struct {
-	Requests Requests
+	// Requests counts unary calls when they end, and each message from a client of a stream:
+	// opening a watch, or a progress request. Put, which API servers do not use, is left out: it is
+	// the benchmark's.
+	Requests float64
 	Sent     float64 // bytes of its answers and of the events of its watches
 }
 
@@ -116,38 +111,19 @@ func parseUsage(r io.Reader) (Usage, error) {
 	if err != nil {
 		return Usage{}, fmt.Errorf("etcd metrics: %w", err)
 	}
-	usage, found := Usage{Requests: Requests{}}, map[string]bool{}
+	usage, found := Usage{}, map[string]bool{}
 	for _, s := range all {
 		found[s.name] = true
-		switch method := s.labels["grpc_method"]; {
+		method := s.labels["grpc_method"]
+		switch isStream := method == "Watch" || method == "LeaseKeepAlive"; {
 		case s.name == sent:
 			usage.Sent += s.value
-		case streams[method] == (s.name == messages):
-			usage.Requests[method] += s.value
+		case method != "Put" && isStream == (s.name == messages):
+			usage.Requests += s.value
 		}
 	}
 	if len(found) < 3 {
 		return Usage{}, fmt.Errorf("etcd metrics lack one of %s, %s and %s", unary, messages, sent)
 	}
 	return usage, nil
-}
-
-// Since returns the requests after earlier, without the methods that were not called.
-func (r Requests) Since(earlier Requests) Requests {
-	delta := Requests{}
-	for method, n := range r {
-		if d := n - earlier[method]; d > 0 {
-			delta[method] = d
-		}
-	}
-	return delta
-}
-
-// Total is the number of requests of all methods.
-func (r Requests) Total() float64 {
-	total := 0.0
-	for _, n := range r {
-		total += n
-	}
-	return total
 }
