@@ -40,7 +40,8 @@ type registration struct {
 
 	// The handler has seen base, and of the events after it those of seen: the entry of each key,
 	// nil if it was deleted. Entries that were replaced before they could be decoded were skipped:
-	// skipped has their keys, with the entry that the handler has seen before, nil if there was none.
+	// skipped has their keys, with the entry that the handler has seen before, nil if there was
+	// none.
 	base    mirror.Snapshot
 	seen    map[string]*mirror.Entry
 	skipped map[string]*mirror.Entry
@@ -133,8 +134,8 @@ func (r *registration) deliver(ctx context.Context, cursor *mirror.Cursor) (chan
 		}
 		r.seen[ev.Key()] = ev.Entry
 	}
-	// Without events since the last call, snap has the events that were delivered, and no more. While
-	// history is restored the cursor waits below snap.
+	// Without events since the last call, snap has the events that were delivered, and no more.
+	// While history is restored the cursor waits below snap.
 	if len(events) == 0 && latestErr == nil && cursor.Position() >= snap.Rev {
 		r.base = snap
 		clear(r.seen)

@@ -49,8 +49,8 @@ func (v *view) keyOf(etcdKey string) string {
 	return strings.TrimPrefix(etcdKey, v.source.Load().Resource.Prefix())
 }
 
-// objects appends the objects of the entries to list. Objects that cannot be decoded are reported and
-// omitted.
+// objects appends the objects of the entries to list. Objects that cannot be decoded are reported
+// and omitted.
 func (v *view) objects(list []any, entries iter.Seq[*mirror.Entry]) []any {
 	source := v.source.Load()
 	shared := source.Shared
