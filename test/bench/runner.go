@@ -360,7 +360,7 @@ func (b *bench) engine(ctx context.Context, spec target.EngineSpec) (*target.Eng
 	defer conn.Close()
 	if b.data.ConfigMaps > 0 && err == nil {
 		// the server's own ConfigMap, which LISTs and checks count
-		err = e.Poll(ctx, conn, "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication")
+		err = e.Poll(ctx, conn, "/api/v1/namespaces/kube-system/configmaps/kube-apiserver-legacy-service-account-token-tracking")
 	}
 	if b.data.Things > 0 && err == nil {
 		// upstream loads custom resources at their first request, and refuses lists meanwhile
