@@ -143,9 +143,23 @@ func (r *randomRun) step() {
 		time.Sleep(time.Duration(r.rng.IntN(3000)) * time.Millisecond)
 	case 12:
 		synctest.Wait()
+		r.compareIndex()
 	default:
 		r.write()
 	}
+}
+
+// compareIndex compares an index with the store, while nothing changes.
+func (r *randomRun) compareIndex() {
+	var indexed []string
+	for _, value := range r.in.GetIndexer().ListIndexFuncValues("value") {
+		objs, err := r.in.GetIndexer().ByIndex("value", value)
+		if err != nil {
+			r.t.Error(err)
+		}
+		indexed = append(indexed, describeAll(objs)...)
+	}
+	wantList(r.t, "index", indexed, nil, describeAll(r.in.GetStore().List())...)
 }
 
 // write writes in one transaction. Some values cannot be decoded.
