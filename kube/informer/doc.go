@@ -8,7 +8,7 @@
 //     share objects with later callers while the block cache has room. So a read is as new as the
 //     published revision, never older than an event that a handler has seen.
 //   - A handler has a snapshot for its initial objects, then a cursor in the log. It has no queue:
-//     a slow handler delays no other one, and costs no memory.
+//     a slow handler delays no other one, and retains at most the version that it has seen last.
 //   - It makes no request, starts when the mirror is loaded, and is no client of the API: it does
 //     not appear in audit logs, metrics of requests, or priority levels.
 //

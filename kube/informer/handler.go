@@ -40,8 +40,7 @@ type registration struct {
 
 	// The handler has seen base, and of the events after it those of seen: the entry of each key,
 	// nil if it was deleted. Entries that were replaced before they could be decoded were skipped:
-	// skipped has their keys, with the entry that the handler has seen before, nil if there was
-	// none.
+	// skipped has their keys, with the entry that the handler has seen before, nil if none.
 	base    mirror.Snapshot
 	seen    map[string]*mirror.Entry
 	skipped map[string]*mirror.Entry
