@@ -101,7 +101,7 @@ mutants: ## change places of the code one by one, and fail if the tests of the p
 
 ##@ Check
 
-lint: gofmt boundaries tidy check-docs check-commits prose vet staticcheck ## all static checks
+lint: gofmt boundaries tidy check-docs check-commits prose vet staticcheck analyze ## all static checks
 
 generate: UPDATE := -update
 generate: ## write the rules of stored forms, the tables of docs/reference.md, the rules for the Prometheus operator, and the sessions of docs

@@ -15,6 +15,10 @@ staticcheck: ## staticcheck, at the version of tools/go.mod, in the workspace, s
 	"$$bin" -tags $(NEWEST) ./... ./kube/... ./server/... ./stratatest/... ./test/...; \
 	for module in suites robustness; do (cd test/upstream/$$module && $(ALONE) "$$bin" ./...); done
 
+analyze: ## errcheck, exhaustive, gosec and unparam in the workspace (tools/lint)
+	cd tools && $(ALONE) $(GO) build -o ../bin/lint ./lint
+	$(GO) vet -tags $(NEWEST) -vettool='$(CURDIR)/bin/lint' ./... ./kube/... ./server/... ./stratatest/... ./test/...
+
 boundaries: ## fail if the engine, its tests included, depends on Kubernetes, the benchmark on the command, or stratatest on more than client-go
 	@set -e; deps=$$($(ALONE) $(GO) list -deps -test ./...); \
 	! printf '%s\n' "$$deps" | grep -E '(^|[^a-z])(k8s\.io|sigs\.k8s\.io)/'

@@ -102,7 +102,7 @@ func open(path string, checkOwner func(fs.FileInfo) error) (*Dir, error) {
 		return nil, err
 	}
 	if err := d.prepare(checkOwner); err != nil {
-		d.Close()
+		_ = d.Close()
 		return nil, err
 	}
 	return d, nil
@@ -160,7 +160,7 @@ func (d *Dir) tryLock(openFlags int) (*fileutil.LockedFile, error) {
 // prepare removes other users' permissions on the directory and writes the process id into the lock
 // file, for information.
 func (d *Dir) prepare(checkOwner func(fs.FileInfo) error) error {
-	if err := os.Chmod(d.Path, 0o700); err != nil {
+	if err := os.Chmod(d.Path, 0o700); err != nil { //nolint:gosec // a directory
 		return unusable(err)
 	}
 	if err := d.close(checkOwner); err != nil {
@@ -198,7 +198,7 @@ func (d *Dir) close(checkOwner func(fs.FileInfo) error) error {
 			return err
 		}
 		d.Closed = append(d.Closed, rel)
-		if err := os.Chmod(path, info.Mode().Perm()&^others); err != nil {
+		if err := os.Chmod(path, info.Mode().Perm()&^others); err != nil { //nolint:gosec // the directory has been closed to other users
 			return unusable(err)
 		}
 		return nil

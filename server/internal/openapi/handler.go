@@ -87,7 +87,7 @@ func (h *handler) serveDocument(w http.ResponseWriter, req *http.Request) {
 	if hash := req.URL.Query().Get("hash"); hash != "" {
 		if hash != document.etag {
 			w.Header().Set("Etag", strconv.Quote(document.etag))
-			http.Redirect(w, req, location(pathOf(gv), document.etag), http.StatusMovedPermanently)
+			http.Redirect(w, req, location(pathOf(gv), document.etag), http.StatusMovedPermanently) //nolint:gosec // a path of this server
 			return
 		}
 		w.Header().Set("Cache-Control", "public, immutable")

@@ -65,7 +65,7 @@ func (c *claims) remove(header http.Header) {
 }
 
 // socketToken is the prefix of the subprotocol of a WebSocket that has a bearer token.
-const socketToken = "base64url.bearer.authorization.k8s.io."
+const socketToken = "base64url.bearer.authorization.k8s.io." //nolint:gosec // not a token
 
 // removeSocketToken removes bearer tokens from the subprotocols of a WebSocket. The authenticator
 // does so only if the token authenticated the request, and not for a client with a certificate too.

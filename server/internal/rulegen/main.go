@@ -67,7 +67,7 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(output, text, 0o644)
+	return os.WriteFile(output, text, 0o644) //nolint:gosec // source code
 }
 
 // kubernetes returns the folder of the module k8s.io/kubernetes that the module server requires.
