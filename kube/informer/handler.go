@@ -290,7 +290,8 @@ func same(a, b *mirror.Entry) bool {
 func (r *registration) resyncAll(ctx context.Context) {
 	known := r.known()
 	for _, key := range slices.Sorted(maps.Keys(known)) {
-		obj, err := r.in.view.source.Load().Shared(ctx, known[key])
+		// not Shared: it would fill the block cache with objects that have no other reader
+		obj, err := r.lookup(ctx, known[key])
 		if ctx.Err() != nil {
 			return
 		}
