@@ -337,9 +337,9 @@ func (s *Store) Watch(ctx context.Context, prefix string, after driver.Header, d
 			s.mu.Unlock()
 			return ErrBroken
 		}
-		if at+1 < s.compacted {
+		if compacted := s.compacted; at+1 < compacted {
 			s.mu.Unlock()
-			return fmt.Errorf("%w: watch at %d, compacted %d", mirror.ErrCompacted, at+1, s.compacted)
+			return fmt.Errorf("%w: watch at %d, compacted %d", mirror.ErrCompacted, at+1, compacted)
 		}
 		var due *driver.Batch
 		if !s.stalled {
