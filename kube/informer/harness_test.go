@@ -56,8 +56,8 @@ func newFixture(t testing.TB, change func(*mirror.Options)) *fixture {
 	return f
 }
 
-func (f *fixture) put(name, value string) mirror.Revision { return f.etcd.Put(prefix+name, value) }
-func (f *fixture) delete(name string) mirror.Revision     { return f.etcd.Delete(prefix + name) }
+func (f *fixture) put(name, value string) { f.etcd.Put(prefix+name, value) }
+func (f *fixture) delete(name string)     { f.etcd.Delete(prefix + name) }
 
 // settle returns when every goroutine of the bubble waits, and the mirror has the newest revision.
 func (f *fixture) settle() {

@@ -183,10 +183,13 @@ func TestIndexFunctionError_IsReported(t *testing.T) {
 			return []string{"v"}, nil
 		}})
 		var keys []string
-		in.Informer.SetWatchErrorHandler(func(_ *cache.Reflector, err error) { // may use the index
+		// The handler may use the index.
+		if err := in.Informer.SetWatchErrorHandler(func(_ *cache.Reflector, err error) {
 			keys, _ = in.GetIndexer().IndexKeys("picky", "v")
 			in.errs = append(in.errs, err.Error())
-		})
+		}); err != nil {
+			t.Fatal(err)
+		}
 		f.run(in)
 		f.settle()
 		objs, err := in.GetIndexer().ByIndex("picky", "v")
