@@ -46,7 +46,7 @@ type Informer struct {
 	view    view
 	synced  chan struct{} // closed when the view shows the resource
 
-	mu            sync.Mutex // guards the fields below; taken before no other lock
+	mu            sync.Mutex // guards the fields below; taken before indexes.mu
 	started       bool
 	stopped       bool
 	transform     cache.TransformFunc

@@ -54,8 +54,7 @@ type Engine struct {
 	closed   bool
 	draining bool
 	clusters map[string]*cluster
-	builtIn  map[string]bool                 // names of resources served from memory
-	stores   map[schema.GroupResource]*Store // of built-in resources; see Objects
+	stores   map[schema.GroupResource]*Store // of built-in resources
 	opened   chan struct{}                   // closed and replaced when a store is added
 
 	deferrals  map[string]*deferredCluster // by clusterKey; they remain when they are open
@@ -70,7 +69,7 @@ func New(opts Options) *Engine {
 	if opts.RepresentationBytes == 0 {
 		opts.RepresentationBytes = DefaultRepresentationBytes
 	}
-	return &Engine{opts: opts, blocks: newBlocks(opts.RepresentationBytes), clusters: map[string]*cluster{}, builtIn: map[string]bool{},
+	return &Engine{opts: opts, blocks: newBlocks(opts.RepresentationBytes), clusters: map[string]*cluster{},
 		stores: map[schema.GroupResource]*Store{}, opened: make(chan struct{}), deferrals: map[string]*deferredCluster{}}
 }
 
@@ -212,7 +211,6 @@ func (e *Engine) noteBuiltIn(resource schema.GroupResource, s storage.Interface)
 	if store, ok := s.(*Store); ok {
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		e.builtIn[resource.Resource] = true
 		e.stores[resource] = store
 		close(e.opened)
 		e.opened = make(chan struct{})
@@ -225,7 +223,12 @@ func (e *Engine) noteBuiltIn(resource schema.GroupResource, s storage.Interface)
 func (e *Engine) HoldsBuiltIn(resource string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.builtIn[resource]
+	for r := range e.stores {
+		if r.Resource == resource {
+			return true
+		}
+	}
+	return false
 }
 
 // cluster returns the shared parts for the etcd cluster and prefix of a config.

@@ -15,7 +15,7 @@ const (
 	// listShare is the divisor of the memory limit that yields the default bound of in-flight
 	// lists, and the maximum of the default bounds of representations and of history. Including the
 	// objects themselves and garbage, a server with 300,000 objects of 1 KB then stays below a
-	// memory limit of 1.5 GiB. Without a limit, garbage takes a share of the free memory.
+	// memory limit of 1.5 GiB.
 	listShare = 8
 	// runtimeShare is the share, in tenths, of a control group's memory limit that is set as the Go
 	// runtime's memory limit. The rest is for memory that the runtime does not count, mainly the

@@ -35,8 +35,7 @@ const Protocol = 1
 const SocketName = "control.sock"
 
 // gcPercent is the target of the garbage collector unless GOGC is set: starts allocate much, and
-// the heap is small. The collector then takes a seventh of the processor time of starts, with the
-// policy of strata apiserver (gcpolicy) a fifth.
+// the heap is small. The collector then takes a seventh of the processor time of starts.
 const gcPercent = 200
 
 // processFlags are flags of the API server that apply to the whole process. They are arguments of
