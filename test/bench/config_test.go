@@ -104,8 +104,8 @@ func TestStockFlag_SetsExecutableOfStockEngines(t *testing.T) {
 }
 
 func TestParseVersions_ReturnsOneLine(t *testing.T) {
-	const output = "strata      v0.1.0-dev\nkubernetes  v1.37.1\ngo          go1.26.8 linux/amd64\n"
-	if got := parseVersions(output); got != "strata v0.1.0-dev, kubernetes v1.37.1" {
+	const output = "strata      v0.1.0-dev\nkubernetes  v1.37.2\ngo          go1.26.8 linux/amd64\n"
+	if got := parseVersions(output); got != "strata v0.1.0-dev, kubernetes v1.37.2" {
 		t.Errorf("got %q", got)
 	}
 }

@@ -27,7 +27,7 @@ func TestSentencesOf_Block_ReturnsSentences(t *testing.T) {
 		"a link without its target":       {"See [the page](a b. C).\n", []string{"See the page."}},
 		"an image":                        {"One ![a picture. Two.](x.png) is.\n", []string{"One  is."}},
 		"an abbreviation":                 {"Stores, e.g. kine, are slow. Others too.\n", []string{"Stores, e.g. kine, are slow.", "Others too."}},
-		"a number with a point":           {"It takes 1.5 s in v1.37.1 of it.\n", []string{"It takes 1.5 s in v1.37.1 of it."}},
+		"a number with a point":           {"It takes 1.5 s in v1.37.2 of it.\n", []string{"It takes 1.5 s in v1.37.2 of it."}},
 		"an item that ends with a colon":  {"One thing:\n\n- Two.\n- a label\n", []string{"One thing:", "Two."}},
 		"a cell with a stop":              {"| a label | One. Two. |\n| --- | --- |\n", []string{"One.", "Two."}},
 		"a label of the longest sentence": {"| " + short + " |\n", nil},

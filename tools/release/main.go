@@ -30,7 +30,7 @@ const (
 )
 
 // semantic matches a semantic version without build metadata, which the version is a part of
-// (v1.37.1+strata.1.2.3).
+// (v1.37.2+strata.1.2.3).
 var semantic = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?$`)
 
 // options are the flags of the command.

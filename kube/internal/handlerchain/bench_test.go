@@ -58,7 +58,7 @@ func BenchmarkChain(b *testing.B) {
 
 	req := httptest.NewRequest(http.MethodGet, "https://localhost/api/v1/namespaces/ns/configmaps/cm?resourceVersion=0", nil)
 	req.Header.Set("Accept", "application/vnd.kubernetes.protobuf, */*")
-	req.Header.Set("User-Agent", "kubelet/v1.37.1")
+	req.Header.Set("User-Agent", "kubelet/v1.37.2")
 	for _, way := range []struct {
 		name    string
 		handler http.Handler

@@ -158,7 +158,7 @@ func TestVersion_NamesAllComponents(t *testing.T) {
 		if code != 0 || stderr != "" {
 			t.Errorf("strata %v: exit code %d, standard error %q", args, code, stderr)
 		}
-		for _, want := range []string{"strata ", "kubernetes  v1.37.1\n", "apiserver   v0.36 and v0.37 ", "etcd        v3.", "go          go1."} {
+		for _, want := range []string{"strata ", "kubernetes  v1.37.2\n", "apiserver   v0.36 and v0.37 ", "etcd        v3.", "go          go1."} {
 			if !strings.Contains(stdout, want) {
 				t.Errorf("strata %v prints %q without %q", args, stdout, want)
 			}
@@ -168,8 +168,8 @@ func TestVersion_NamesAllComponents(t *testing.T) {
 
 func TestAPIServer_Version_IsKubernetesRelease(t *testing.T) {
 	stdout, _, code := strata(t, "apiserver", "--version")
-	if code != 0 || !strings.HasPrefix(stdout, "Kubernetes v1.37.1+strata.") {
-		t.Errorf("exit code %d, output %q, want 0 and Kubernetes v1.37.1+strata.*", code, stdout)
+	if code != 0 || !strings.HasPrefix(stdout, "Kubernetes v1.37.2+strata.") {
+		t.Errorf("exit code %d, output %q, want 0 and Kubernetes v1.37.2+strata.*", code, stdout)
 	}
 }
 

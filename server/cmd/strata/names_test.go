@@ -32,8 +32,8 @@ func TestProgramName_OfOtherProgram_AnswersAsIt(t *testing.T) {
 		args []string
 		want string
 	}{
-		"kube-apiserver": {[]string{"--version"}, "Kubernetes v1.37.1+strata."},
-		"kubectl":        {[]string{"version", "--client"}, "Client Version: v1.37.1+strata."},
+		"kube-apiserver": {[]string{"--version"}, "Kubernetes v1.37.2+strata."},
+		"kubectl":        {[]string{"version", "--client"}, "Client Version: v1.37.2+strata."},
 		"etcd":           {[]string{"--version"}, "etcd Version: 3."},
 		"strata":         {[]string{"--version"}, "strata      v"},
 		"kubectl-strata": {[]string{"get", "--help"}, "Print objects as they were"},

@@ -78,8 +78,8 @@ func checkVersion(t *testing.T, s *server) {
 	if err := json.Unmarshal([]byte(s.get(t, "/version")), &got); err != nil {
 		t.Fatal(err)
 	}
-	if !strings.HasPrefix(got.GitVersion, "v1.37.1+strata.") || got.Major != "1" || got.Minor != "37" {
-		t.Errorf("/version = %+v, want v1.37.1+strata.*, major 1, minor 37", got)
+	if !strings.HasPrefix(got.GitVersion, "v1.37.2+strata.") || got.Major != "1" || got.Minor != "37" {
+		t.Errorf("/version = %+v, want v1.37.2+strata.*, major 1, minor 37", got)
 	}
 }
 

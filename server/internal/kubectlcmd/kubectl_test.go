@@ -99,7 +99,7 @@ func TestKubectl_OutputAndExitCodes_AreUpstreams(t *testing.T) {
 		"help":            {"--help", "kubectl controls the Kubernetes cluster manager", "", 0},
 		"help of a verb":  {"get --help", "kubectl get ", "", 0},
 		"completion":      {"completion bash", "__start_kubectl", "", 0},
-		"own version":     {"version --client", "v1.37.1+strata", "", 0},
+		"own version":     {"version --client", "v1.37.2+strata", "", 0},
 		"unknown command": {"bogus", "", `error: unknown command "bogus" for "kubectl"`, 1},
 		"unknown flag":    {"get --bogus", "", "error: unknown flag: --bogus", 1},
 		"missing file":    {"diff -f missing.yaml", "", "missing.yaml", 2},

@@ -121,7 +121,7 @@ func TestDocuments_UserAgents_ShareOneForm(t *testing.T) {
 		d := newDocuments(primary, newClaims(nil), legacyscheme.Codecs, false)
 		for round := range 2 {
 			for _, client := range []struct{ agent, want string }{
-				{"curl/8.5.0", "indented"}, {"kubectl/v1.37.1", "compact"}, {"Wget/1.24", "indented"}, {"", "compact"},
+				{"curl/8.5.0", "indented"}, {"kubectl/v1.37.2", "compact"}, {"Wget/1.24", "indented"}, {"", "compact"},
 				{"Mozilla/5.0 (X11)", "indented"}, {"Mozilla/4.0", "compact"}, {"libcurl", "compact"},
 			} {
 				header := http.Header{"Accept": {"application/json"}, "User-Agent": {client.agent}}

@@ -317,7 +317,7 @@ func (p *upProcess) checkVersion(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, got := range []string{v.ClientVersion.GitVersion, v.ServerVersion.GitVersion} {
-		if !strings.HasPrefix(got, "v1.37.1+strata") {
+		if !strings.HasPrefix(got, "v1.37.2+strata") {
 			t.Errorf("version %q", got)
 		}
 	}

@@ -21,7 +21,7 @@ import (
 var strata = "0.1.0-dev"
 
 // kubernetes is the version of k8s.io/kubernetes in go.mod; a test compares the two.
-const kubernetes = "1.37.1"
+const kubernetes = "1.37.2"
 
 // oldestMinor and newestMinor are the minor versions of k8s.io/apiserver, v0.x, that the module
 // kube supports: those of kube/go.mod and of this program. A test compares them with the two
@@ -32,7 +32,7 @@ const oldestMinor, newestMinor = "v0.36", "v0.37"
 // (go1.26.0).
 type Info struct {
 	Strata     string
-	Kubernetes string // the release whose API is served, for example v1.37.1
+	Kubernetes string // the release whose API is served, for example v1.37.2
 	Libraries  string // the minor versions of k8s.io/apiserver that the module kube supports
 	Etcd       string // client and embedded server
 	Go         string
@@ -87,6 +87,6 @@ func (i Info) String() string {
 }
 
 // GitVersion returns the version that /version and kubectl report: Kubernetes' version with
-// Strata's as build metadata, for example v1.37.1+strata.0.1.0. Build metadata does not take part
+// Strata's as build metadata, for example v1.37.2+strata.0.1.0. Build metadata does not take part
 // in comparisons, so clients see the release whose API is served.
 func GitVersion() string { return "v" + kubernetes + "+strata." + strata }

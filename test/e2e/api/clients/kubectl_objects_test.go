@@ -253,7 +253,7 @@ func TestKubectl_Discovery_ListsResourcesAndVersions(t *testing.T) {
 	u.ok("explain", "deployment.spec.strategy").shows("GROUP:", "apps", "KIND:", "Deployment", "FIELDS", "rollingUpdate")
 	u.ok("explain", "pods", "--recursive").shows("containers", "image", "nodeName")
 	u.fails([]string{"doesn't have a resource type"}, "get", "nonsenses")
-	u.ok("version").shows("Client Version: v1.37.1+strata.", "Server Version: v1.37.1+strata.")
+	u.ok("version").shows("Client Version: v1.37.2+strata.", "Server Version: v1.37.2+strata.")
 	u.ok("cluster-info").shows("Kubernetes control plane is running at", cluster.URL)
 	u.ok("get", "--raw", "/readyz").prints("ok")
 	u.ok("get", "--raw", "/api/v1/namespaces/"+u.namespace).shows(`"name":"` + u.namespace + `"`)

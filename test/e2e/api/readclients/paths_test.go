@@ -184,7 +184,7 @@ func TestPretty_IndentsJSONExceptWatchEvents(t *testing.T) {
 	const metadata = "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io"
 	for _, path := range []string{maps(namespace), maps(namespace) + "/one", gizmos(namespace), gizmos(namespace) + "/one"} {
 		for agent, indented := range map[string]bool{
-			"": false, "Go-http-client/2.0": false, "kubectl/v1.37.1": false, "Opera/9.0": false, "a curl/7": false, "wget/1.21": false, "Mozilla/4.0": false,
+			"": false, "Go-http-client/2.0": false, "kubectl/v1.37.2": false, "Opera/9.0": false, "a curl/7": false, "wget/1.21": false, "Mozilla/4.0": false,
 			"curl/7.88.1": true, "curlish": true, "Wget/1.21": true, "Mozilla/5.0 (X11; Linux x86_64)": true,
 		} {
 			add(path, "", agent, "", indented)
@@ -192,7 +192,7 @@ func TestPretty_IndentsJSONExceptWatchEvents(t *testing.T) {
 			add(path, "pretty=false", agent, "", false)
 		}
 		for query, indented := range map[string]bool{"pretty=1": true, "pretty=0": false, "pretty": false, "pretty=": false, "pretty=x": false, "pretty=false&pretty=true": false, "PRETTY=1": false} {
-			add(path, query, "kubectl/v1.37.1", "", indented)
+			add(path, query, "kubectl/v1.37.2", "", indented)
 		}
 		if strings.HasSuffix(path, "/one") {
 			add(path, "pretty=true", "", metadata, true)

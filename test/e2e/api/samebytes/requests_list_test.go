@@ -247,7 +247,7 @@ func TestList_EveryOption_MatchesUpstream(t *testing.T) {
 }
 
 // agents are user agents that get indented responses, and similar ones that do not.
-var agents = []string{"curl/8.5.0", "Wget/1.21", "Mozilla/5.0 (X11; Linux x86_64)", "mozilla/5.0", "curl", "kubectl/v1.37.1 (linux/amd64)", "Mozilla/4.0"}
+var agents = []string{"curl/8.5.0", "Wget/1.21", "Mozilla/5.0 (X11; Linux x86_64)", "mozilla/5.0", "curl", "kubectl/v1.37.2 (linux/amd64)", "Mozilla/4.0"}
 
 // TestList_ResourceVersionAndLimit_MatchUpstream combines resourceVersion, resourceVersionMatch and
 // limit, valid or not.
