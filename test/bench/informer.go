@@ -9,15 +9,18 @@ import (
 	"sync/atomic"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	clientcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/stratakube/strata/test/bench/internal/dataset"
+	"github.com/stratakube/strata/test/bench/internal/stats"
 )
 
 // informerLoad is informers of client-go that start at once: with WatchList, in protobuf, over a
@@ -97,7 +100,8 @@ func startInformer(ctx context.Context, client kubernetes.Interface, namespace s
 
 // ownWritesLoad is a client that patches a pod of a namespace, waits until its own informer of this
 // namespace has the change, and patches the next. The latency is the time from the answer to the
-// patch until the informer has it; 0 if it came first. Other pods change in etcd meanwhile.
+// patch until the informer has it; 0 if it came first. Other pods change in etcd meanwhile. A watch of
+// etcd by the same client, which nothing decodes, is the limit.
 type ownWritesLoad struct {
 	during span
 	others int // changes of other pods per second; asMany means as many as the machine carries
@@ -117,10 +121,12 @@ func (l ownWritesLoad) run(ctx context.Context, s *Sample) error {
 		return err
 	}
 	defer stop()
-	seen := newSeen()
-	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{UpdateFunc: func(_, o any) { seen.add(o.(*corev1.Pod).ResourceVersion) }}); err != nil {
+	w := ownWriter{client: client.CoreV1().Pods(namespace), informer: newSeen(), etcd: newSeen()}
+	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{UpdateFunc: func(_, o any) { w.informer.add(o.(*corev1.Pod).ResourceVersion) }}); err != nil {
 		return err
 	}
+	stopWatch := w.watchEtcd(ctx, s, namespace)
+	defer stopWatch()
 	var others atomic.Int64
 	change := put(s)
 	during := l.during.at(s.Scale)
@@ -149,33 +155,81 @@ func (l ownWritesLoad) run(ctx context.Context, s *Sample) error {
 		all.Go(func() error {
 			var err error
 			for i := 0; err == nil && time.Now().Before(deadline); i++ {
-				err = l.patch(ctx, s, client, namespace, seen, i)
+				err = w.patch(ctx, s, i)
 			}
 			return err
 		})
 		return all.Wait()
 	})
 	s.Report("other writes per second", PerSecond, float64(others.Load())/during.Seconds())
+	limits := stats.Percentiles([][]time.Duration{w.limits}, 1, 0.5, 0.99, 0.999)
+	for i, name := range []string{"p50", "p99", "p99.9"} {
+		s.Report("watch of etcd "+name, Seconds, limits[i].Seconds())
+	}
 	return err
 }
 
-// patch changes a pod and observes the wait for the informer.
-func (l ownWritesLoad) patch(ctx context.Context, s *Sample, client kubernetes.Interface, namespace string, seen *seen, i int) error {
+// ownWriter is the client of ownWritesLoad.
+type ownWriter struct {
+	client         clientcorev1.PodInterface
+	informer, etcd *seen
+	limits         []time.Duration // of each patch, by the watch of etcd
+}
+
+// watchEtcd watches the pods of a namespace in etcd. The caller must call stop.
+func (w *ownWriter) watchEtcd(ctx context.Context, s *Sample, namespace string) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	created := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for response := range s.Etcd.Client.Watch(ctx, dataset.PodKey(namespace, ""), clientv3.WithPrefix(), clientv3.WithCreatedNotify()) {
+			if response.Created {
+				close(created)
+			}
+			for _, event := range response.Events {
+				w.etcd.addRevision(event.Kv.ModRevision)
+			}
+		}
+	}()
+	select {
+	case <-created:
+	case <-ended: // the wait of the first patch fails
+	}
+	return func() {
+		cancel()
+		<-ended
+	}
+}
+
+// patch changes a pod and observes the waits for the informer and for the watch of etcd.
+func (w *ownWriter) patch(ctx context.Context, s *Sample, i int) error {
 	name := dataset.PodName(i % max(1, s.Data.Pods/s.Data.Namespaces) * s.Data.Namespaces)
 	body := fmt.Appendf(nil, `{"metadata":{"annotations":{"example.com/own":"%d-%d"}}}`, s.Number, i)
-	pod, err := client.CoreV1().Pods(namespace).Patch(ctx, name, types.MergePatchType, body, metav1.PatchOptions{})
+	pod, err := w.client.Patch(ctx, name, types.MergePatchType, body, metav1.PatchOptions{})
 	if err != nil {
 		return err
 	}
 	answered := time.Now()
-	at, err := seen.wait(ctx, pod.ResourceVersion)
-	if err == nil {
-		s.Observe(max(0, at.Sub(answered)))
+	revision, err := strconv.ParseInt(pod.ResourceVersion, 10, 64)
+	if err != nil {
+		return err
 	}
-	return err
+	w.informer.expect(revision)
+	w.etcd.expect(revision)
+	at, err := w.informer.wait(ctx)
+	if err != nil {
+		return fmt.Errorf("the informer: %w", err)
+	}
+	s.Observe(max(0, at.Sub(answered)))
+	if at, err = w.etcd.wait(ctx); err != nil {
+		return fmt.Errorf("the watch of etcd: %w", err)
+	}
+	w.limits = append(w.limits, max(0, at.Sub(answered)))
+	return nil
 }
 
-// seen is the progress of an informer, for one waiting client.
+// seen is the progress of an informer or of a watch, for one waiting client.
 type seen struct {
 	mu     sync.Mutex
 	latest int64 // revision
@@ -191,6 +245,11 @@ func (s *seen) add(version string) {
 	if err != nil {
 		return // the wait fails
 	}
+	s.addRevision(revision)
+}
+
+// addRevision records the revision of an event.
+func (s *seen) addRevision(revision int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.latest = revision
@@ -200,25 +259,26 @@ func (s *seen) add(version string) {
 	}
 }
 
-// wait returns the time at which the informer has an event of this version or a later one.
-func (s *seen) wait(ctx context.Context, version string) (time.Time, error) {
-	const patience = time.Minute
-	revision, err := strconv.ParseInt(version, 10, 64)
-	if err != nil {
-		return time.Time{}, err
-	}
+// expect sets the revision that wait waits for.
+func (s *seen) expect(revision int64) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.latest >= revision {
-		s.mu.Unlock()
-		return time.Time{}, nil // before the answer
+		s.got <- time.Time{} // before the answer
+		return
 	}
 	s.want = revision
-	s.mu.Unlock()
+}
+
+// wait returns the time of the event of the expected revision or of a later one; the zero time if it
+// came before expect.
+func (s *seen) wait(ctx context.Context) (time.Time, error) {
+	const patience = time.Minute
 	select {
 	case at := <-s.got:
 		return at, nil
 	case <-time.After(patience):
-		return time.Time{}, errors.New("the informer has not got a write within a minute")
+		return time.Time{}, errors.New("no event of a write within a minute")
 	case <-ctx.Done():
 		return time.Time{}, context.Cause(ctx)
 	}
