@@ -100,7 +100,8 @@ func startInformer(ctx context.Context, client kubernetes.Interface, namespace s
 
 // ownWritesLoad is a client that patches a pod of a namespace, waits until its own informer of this
 // namespace has the change, and patches the next. The latency is the time from the answer to the
-// patch until the informer has it; 0 if it came first. Other pods change in etcd meanwhile. A watch of
+// patch until the informer has it; 0 if it came first. Other pods change in etcd meanwhile. A watch
+// of
 // etcd by the same client, which nothing decodes, is the limit.
 type ownWritesLoad struct {
 	during span
@@ -270,8 +271,8 @@ func (s *seen) expect(revision int64) {
 	s.want = revision
 }
 
-// wait returns the time of the event of the expected revision or of a later one; the zero time if it
-// came before expect.
+// wait returns the time of the event of the expected revision or of a later one; the zero time if
+// it came before expect.
 func (s *seen) wait(ctx context.Context) (time.Time, error) {
 	const patience = time.Minute
 	select {

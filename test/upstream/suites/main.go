@@ -22,6 +22,7 @@ var all = []Suite{
 	controllerRuntimeSuite,
 	conformanceSuite,
 	robustnessSuite,
+	informerSuite,
 }
 
 type options struct {
