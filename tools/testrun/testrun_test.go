@@ -365,10 +365,12 @@ func TestReason_Messages_AreCountedTogether(t *testing.T) {
 		rs.add(invocation{}, event{Action: "output", Package: "p", Test: name, Output: "    x.go:2: I1126 11:36:48.455545] a cleanup\n"})
 		rs.add(invocation{}, event{Action: "skip", Package: "p", Test: name})
 	}
+	rs.add(invocation{}, event{Action: "output", Package: "p", Test: "TestSuite", Output: "    store_tests.go:1: \n"})
+	rs.add(invocation{}, event{Action: "skip", Package: "p", Test: "TestSuite"})
 	// Another pass runs the one that the race detector excludes.
 	rs.add(invocation{name: "again"}, event{Action: "pass", Package: "p", Test: "Test3"})
 	_, skips := rs.count()
-	if got, want := summary(skips), "4 skipped: 2 without stock, 1 only in make nightly, 1 something else"; got != want {
+	if got, want := summary(skips), "5 skipped: 2 without stock, 1 by upstream's storage suites themselves, 1 only in make nightly, 1 something else"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
