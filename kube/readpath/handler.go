@@ -36,6 +36,10 @@ const (
 	reasonTable reason = "table"
 	// reasonPretty: indented JSON (?pretty=true, curl, browsers).
 	reasonPretty reason = "pretty"
+	// reasonNotAcceptable: the gate ManagedFieldsOptOut excludes all media types of the request,
+	// which
+	// upstream would answer. Such a request is refused here.
+	reasonNotAcceptable reason = "not_acceptable"
 	// reasonMediaType: YAML, CBOR, or another format that only upstream supports.
 	reasonMediaType reason = "media_type"
 	// reasonResource: the resource is not cached, or this server does not serve it.
@@ -162,7 +166,12 @@ func (s *Server) serve(w http.ResponseWriter, req *http.Request, info *request.R
 		return reasonAudit
 	}
 	f, why := r.negotiate()
-	if why != "" {
+	switch why {
+	case "":
+	case reasonNotAcceptable:
+		r.refuseMediaTypes()
+		return ""
+	default:
 		return why
 	}
 	var err error

@@ -13,6 +13,7 @@ import (
 	metav1beta1 "k8s.io/apimachinery/pkg/apis/meta/v1beta1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
+	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 
 	"github.com/stratakube/strata/kube/kubestorage"
 )
@@ -64,7 +65,15 @@ func asksForPretty(req *http.Request) bool {
 // behind routes, which reject some requests with their own error text: for example media ranges
 // other than */*, although the handlers support them.
 func (r *readRequest) negotiateUncached() negotiated {
-	opts, info, err := negotiation.NegotiateOutputMediaType(r.req, r.resource.Serializer, r.scope)
+	req, drops := r.req, false
+	if accept := req.Header.Get("Accept"); strings.Contains(accept, dropParameter) && r.resource.Store.Enabled(kubestorage.ManagedFieldsOptOut) {
+		known, ok := knownDrops(accept)
+		if !ok {
+			return negotiated{reason: reasonNotAcceptable}
+		}
+		req, drops = r.accepting(known), true
+	}
+	opts, info, err := negotiation.NegotiateOutputMediaType(req, r.resource.Serializer, r.scope)
 	if err != nil || !r.resource.Custom && !routed(r.req) {
 		return negotiated{reason: reasonMediaType}
 	}
@@ -88,34 +97,57 @@ func (r *readRequest) negotiateUncached() negotiated {
 	if info.PrettySerializer != nil && info.Serializer == info.PrettySerializer && r.info.Verb != "watch" {
 		return negotiated{reason: reasonPretty}
 	}
-	f.noManagedFields = slices.Contains(opts.Unrecognized, dropParameter) && r.resource.Store.Enabled(kubestorage.ManagedFieldsOptOut) &&
-		r.dropsManagedFields(info.MediaType, opts.Convert)
+	f.noManagedFields = drops && r.dropsManagedFields(req.Header.Get("Accept"), info.MediaType, opts.Convert)
 	return negotiated{format: f}
 }
 
-// dropParameter is a parameter of a media type: names of fields that the response omits, separated
-// by +. Others than managedFieldsName have no effect (KEP-5958).
+// dropParameter is the parameter of a media type that names what the response omits. Its only value
+// is managedFieldsName (KEP-5958).
 const dropParameter, managedFieldsName = "drop", "metadata.managedFields"
+
+// knownDrops returns an Accept header without the media types whose parameter drop has an unknown
+// value: the server does not have them. It reports false if no other is left.
+func knownDrops(header string) (accept string, ok bool) {
+	accepted := slices.DeleteFunc(strings.Split(header, ","), func(mediaType string) bool {
+		value := drop(mediaType)
+		return value != "" && value != managedFieldsName
+	})
+	return strings.Join(accepted, ","), len(accepted) > 0
+}
+
+// drop returns the parameter of a media type, "" if it has none.
+func drop(mediaType string) string {
+	_, params, err := mime.ParseMediaType(mediaType)
+	if err != nil {
+		return ""
+	}
+	return params[dropParameter]
+}
+
+// accepting returns the request as content negotiation needs it, with an Accept header.
+func (r *readRequest) accepting(accept string) *http.Request {
+	header := http.Header{"Accept": {accept}, "User-Agent": r.req.Header["User-Agent"]} // which may ask for indented JSON
+	return &http.Request{Method: r.req.Method, URL: r.req.URL, Header: header}
+}
 
 // dropsManagedFields reports whether the media type that the response has, as it was negotiated,
 // omits managed fields. The first media type of the Accept header with the parameter that alone
 // gives the same result decides.
-func (r *readRequest) dropsManagedFields(mediaType string, convert *schema.GroupVersionKind) bool {
-	for _, header := range r.req.Header["Accept"] {
-		for accepted := range strings.SplitSeq(header, ",") {
-			_, params, err := mime.ParseMediaType(accepted)
-			if _, has := params[dropParameter]; err != nil || !has {
-				continue
-			}
-			alone := &http.Request{Method: r.req.Method, URL: r.req.URL, Header: http.Header{"Accept": {accepted}}}
-			opts, info, err := negotiation.NegotiateOutputMediaType(alone, r.resource.Serializer, r.scope)
-			if err != nil || info.MediaType != mediaType || !reflect.DeepEqual(opts.Convert, convert) {
-				continue
-			}
-			return slices.Contains(strings.Split(params[dropParameter], "+"), managedFieldsName)
+func (r *readRequest) dropsManagedFields(header, mediaType string, convert *schema.GroupVersionKind) bool {
+	return slices.ContainsFunc(strings.Split(header, ","), func(accepted string) bool {
+		if drop(accepted) == "" {
+			return false
 		}
-	}
-	return false
+		opts, info, err := negotiation.NegotiateOutputMediaType(r.accepting(accepted), r.resource.Serializer, r.scope)
+		return err == nil && info.MediaType == mediaType && reflect.DeepEqual(opts.Convert, convert)
+	})
+}
+
+// refuseMediaTypes writes that the server has none of the requested media types, as upstream does.
+func (r *readRequest) refuseMediaTypes() {
+	supported, _ := negotiation.MediaTypesForSerializer(r.resource.Serializer)
+	status := responsewriters.ErrorToAPIStatus(negotiation.NewNotAcceptableError(supported))
+	responsewriters.WriteRawJSON(int(status.Code), status, r.w)
 }
 
 // acceptCache caches negotiation results by Accept header: of the first maxAccepts distinct headers

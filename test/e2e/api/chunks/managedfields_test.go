@@ -93,23 +93,23 @@ func TestManagedFields_Dropped_OthersAreEqual(t *testing.T) {
 			})
 		}
 	})
-	for _, accept := range []string{
-		"application/json;drop=metadata.labels", "application/json;drop=", "application/yaml" + dropManagedFields + ";q=0.1,application/json",
+	for accept, want := range map[string]struct {
+		code int
+		has  bool
+	}{
+		"application/json;drop=": {http.StatusOK, true},
+		"application/yaml" + dropManagedFields + ";q=0.1,application/json":                                 {http.StatusOK, true},
+		"application/json;drop=metadata.labels,application/json":                                           {http.StatusOK, true},
+		"application/json;drop=spec,application/json" + dropManagedFields:                                  {http.StatusOK, false},
+		"application/json" + dropManagedFields + ",application/yaml":                                       {http.StatusOK, false},
+		"application/json;as=Table;v=v0;g=x" + dropManagedFields + ",application/json" + dropManagedFields: {http.StatusOK, false},
+		"application/json;drop=metadata.labels":                                                            {http.StatusNotAcceptable, false},
+		"application/json;drop=metadata.labels+metadata.managedFields":                                     {http.StatusNotAcceptable, false},
 	} {
 		answer, err := api.DoAs(ctx, http.MethodGet, managedObjects[0].path+"/a", "", "", accept, nil)
 		harness.Check(t, err)
-		if !bytes.Contains(answer.Body, []byte("managedFields")) {
-			t.Errorf("%s: %s", accept, answer.Body)
-		}
-	}
-	for _, accept := range []string{
-		"application/json;drop=metadata.labels+metadata.managedFields", "application/json;as=Table;v=v0;g=x" + dropManagedFields + ",application/json" + dropManagedFields,
-		"application/json" + dropManagedFields + ",application/yaml",
-	} {
-		answer, err := api.DoAs(ctx, http.MethodGet, managedObjects[0].path+"/a", "", "", accept, nil)
-		harness.Check(t, err)
-		if bytes.Contains(answer.Body, []byte(`"managedFields":`)) {
-			t.Errorf("%s: %s", accept, answer.Body)
+		if has := bytes.Contains(answer.Body, []byte(`"managedFields":`)); answer.Code != want.code || has != want.has {
+			t.Errorf("%s: %d, managed fields %v, want %v: %s", accept, answer.Code, has, want, answer.Body)
 		}
 	}
 }
