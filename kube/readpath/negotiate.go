@@ -126,7 +126,8 @@ func drop(mediaType string) string {
 
 // accepting returns the request as content negotiation needs it, with an Accept header.
 func (r *readRequest) accepting(accept string) *http.Request {
-	header := http.Header{"Accept": {accept}, "User-Agent": r.req.Header["User-Agent"]} // which may ask for indented JSON
+	// some user agents get indented JSON
+	header := http.Header{"Accept": {accept}, "User-Agent": r.req.Header["User-Agent"]}
 	return &http.Request{Method: r.req.Method, URL: r.req.URL, Header: header}
 }
 

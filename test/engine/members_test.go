@@ -87,8 +87,8 @@ func TestFeed_MemberStopped_ContinuesOnAnother(t *testing.T) {
 		}
 		catchUp(t, m)
 	}
-	// The feed was on one of the stopped members. It left it by its silence, or when the client lost
-	// the connection first.
+	// The feed was on one of the stopped members. It left it by its silence, or when the client
+	// lost the connection first.
 	st := m.Stats()
 	t.Logf("%d of %d feeds were silent", st.SilentFeeds, st.Reconnects)
 	if st.Reconnects == 0 || st.Relists != 0 || st.Divergences != 0 {
