@@ -25,7 +25,7 @@ const informerTimeout = 10 * time.Minute
 // informerSource is a test file of package informer: the source of pods that client-go's tests use,
 // and the unexported names of their package.
 //
-//go:embed adapters/informer_source.go.txt
+//go:embed adapters/informer_source.txt
 var informerSource []byte
 
 // sourceTests are tests of what an informer of the engine does not have, and the functions that
