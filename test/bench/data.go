@@ -23,11 +23,11 @@ func (r *runner) provideData(ctx context.Context, spec dataset.Spec, dataDir str
 			return fmt.Errorf("fill etcd: %w", err)
 		}
 	}
-	r.progress.step("copy the filled etcd")
+	r.steps.step("copy the filled etcd")
 	if err := errors.Join(os.CopyFS(dataDir, os.DirFS(filled)), os.Chmod(dataDir, 0o700)); err != nil {
 		return fmt.Errorf("copy the filled etcd: %w", err)
 	}
-	r.progress.done("%s", filled)
+	r.steps.done("%s", filled)
 	return nil
 }
 
@@ -43,12 +43,12 @@ func (r *runner) fill(ctx context.Context, spec dataset.Spec, filled string) err
 	}
 	defer os.RemoveAll(unfinished)
 
-	r.progress.step("fill etcd with %s objects", grouped(spec.Len()))
+	r.steps.step("fill etcd with %s objects", grouped(spec.Len()))
 	etcd, err := target.StartEtcd(ctx, r.config.Binary, unfinished, r.runDir)
 	if err != nil {
 		return err
 	}
-	err = dataset.Fill(ctx, etcd.Client, spec, func(done, total int) { r.progress.update("%3d %%", 100*done/total) })
+	err = dataset.Fill(ctx, etcd.Client, spec, func(done, total int) { r.steps.update("%3d %%", 100*done/total) })
 	etcd.Stop()
 	if err != nil {
 		return err
@@ -58,7 +58,7 @@ func (r *runner) fill(ctx context.Context, spec dataset.Spec, filled string) err
 			return err
 		} // otherwise another benchmark was faster, with the same content
 	}
-	r.progress.done("done")
+	r.steps.done("done")
 	return nil
 }
 

@@ -168,11 +168,11 @@ func (l *lived) run(ctx context.Context, r *runner) error {
 		if err := after.note(ctx, lives, "at the end"+suffix); err != nil {
 			return err
 		}
-		r.progress.step("rest")
+		r.steps.step("rest")
 		if !waitUntil(ctx, time.Now().Add(l.rest)) {
 			return context.Cause(ctx)
 		}
-		r.progress.done("done")
+		r.steps.done("done")
 		if err := after.note(ctx, lives, fmt.Sprintf("%v later%s", l.rest, suffix)); err != nil {
 			return err
 		}

@@ -215,9 +215,9 @@ func benchmark(ctx context.Context, config Config, stdout io.Writer, stderr *os.
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, config.Timeout, fmt.Errorf("took longer than -timeout %v", config.Timeout))
 	defer cancel()
-	progress := newSteps(stderr)
+	steps := newSteps(stderr)
 	if config.Binary == "" {
-		if err := config.build(ctx, progress); err != nil {
+		if err := config.build(ctx, steps); err != nil {
 			return err
 		}
 	}
@@ -241,7 +241,7 @@ func benchmark(ctx context.Context, config Config, stdout io.Writer, stderr *os.
 		return err
 	}
 
-	r := &runner{config: config, credentials: credentials, runDir: runDir, progress: progress}
+	r := &runner{config: config, credentials: credentials, runDir: runDir, steps: steps}
 	runErr := r.run(ctx)
 	failures := r.summarize(report)
 	// Results from before an interruption are shown too.
@@ -264,15 +264,15 @@ func benchmark(ctx context.Context, config Config, stdout io.Writer, stderr *os.
 }
 
 // build builds the command of this repository.
-func (c *Config) build(ctx context.Context, progress *steps) error {
+func (c *Config) build(ctx context.Context, steps *steps) error {
 	c.Binary = filepath.Join(c.root, "bin", "strata")
-	progress.step("go build -o bin/strata ./server/cmd/strata")
+	steps.step("go build -o bin/strata ./server/cmd/strata")
 	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", c.Binary, "./server/cmd/strata")
 	cmd.Dir = c.root
 	if output, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("build strata: %w\n%s", err, output)
 	}
-	progress.done("done")
+	steps.done("done")
 	return nil
 }
 

@@ -23,8 +23,8 @@ type runner struct {
 	config      Config
 	credentials *target.Credentials
 	// logs, credentials and the copy of etcd's data; removed at the end unless something failed
-	runDir   string
-	progress *steps
+	runDir string
+	steps  *steps
 
 	observed map[string]map[string][]Observation // by workload and engine
 	failed   map[string]map[string]error         // the same; the first failure
@@ -232,8 +232,8 @@ func (b *bench) startAll(ctx context.Context, w Workload) error {
 			return err
 		}
 		if err != nil {
-			b.progress.step("%-14s %-10s start", w.Name, spec.Label)
-			b.progress.done("FAILED: %v", err)
+			b.steps.step("%-14s %-10s start", w.Name, spec.Label)
+			b.steps.done("FAILED: %v", err)
 			b.fail(w, spec, err)
 		}
 	}
@@ -283,10 +283,10 @@ func (b *bench) measure(ctx context.Context, w Workload, spec target.EngineSpec,
 	} else {
 		step += " warm"
 	}
-	b.progress.step("%s", step)
+	b.steps.step("%s", step)
 	observed, err := b.sample(ctx, w, spec)
 	if err == nil {
-		b.progress.done("%s", outcome(observed))
+		b.steps.done("%s", outcome(observed))
 		if counts {
 			b.observed[w.Name][spec.Label] = append(b.observed[w.Name][spec.Label], observed)
 		}
@@ -298,7 +298,7 @@ func (b *bench) measure(ctx context.Context, w Workload, spec target.EngineSpec,
 	if ended := b.etcd.Ended(); ended != nil {
 		return ended
 	}
-	b.progress.done("FAILED: %v", err)
+	b.steps.done("FAILED: %v", err)
 	b.fail(w, spec, err)
 	return nil
 }

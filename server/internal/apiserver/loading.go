@@ -6,14 +6,14 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/stratakube/strata/internal/progress"
+	"github.com/stratakube/strata/internal/statusline"
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
 // logLoad logs the progress of the load of memory while it takes long, and then that of the restore
 // of history. stop ends it early.
 func logLoad(ctx context.Context, state func(context.Context) kubestorage.LoadState) (stop func()) {
-	return progress.Every(func(elapsed time.Duration) bool {
+	return statusline.Every(func(elapsed time.Duration) bool {
 		s := state(ctx)
 		switch {
 		case s.Loading:

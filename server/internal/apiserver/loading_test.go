@@ -11,7 +11,7 @@ import (
 	"github.com/go-logr/logr/funcr"
 	"k8s.io/klog/v2"
 
-	"github.com/stratakube/strata/internal/progress"
+	"github.com/stratakube/strata/internal/statusline"
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
@@ -40,7 +40,7 @@ func TestLogLoad_LongLoad_IsLoggedUntilItsEnd(t *testing.T) {
 			calls++
 			return states[min(calls, len(states))-1]
 		})
-		time.Sleep(progress.After + 10*progress.Interval)
+		time.Sleep(statusline.After + 10*statusline.Interval)
 		stop()
 		if calls != len(states) {
 			t.Errorf("%d reads of the state, want %d", calls, len(states))

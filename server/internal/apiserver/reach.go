@@ -18,7 +18,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/klog/v2"
 
-	"github.com/stratakube/strata/internal/progress"
+	"github.com/stratakube/strata/internal/statusline"
 )
 
 const (
@@ -56,7 +56,7 @@ func awaitServers(ctx context.Context, t storagebackend.TransportConfig) error {
 	health := healthpb.NewHealthClient(client.ActiveConnection())
 
 	var last atomic.Pointer[string]
-	defer progress.Every(func(elapsed time.Duration) bool {
+	defer statusline.Every(func(elapsed time.Duration) bool {
 		if reason := last.Load(); reason != nil {
 			klog.InfoS("Waiting for etcd", "servers", t.ServerList, "err", *reason, "took", elapsed.Round(time.Millisecond))
 		}

@@ -15,7 +15,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
-	"github.com/stratakube/strata/internal/progress"
+	"github.com/stratakube/strata/internal/statusline"
 	"github.com/stratakube/strata/server/internal/cli"
 )
 
@@ -93,7 +93,7 @@ func (f *flags) run(cmd *cobra.Command, r resource) error {
 	defer target.Close()
 	c := &copier{source: source, target: target, resource: r, quiet: identityRenewal,
 		prefix: strings.TrimSuffix(path.Join("/", f.prefix), "/") + "/",
-		out:    cmd.OutOrStdout(), shown: progress.Start(cmd.ErrOrStderr())}
+		out:    cmd.OutOrStdout(), shown: statusline.Start(cmd.ErrOrStderr())}
 	defer c.shown.Stop()
 	return c.run(ctx, f.replace, f.dryRun)
 }

@@ -19,7 +19,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/stratakube/strata/internal/progress"
+	"github.com/stratakube/strata/internal/statusline"
 )
 
 const (
@@ -56,7 +56,7 @@ type copier struct {
 	resource       resource
 	quiet          time.Duration // without a write before the copy begins
 	out            io.Writer
-	shown          *progress.Steps
+	shown          *statusline.Steps
 
 	leases map[int64]clientv3.LeaseID // of target, by that of source; 0 if it has expired
 }

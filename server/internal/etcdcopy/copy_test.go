@@ -12,7 +12,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
-	"github.com/stratakube/strata/internal/progress"
+	"github.com/stratakube/strata/internal/statusline"
 	"github.com/stratakube/strata/server/internal/embedetcd"
 )
 
@@ -43,7 +43,7 @@ func newCopier(t *testing.T, name string, source, target end) (*copier, *strings
 		t.Fatal(err)
 	}
 	out := &strings.Builder{}
-	c := &copier{source: source, target: target, prefix: "/registry/", resource: r, out: out, shown: progress.Start(out),
+	c := &copier{source: source, target: target, prefix: "/registry/", resource: r, out: out, shown: statusline.Start(out),
 		quiet: time.Millisecond, leases: map[int64]clientv3.LeaseID{}}
 	t.Cleanup(c.shown.Stop)
 	return c, out

@@ -19,7 +19,7 @@ import (
 	"k8s.io/cli-runtime/pkg/resource"
 	"k8s.io/client-go/rest"
 
-	"github.com/stratakube/strata/internal/progress"
+	"github.com/stratakube/strata/internal/statusline"
 	"github.com/stratakube/strata/kube/revisiontimes"
 )
 
@@ -194,7 +194,7 @@ func (c *client) failed(ctx context.Context, verb string, t target, revision int
 }
 
 // objects lists the target at a revision, and counts the objects in the step of shown.
-func (c *client) objects(ctx context.Context, t target, revision int64, shown *progress.Steps) ([]*unstructured.Unstructured, error) {
+func (c *client) objects(ctx context.Context, t target, revision int64, shown *statusline.Steps) ([]*unstructured.Unstructured, error) {
 	var all []*unstructured.Unstructured
 	err := c.list(ctx, t, revision, jsonMedia, func(data []byte) error {
 		list := &unstructured.UnstructuredList{}
@@ -212,7 +212,7 @@ func (c *client) objects(ctx context.Context, t target, revision int64, shown *p
 
 // countPage sets the count of a step to the items of a list so far, and its total if the server has
 // sent the number of the remaining ones.
-func countPage(shown *progress.Steps, items int, remaining *int64) {
+func countPage(shown *statusline.Steps, items int, remaining *int64) {
 	shown.Set(items)
 	if remaining != nil {
 		shown.Of(items + int(*remaining))

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/stratakube/strata/internal/progress"
+	"github.com/stratakube/strata/internal/statusline"
 	"github.com/stratakube/strata/kube/revisiontimes"
 )
 
@@ -136,7 +136,7 @@ func (o *diffOptions) run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	shown := progress.Start(o.ErrOut)
+	shown := statusline.Start(o.ErrOut)
 	defer shown.Stop()
 	shown.Next("discovering the resources of %s", c.config.Host)
 	ts, err := c.targets(args, o.selection)
@@ -170,7 +170,7 @@ type state struct {
 }
 
 // diff returns the differences of a window, ordered by namespace and name.
-func (c *client) diff(ctx context.Context, w window, shown *progress.Steps) ([]objectDiff, error) {
+func (c *client) diff(ctx context.Context, w window, shown *statusline.Steps) ([]objectDiff, error) {
 	shown.Next("reading %s at revision %d", w.target, w.from)
 	objects, err := c.objects(ctx, w.target, w.from, shown)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/printers"
 
-	"github.com/stratakube/strata/internal/progress"
+	"github.com/stratakube/strata/internal/statusline"
 	"github.com/stratakube/strata/kube/revisiontimes"
 	"github.com/stratakube/strata/server/internal/cli"
 )
@@ -95,7 +95,7 @@ func (o *getOptions) run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	shown := progress.Start(o.ErrOut)
+	shown := statusline.Start(o.ErrOut)
 	defer shown.Stop()
 	shown.Next("discovering the resources of %s", c.config.Host)
 	ts, err := c.targets(args, o.selection)
@@ -119,7 +119,7 @@ func (s snapshot) notFound() error {
 		s.target, s.where(), stampOf(s.times, s.revision), s.target)
 }
 
-func (o *getOptions) printObjects(ctx context.Context, c *client, all []snapshot, shown *progress.Steps, printer printers.ResourcePrinter) error {
+func (o *getOptions) printObjects(ctx context.Context, c *client, all []snapshot, shown *statusline.Steps, printer printers.ResourcePrinter) error {
 	list := &unstructured.UnstructuredList{Object: map[string]any{"apiVersion": "v1", "kind": "List", "metadata": map[string]any{}}}
 	for _, s := range all {
 		shown.Next("reading %s at revision %d", s.target, s.revision)
@@ -144,7 +144,7 @@ func (o *getOptions) printObjects(ctx context.Context, c *client, all []snapshot
 	return printer.PrintObj(list, o.Out)
 }
 
-func (o *getOptions) printTables(ctx context.Context, c *client, all []snapshot, shown *progress.Steps) error {
+func (o *getOptions) printTables(ctx context.Context, c *client, all []snapshot, shown *statusline.Steps) error {
 	// Several types are printed one after another; several names of a type, in one table.
 	printed := 0
 	for len(all) > 0 {
@@ -190,7 +190,7 @@ func (o *getOptions) printNone(all []snapshot) error {
 }
 
 // table returns the table of snapshots of one resource.
-func (c *client) table(ctx context.Context, all []snapshot, shown *progress.Steps) (*metav1.Table, error) {
+func (c *client) table(ctx context.Context, all []snapshot, shown *statusline.Steps) (*metav1.Table, error) {
 	result := &metav1.Table{}
 	for _, s := range all {
 		shown.Next("reading %s at revision %d", s.target, s.revision)

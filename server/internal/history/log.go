@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	"github.com/stratakube/strata/internal/progress"
+	"github.com/stratakube/strata/internal/statusline"
 	"github.com/stratakube/strata/server/internal/cli"
 )
 
@@ -87,7 +87,7 @@ func (o *logOptions) run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	shown := progress.Start(o.ErrOut)
+	shown := statusline.Start(o.ErrOut)
 	defer shown.Stop()
 	shown.Next("discovering the resources of %s", c.config.Host)
 	ts, err := c.targets(args, selection{})
@@ -119,7 +119,7 @@ func (o *logOptions) run(ctx context.Context, args []string) error {
 
 // log returns the versions of a window of one object, in order. The first one is that at the
 // beginning, if there was one.
-func (c *client) log(ctx context.Context, w window, shown *progress.Steps) ([]version, error) {
+func (c *client) log(ctx context.Context, w window, shown *statusline.Steps) ([]version, error) {
 	shown.Next("reading the versions of %s after revision %d", w.target, w.from)
 	objects, err := c.objects(ctx, w.target, w.from, shown)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
 
-	"github.com/stratakube/strata/internal/progress"
+	"github.com/stratakube/strata/internal/statusline"
 	"github.com/stratakube/strata/server/internal/cli"
 )
 
@@ -104,7 +104,7 @@ func cell(text string, wide bool) string {
 // colours reports whether output to w has colours: on a terminal only, and not if the user has
 // turned them off.
 func colours(w io.Writer) bool {
-	return progress.IsTerminal(w) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+	return statusline.IsTerminal(w) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
 }
 
 // output is the flag -o of commands whose results are not objects.

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
-	"github.com/stratakube/strata/internal/progress"
+	"github.com/stratakube/strata/internal/statusline"
 )
 
 // parallelReads bounds the resources that are read at once. Most reads wait for a bookmark.
@@ -118,7 +118,7 @@ func (n *names) sorted() []string {
 }
 
 // collect returns the events of windows with common revisions, in order.
-func (c *client) collect(ctx context.Context, windows []window, shown *progress.Steps) ([]recorded, error) {
+func (c *client) collect(ctx context.Context, windows []window, shown *statusline.Steps) ([]recorded, error) {
 	shown.Next("reading the events of %d resources after revision %d", len(windows), windows[0].from)
 	events := make([][]recorded, len(windows))
 	group, ctx := errgroup.WithContext(ctx)

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
 
-	"github.com/stratakube/strata/internal/progress"
+	"github.com/stratakube/strata/internal/statusline"
 	"github.com/stratakube/strata/server/internal/cli"
 )
 
@@ -69,7 +69,7 @@ func (o *replayOptions) run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	shown := progress.Start(o.ErrOut)
+	shown := statusline.Start(o.ErrOut)
 	defer shown.Stop()
 	shown.Next("discovering the resources of %s", c.config.Host)
 	ts, all, err := c.selected(args, o.selection)

@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/stratakube/strata/internal/progress"
+	"github.com/stratakube/strata/internal/statusline"
 	"github.com/stratakube/strata/server/internal/cli"
 )
 
@@ -98,7 +98,7 @@ func (o *topOptions) run(ctx context.Context, args []string) error {
 			o.types[t.resource()] = true
 		}
 	}
-	terminal := progress.IsTerminal(o.Out)
+	terminal := statusline.IsTerminal(o.Out)
 	if o.count == 0 && !terminal {
 		o.count = 1
 	}
@@ -106,7 +106,7 @@ func (o *topOptions) run(ctx context.Context, args []string) error {
 	defer ticker.Stop()
 	var before map[string]*usage
 	for i := 1; ; i++ {
-		shown := progress.Start(o.ErrOut)
+		shown := statusline.Start(o.ErrOut)
 		shown.Next("reading /metrics of %s", c.config.Host)
 		all, err := c.usage(ctx)
 		shown.Stop()

@@ -61,7 +61,7 @@ type haControlPlane struct {
 
 // runHA is run for a control plane of several processes.
 func runHA(ctx context.Context, s settings) (err error) {
-	p := &haControlPlane{controlPlane: controlPlane{settings: s, show: newProgress(s.out)}}
+	p := &haControlPlane{controlPlane: controlPlane{settings: s, show: newStepPrinter(s.out)}}
 	defer func() { err = p.stop(err) }()
 	if err := p.prepare(); err != nil {
 		return err

@@ -75,7 +75,7 @@ func run(ctx context.Context, s settings) (err error) {
 	if s.ha {
 		return runHA(ctx, s)
 	}
-	p := &controlPlane{settings: s, show: newProgress(s.out)}
+	p := &controlPlane{settings: s, show: newStepPrinter(s.out)}
 	defer func() { err = p.stop(err) }()
 	if err := p.prepare(); err != nil {
 		return err
@@ -89,7 +89,7 @@ func run(ctx context.Context, s settings) (err error) {
 // controlPlane is a control plane. Components that do not exist yet are nil.
 type controlPlane struct {
 	settings
-	show    *progress
+	show    *stepPrinter
 	addr    address
 	enabled []string // the controllers
 
@@ -299,7 +299,7 @@ func (p *controlPlane) stop(err error) error {
 // waitReady returns the Info of the API server when it is ready, or the error with which it ended.
 // A signal does not end the wait immediately, because upstream's server exits the process if it is
 // stopped while its start hooks run. After a signal, waitReady waits at most stopTimeout.
-func waitReady(ctx context.Context, show *progress, server *component, ready <-chan apiserver.Info, etcd *embedetcd.Server) (apiserver.Info, error) {
+func waitReady(ctx context.Context, show *stepPrinter, server *component, ready <-chan apiserver.Info, etcd *embedetcd.Server) (apiserver.Info, error) {
 	signalled := ctx.Done()
 	var giveUp <-chan time.Time
 	for {
@@ -322,7 +322,7 @@ func waitReady(ctx context.Context, show *progress, server *component, ready <-c
 
 // startControllers starts the controllers named in enabled, and returns when the first effect of
 // them is visible, or after controllersTimeout.
-func (s settings) startControllers(ctx context.Context, show *progress, dir *datadir.Dir, url string, files *pki.Files, enabled []string) (*component, error) {
+func (s settings) startControllers(ctx context.Context, show *stepPrinter, dir *datadir.Dir, url string, files *pki.Files, enabled []string) (*component, error) {
 	if len(enabled) == 0 {
 		show.step("controllers: none")
 		return launch("controllers", func(ctx context.Context) error { <-ctx.Done(); return nil }), nil

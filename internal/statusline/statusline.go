@@ -1,11 +1,11 @@
-// Package progress shows how far long work is. Work that ends within two seconds shows nothing.
-// After that, the progress is one line that is updated on a terminal, and otherwise a line every
-// five seconds. There are three forms:
+// Package statusline shows how far long work is. Work that ends within two seconds shows nothing.
+// After that, the status is one line that is updated on a terminal, and otherwise a line every five
+// seconds. There are three forms:
 //
 //	Every   calls a function, for log messages
 //	Line    a line of a caller's text, between other lines of the same stream
 //	Steps   a line of steps with counts: "reading pods: 1500 of 30000, 4s"
-package progress
+package statusline
 
 import (
 	"fmt"
@@ -69,14 +69,14 @@ func every(interval time.Duration, report func(elapsed time.Duration) bool) (sto
 	})
 }
 
-// Line writes lines to a stream, and below them, while Watch runs, one line of progress. Its
-// methods may be called concurrently.
+// Line writes lines to a stream, and below them, while Watch runs, a status line. Its methods may
+// be called concurrently.
 type Line struct {
 	w        io.Writer
 	terminal bool
 
 	mu    sync.Mutex // held while writing
-	shown bool       // the last line on the terminal is progress, without its end
+	shown bool       // the last line on the terminal is a status line, without its end
 }
 
 // NewLine returns a Line on w.
@@ -97,7 +97,7 @@ func (l *Line) clearLocked() {
 	}
 }
 
-// Watch shows text as progress until stop is called, which removes the line from a terminal. An
+// Watch shows text as status line until stop is called, which removes the line from a terminal. An
 // empty text is not shown. At most one Watch of a Line may run.
 func (l *Line) Watch(text func(elapsed time.Duration) string) (stop func()) {
 	interval := Interval
@@ -127,7 +127,7 @@ func (l *Line) Watch(text func(elapsed time.Duration) string) (stop func()) {
 	}
 }
 
-// Steps is the progress of work in steps, each of which counts. Its methods may be called
+// Steps is the status line of work in steps, each of which counts. Its methods may be called
 // concurrently.
 type Steps struct {
 	step atomic.Pointer[step]

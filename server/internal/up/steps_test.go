@@ -16,7 +16,7 @@ import (
 func TestLoading_SlowStart_ShowsObjects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
-		show := newProgress(&out)
+		show := newStepPrinter(&out)
 		var load loading
 		stop := show.waiting(func() string { return load.text(t.Context(), "the.log") })
 		time.Sleep(2500 * time.Millisecond)

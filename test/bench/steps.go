@@ -6,13 +6,13 @@ import (
 	"sync"
 	"time"
 
-	"github.com/stratakube/strata/internal/progress"
+	"github.com/stratakube/strata/internal/statusline"
 )
 
 // steps prints a line per step, with the time since the start, and while a step runs its state. Its
 // methods may be called concurrently.
 type steps struct {
-	line  *progress.Line
+	line  *statusline.Line
 	began time.Time
 
 	mu      sync.Mutex
@@ -22,7 +22,7 @@ type steps struct {
 }
 
 func newSteps(out *os.File) *steps {
-	return &steps{line: progress.NewLine(out), began: time.Now(), end: func() {}}
+	return &steps{line: statusline.NewLine(out), began: time.Now(), end: func() {}}
 }
 
 func (s *steps) textLocked(state string) string {

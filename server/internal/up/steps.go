@@ -7,31 +7,31 @@ import (
 	"sync/atomic"
 	"time"
 
-	lines "github.com/stratakube/strata/internal/progress"
+	"github.com/stratakube/strata/internal/statusline"
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
-// progress prints the steps of startup and shutdown for the user, one line each, with the time
+// stepPrinter prints the steps of startup and shutdown for the user, one line each, with the time
 // since the start. Its methods may be called concurrently.
-type progress struct {
-	line  *lines.Line
+type stepPrinter struct {
+	line  *statusline.Line
 	start time.Time
 }
 
-func newProgress(out io.Writer) *progress {
-	return &progress{line: lines.NewLine(out), start: time.Now()}
+func newStepPrinter(out io.Writer) *stepPrinter {
+	return &stepPrinter{line: statusline.NewLine(out), start: time.Now()}
 }
 
-func (p *progress) step(format string, args ...any) {
+func (p *stepPrinter) step(format string, args ...any) {
 	p.line.Print(p.text(format, args...))
 }
 
-func (p *progress) text(format string, args ...any) string {
+func (p *stepPrinter) text(format string, args ...any) string {
 	return fmt.Sprintf("%7.2fs  %s", time.Since(p.start).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// waiting shows a step that is in progress until stop is called.
-func (p *progress) waiting(state func() string) (stop func()) {
+// waiting shows a step that lasts until stop is called.
+func (p *stepPrinter) waiting(state func() string) (stop func()) {
 	return p.line.Watch(func(time.Duration) string { return p.text("%s", state()) })
 }
 
@@ -48,7 +48,7 @@ func (l *loading) begin(state func(context.Context) kubestorage.LoadState) { l.s
 func (l *loading) text(ctx context.Context, log string) string {
 	if state := l.state.Load(); state != nil {
 		if s := (*state)(ctx); s.Loading {
-			return fmt.Sprintf("API server: loading objects from etcd: %s, at %s", lines.Count(s.Objects, s.Total), s.Resource)
+			return fmt.Sprintf("API server: loading objects from etcd: %s, at %s", statusline.Count(s.Objects, s.Total), s.Resource)
 		}
 	}
 	return "API server: not ready yet; see " + log
