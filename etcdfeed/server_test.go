@@ -109,7 +109,7 @@ func TestFeedServer_WritesDuringRestoreBelow_HistoryIsRestored(t *testing.T) {
 	m, r := f.below(t, func(s driver.Source) driver.Source { return busySource{s, func() { write(2) }} })
 	now := catchUp(t, m)
 	ctx := contextFor(t)
-	for m.LoadProgress().Restoring {
+	for m.LoadState().Restoring {
 		if err := r.WaitHistory(ctx, now-1); err != nil {
 			t.Fatal(err)
 		}

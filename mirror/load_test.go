@@ -590,7 +590,7 @@ func TestLateClaim_ManyResources_DoNotQueueForHistory(t *testing.T) {
 
 // While the prefix is listed, the progress has the keys that have arrived, of any resource, and the
 // last of them.
-func TestLoadProgress_ListInProgress_HasKeysOfItsPages(t *testing.T) {
+func TestLoadState_ListInProgress_HasKeysOfItsPages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		for _, key := range []string{"/registry/a/1", "/registry/a/2", "/registry/b/1"} {
@@ -609,17 +609,17 @@ func TestLoadProgress_ListInProgress_HasKeysOfItsPages(t *testing.T) {
 			})
 		}}
 		m := start(t, source, presentOnly)
-		if p := m.LoadProgress(); !p.Loading || p.Listed != 0 || p.Position != "" {
+		if p := m.LoadState(); !p.Loading || p.Listed != 0 || p.Position != "" {
 			t.Errorf("before the first page: %+v", p)
 		}
 		for i, position := range []string{"/registry/a/1", "/registry/a/2", "/registry/b/1"} {
 			next <- struct{}{}
 			synctest.Wait()
-			if p := m.LoadProgress(); p.Listed != int64(i+1) || p.Received != p.Listed || p.Position != position {
+			if p := m.LoadState(); p.Listed != int64(i+1) || p.Received != p.Listed || p.Position != position {
 				t.Errorf("after %d pages: %+v, want %d keys up to %s", i+1, p, i+1, position)
 			}
 		}
-		if p := m.LoadProgress(); p.Loading || p.Failed != 0 {
+		if p := m.LoadState(); p.Loading || p.Failed != 0 {
 			t.Errorf("at the end: %+v", p)
 		}
 	})

@@ -78,8 +78,8 @@ func (m *Mirror) Exclude(prefix string) (*Resource, error) { return m.claim(pref
 // probably be served soon.
 func (m *Mirror) Loading() bool { return m.loading.Load() }
 
-// LoadProgress is the progress of a mirror's lists and restores.
-type LoadProgress struct {
+// LoadState is the state of a mirror's lists and restores.
+type LoadState struct {
 	Loading  bool   // the whole prefix is being listed; see Mirror.Loading
 	Listed   int64  // keys that its current or last list has read
 	Position string // the last one of them
@@ -91,9 +91,9 @@ type LoadProgress struct {
 	Failed    int64 // times the whole prefix had to be relisted, or could not be listed
 }
 
-// LoadProgress returns the progress of lists and restores. Cost is a few atomic loads.
-func (m *Mirror) LoadProgress() LoadProgress {
-	p := LoadProgress{
+// LoadState returns the state of lists and restores. Cost is a few atomic loads.
+func (m *Mirror) LoadState() LoadState {
+	p := LoadState{
 		Loading:   m.Loading(),
 		Listed:    m.stats.listing.Load(),
 		Restoring: m.stats.Restoring.Load() > 0,

@@ -111,7 +111,7 @@ func (e *Engine) WaitLoaded(ctx context.Context, stall time.Duration) error {
 		loaded := true
 		for _, c := range clusters {
 			if c.mirror != nil {
-				p := c.mirror.LoadProgress()
+				p := c.mirror.LoadState()
 				received += p.Received
 				if loaded = loaded && !p.Loading; p.Failed > 0 && !loaded {
 					return false, errLoadFailed

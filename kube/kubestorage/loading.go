@@ -29,9 +29,9 @@ type LoadState struct {
 // 100,000 keys.
 const countTimeout = time.Second
 
-// LoadState returns the progress of the load, of all etcd clusters together; of the clusters that
-// are being loaded, the resource is that of one. The first call asks each etcd for the number of
-// its keys, and takes a second at most for each.
+// LoadState returns the state of the load, of all etcd clusters together; of the clusters that are
+// being loaded, the resource is that of one. The first call asks each etcd for the number of its
+// keys, and takes a second at most for each.
 func (e *Engine) LoadState(ctx context.Context) (state LoadState) {
 	e.mu.Lock()
 	clusters := slices.Collect(maps.Values(e.clusters))
@@ -42,7 +42,7 @@ func (e *Engine) LoadState(ctx context.Context) (state LoadState) {
 			continue
 		}
 		total := c.totalKeys(ctx)
-		p := c.mirror.LoadProgress()
+		p := c.mirror.LoadState()
 		state.Objects += p.Listed
 		state.Total += total
 		totalKnown = totalKnown && total > 0

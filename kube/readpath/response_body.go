@@ -103,7 +103,7 @@ func (b *body) out(p []byte) error {
 func (b *body) wrote(n int64) {
 	b.size -= n
 	if b.paced != nil {
-		b.paced.Progress(n)
+		b.paced.Earn(n)
 	}
 }
 

@@ -191,7 +191,7 @@ func (w *watchWriter) object(t watch.EventType, object []byte) error {
 func (w *watchWriter) record(size int) {
 	w.events++
 	if w.paced != nil {
-		w.paced.Progress(int64(size))
+		w.paced.Earn(int64(size))
 	}
 	w.sizes.Observe(float64(size))
 }

@@ -312,7 +312,7 @@ func TestFeedServer_MirrorOfMirror_IsAsFreshAsEtcd(t *testing.T) {
 	}
 	put(t, etcd, "/elsewhere"+prefix, "moves the revision of etcd, without an event below")
 	catchUp(t, m)
-	if n := m.LoadProgress().Failed; n != 0 {
+	if n := m.LoadState().Failed; n != 0 {
 		t.Errorf("%d relists", n)
 	}
 }

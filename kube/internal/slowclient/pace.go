@@ -81,8 +81,8 @@ func (c *Conn) End() {
 	}
 }
 
-// Progress counts bytes, before compression, that are part of the next write.
-func (p *Pace) Progress(bytes int64) { p.earned += bytes }
+// Earn counts bytes, before compression, that are part of the next write.
+func (p *Pace) Earn(bytes int64) { p.earned += bytes }
 
 // Write calls write with a timer that calls slow when the credit is used up.
 func (p *Pace) Write(write func() (int, error)) (int, error) {
@@ -171,7 +171,7 @@ func (w *Writer) write(p []byte) (written int, err error) {
 	}
 	for {
 		chunk := p[written:min(len(p), written+writeChunk)]
-		w.Pace.Progress(w.uncompressed(len(chunk)))
+		w.Pace.Earn(w.uncompressed(len(chunk)))
 		n, err := w.Pace.Write(func() (int, error) { return w.ResponseWriter.Write(chunk) })
 		if written += n; err != nil || written == len(p) {
 			return written, err
