@@ -28,14 +28,14 @@ const (
 )
 
 // log is the events after the revision floor and up to the revision end, over all resources, in
-// revision order. Revisions in it are complete. It belongs to one run of a feed: begin drops it and
-// starts another run. All methods may be called concurrently.
+// revision order. Revisions in it are complete. It belongs to one epoch of the feed: begin drops it
+// and starts another one. All methods may be called concurrently.
 type log struct {
 	maxBytes int64
 
 	mu       sync.Mutex // leaf; guards the fields below
-	cluster  uint64     // 0 before the first run
-	run      int64
+	cluster  uint64     // 0 before the first epoch
+	epoch    int64
 	floor    mirror.Revision
 	end      mirror.Revision
 	events   []*mvccpb.Event
@@ -51,7 +51,7 @@ func newLog(maxBytes int64) *log { return &log{maxBytes: maxBytes, changed: make
 // state is a reading of a log.
 type state struct {
 	cluster    uint64
-	run        int64
+	epoch      int64
 	floor, end mirror.Revision
 	bytes      int64
 	awaited    mirror.Revision // all events after it, up to floor, may arrive; floor if none will
@@ -69,7 +69,7 @@ func (l *log) state() state {
 
 // stateLocked is state for a caller that holds mu.
 func (l *log) stateLocked() state {
-	s := state{cluster: l.cluster, run: l.run, floor: l.floor, awaited: l.floor, end: l.end, bytes: l.bytes, changed: l.changed}
+	s := state{cluster: l.cluster, epoch: l.epoch, floor: l.floor, awaited: l.floor, end: l.end, bytes: l.bytes, changed: l.changed}
 	if !l.awaiting.IsZero() && time.Now().Before(l.awaiting) {
 		s.awaited = min(l.reach, l.floor)
 	}
@@ -82,13 +82,13 @@ func (l *log) wakeLocked() {
 	l.changed = make(chan struct{})
 }
 
-// begin drops the events and begins a run after the revision. With history, events below it may
+// begin drops the events and begins an epoch after the revision. With history, events below it may
 // arrive by join.
 func (l *log) begin(after driver.Header, history bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.cluster, l.floor, l.end, l.since = after.ClusterID, after.Revision, after.Revision, after.Revision
-	l.run++
+	l.epoch++
 	l.events, l.bytes, l.awaiting, l.reach = nil, 0, time.Time{}, 0
 	if history {
 		l.awaiting = time.Now().Add(announcedHistory)
@@ -96,8 +96,8 @@ func (l *log) begin(after driver.Header, history bool) {
 	l.wakeLocked()
 }
 
-// resume continues the run after the revision if the log has reached it, and otherwise begins
-// another run.
+// resume continues the epoch after the revision if the log has reached it, and otherwise begins
+// another epoch.
 func (l *log) resume(after driver.Header) {
 	l.mu.Lock()
 	same := l.cluster == after.ClusterID && l.floor <= after.Revision && after.Revision <= l.end
@@ -179,8 +179,8 @@ func (l *log) expectHistory(within time.Duration, reach mirror.Revision) {
 	}
 }
 
-// join puts the events after the revision floor and up to the start of the run in front, as far as
-// the bound allows. No history arrives after it; events may be nil and floor the start.
+// join puts the events after the revision floor and up to the start of the epoch in front, as far
+// as the bound allows. No history arrives after it; events may be nil and floor the start.
 func (l *log) join(floor mirror.Revision, through driver.Header, events []*mvccpb.Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -44,8 +44,8 @@ func TestLog_RandomSteps_EqualsSliceWithFloor(t *testing.T) {
 			"repeat": func(*rapid.T) {
 				st := l.state()
 				l.resume(driver.Header{ClusterID: 1, Revision: max(st.floor, st.end-2)})
-				if again := l.state(); again.run != st.run || again.end != st.end {
-					t.Fatalf("resumed after %d: run %d, end %d, was run %d, end %d", st.end-2, again.run, again.end, st.run, st.end)
+				if again := l.state(); again.epoch != st.epoch || again.end != st.end {
+					t.Fatalf("resumed after %d: epoch %d, end %d, was epoch %d, end %d", st.end-2, again.epoch, again.end, st.epoch, st.end)
 				}
 				l.append(driver.Batch{Through: st.end, Changes: []driver.Change{change(st.end, "repeated")}})
 			},
@@ -111,7 +111,7 @@ func checkLog(t *rapid.T, l *log, all map[mirror.Revision]int) {
 }
 
 // TestLog_OtherHistory_BeginsAnotherRun: a watch after a revision that the log has not reached, of
-// another cluster, or from below its floor begins another run, and wakes the readers.
+// another cluster, or from below its floor begins another epoch, and wakes the readers.
 func TestLog_OtherHistory_BeginsAnotherRun(t *testing.T) {
 	for name, after := range map[string]driver.Header{
 		"gap": {ClusterID: 1, Revision: 30}, "cluster": {ClusterID: 2, Revision: 20}, "older": {ClusterID: 1, Revision: 5},
@@ -123,7 +123,7 @@ func TestLog_OtherHistory_BeginsAnotherRun(t *testing.T) {
 			before := l.state()
 			l.resume(after)
 			st := l.state()
-			if st.run == before.run || st.floor != after.Revision || st.end != after.Revision || st.bytes != 0 || st.restoring() {
+			if st.epoch == before.epoch || st.floor != after.Revision || st.end != after.Revision || st.bytes != 0 || st.restoring() {
 				t.Errorf("state %+v after %+v", st, after)
 			}
 			select {
@@ -131,7 +131,7 @@ func TestLog_OtherHistory_BeginsAnotherRun(t *testing.T) {
 			case <-time.After(time.Minute):
 				t.Error("readers were not woken")
 			}
-			l.join(1, driver.Header{ClusterID: 1, Revision: 10}, nil) // of the run before
+			l.join(1, driver.Header{ClusterID: 1, Revision: 10}, nil) // of the epoch before
 			if st := l.state(); st.floor != after.Revision {
 				t.Errorf("floor %d, want %d", st.floor, after.Revision)
 			}

@@ -34,11 +34,11 @@ const (
 )
 
 var (
-	// errRestarted ends a stream whose log began another run. The client must not resume it without
-	// a check of the revision and the cluster, which may be those of a restored etcd, so the code
-	// is one after which clientv3 returns the error to the caller of the watch.
+	// errRestarted ends a stream whose log began another epoch. The client must not resume it
+	// without a check of the revision and the cluster, which may be those of a restored etcd, so
+	// the code is one after which clientv3 returns the error to the caller of the watch.
 	errRestarted = status.Error(codes.Aborted, "the feed of the replica restarted; verify the revision of etcd, then resume")
-	// errNotBegun refuses a request while there is no state, or no run of the log, that it needs.
+	// errNotBegun refuses a request while there is no state, or no epoch of the log, that it needs.
 	// The client retries it.
 	errNotBegun = status.Error(codes.Unavailable, "the replica is loading, and cannot feed others yet; retry")
 )
@@ -70,7 +70,7 @@ type watch struct {
 	start, end string
 	all        bool // every event of the log is in the range
 	from       mirror.Revision
-	run        int64
+	epoch      int64
 	fragment   bool
 	notify     bool
 	cancel     context.CancelFunc
@@ -192,7 +192,7 @@ func (w *watchStream) create(r *pb.WatchCreateRequest) error {
 		return context.Canceled
 	}
 	st := w.a.events.state()
-	x.run = st.run
+	x.epoch = st.epoch
 	now := max(st.end, w.sent)
 	if x.from = r.StartRevision; x.from <= 0 {
 		x.from = now + 1
@@ -204,7 +204,7 @@ func (w *watchStream) create(r *pb.WatchCreateRequest) error {
 		refusal = status.Convert(w.s.refuse("a watch outside " + w.a.prefix)).Message()
 	case r.PrevKv || len(r.Filters) > 0:
 		refusal = "the feed of a replica serves no watches with previous values or filters; send the request to etcd"
-	case st.run == 0:
+	case st.epoch == 0:
 		return errNotBegun
 	}
 	ctx, cancel := context.WithCancel(w.ctx)
@@ -305,7 +305,7 @@ func (w *watchStream) run(ctx context.Context, x *watch) error {
 	for ctx.Err() == nil {
 		events, through, st, whole := w.a.events.read(x.pos, responseBytes)
 		switch {
-		case st.run != x.run:
+		case st.epoch != x.epoch:
 			return errRestarted
 		case !whole && x.pos >= st.awaited:
 			// Wait for the restored history.

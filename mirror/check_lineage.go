@@ -114,7 +114,7 @@ func (l *lineage) checkVersions() error {
 	// A reader that adds a version while the oldest revision rises drops the version afterwards
 	// (lineage.at).
 	made = slices.DeleteFunc(slices.Clone(made), func(v *version) bool { return v.seq < seq })
-	t, ok := l.replayLog(head, seq)
+	t, ok := l.rebuild(head, seq)
 	if !ok {
 		return broken("I3", "cannot roll back from revision %d to %d", head.rev, l.oldest())
 	}
@@ -128,7 +128,7 @@ func (l *lineage) checkVersions() error {
 		}
 		want := slices.Collect(v.tree.All("", ""))
 		for _, from := range []*version{first, head} {
-			got, ok := l.replayLog(from, v.seq)
+			got, ok := l.rebuild(from, v.seq)
 			if !ok {
 				return broken("I3", "cannot roll from event %d to %d", from.seq, v.seq)
 			}

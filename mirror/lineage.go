@@ -126,7 +126,7 @@ func (l *lineage) at(rev Revision) (*version, bool) {
 		v.touch()
 		return v, true
 	}
-	tree, ok := l.replayLog(v, seq)
+	tree, ok := l.rebuild(v, seq)
 	if !ok {
 		return nil, false
 	}
@@ -166,10 +166,10 @@ func (l *lineage) nearest(seq uint64) *version {
 
 func bySeq(v *version, seq uint64) int { return cmp.Compare(v.seq, seq) }
 
-// replayLog returns the tree after the events below the number. It applies the events from v on, or
+// rebuild returns the tree after the events below the number. It applies the events from v on, or
 // reverts the events up to v. Cost is about a microsecond for each event. It reports false if the
 // log has dropped one of them.
-func (l *lineage) replayLog(v *version, seq uint64) (tree, bool) {
+func (l *lineage) rebuild(v *version, seq uint64) (tree, bool) {
 	if v.seq == seq {
 		return v.tree, true
 	}
@@ -205,9 +205,9 @@ const (
 	// the checkpoints: enough that paged lists at a few revisions materialize each version once. A
 	// guess.
 	maxCachedVersions = 16
-	// madeIdle is how long an unused version stays cached: longer than a client that reads page by
-	// page needs for one page. A guess.
-	madeIdle = 30 * time.Second
+	// cachedVersionIdle is how long an unused version stays cached: longer than a client that reads
+	// page by page needs for one page. A guess.
+	cachedVersionIdle = 30 * time.Second
 )
 
 // touch records that the version was returned to a reader.
@@ -283,7 +283,7 @@ func (l *lineage) addCheckpoints(events int) {
 		}
 		rev := l.log.At(last.seq + d - 1).Rev
 		seq := l.log.After(rev) // whole revisions
-		t, _ := l.replayLog(last, seq)
+		t, _ := l.rebuild(last, seq)
 		last = &version{rev: rev, tree: t, seq: seq}
 		cps = append(cps, last)
 	}
@@ -294,7 +294,7 @@ func (l *lineage) addCheckpoints(events int) {
 // revision must not move meanwhile.
 func (l *lineage) versionAt(rev Revision) *version {
 	seq := l.log.After(rev)
-	t, ok := l.replayLog(l.nearest(seq), seq)
+	t, ok := l.rebuild(l.nearest(seq), seq)
 	if !ok {
 		// I3: the log reaches back to the oldest revision, which only the writer moves.
 		panic("mirror: the log ends above the oldest version")

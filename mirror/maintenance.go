@@ -11,7 +11,7 @@ func (w *writer) age(now time.Time) {
 	w.absorb()
 	w.timeline.add(w.published.Revision(), now)
 	w.timeline.trim(now.Add(-w.opts.Window.MaxAge))
-	idle := driver.Now() - int64(madeIdle)
+	idle := driver.Now() - int64(cachedVersionIdle)
 	for _, t := range w.tables {
 		if lin := t.lineage.Load(); lin != nil && lin.dropCached(func(v *version) bool { return v.used.Load() < idle }) {
 			t.countVersionBytes(lin)

@@ -64,7 +64,7 @@ func TestLineage_RollForwardOrBack_ReachesEveryRevision(t *testing.T) {
 	}
 	for _, from := range all {
 		for _, to := range all {
-			got, ok := l.replayLog(from, to.seq)
+			got, ok := l.rebuild(from, to.seq)
 			if !ok || !slices.Equal(slices.Collect(got.All("", "")), entriesOf(to)) {
 				t.Fatalf("rolled from %d, %d differs", from.seq, to.seq)
 			}
@@ -85,7 +85,7 @@ func TestLineage_RollForwardOrBack_ReachesEveryRevision(t *testing.T) {
 		e := l.log.At(seq)
 		right := e.Prev
 		plant(e)
-		got, _ := l.replayLog(head, seq)
+		got, _ := l.rebuild(head, seq)
 		if slices.Equal(slices.Collect(got.All("", "")), want[Revision(seq-eventlog.Start+1)]) {
 			t.Errorf("%s is not detected", name)
 		}
