@@ -15,14 +15,14 @@ import (
 	"github.com/stratakube/strata/mirror/driver"
 )
 
-// replayPlan configures the read of history. etcd (3.4 to 3.7) serves its unsynced watches every
+// replayConfig configures the read of history. etcd (3.4 to 3.7) serves its unsynced watches every
 // 100 ms: it loads all revisions since the oldest of them, iterates over them once for each watch,
 // and sends each watch its next 1,000 revisions, while writers are blocked. So watches at staggered
 // revisions read concurrently: more of them need fewer rounds, but each one makes the rounds
 // longer.
 //
 // Measured: TestReplayFigures in test/engine.
-type replayPlan struct {
+type replayConfig struct {
 	// segmentRevisions is the number of revisions of one watch. It is one less than a multiple of
 	// 1,000, so that etcd's last response for a segment also contains the first revision of the
 	// next one, which ends it.
@@ -35,7 +35,7 @@ type replayPlan struct {
 	patience time.Duration
 }
 
-var defaultPlan = replayPlan{segmentRevisions: 4999, watches: 24, maxQueuedBytes: 128 << 20, patience: 5 * time.Second}
+var defaultReplay = replayConfig{segmentRevisions: 4999, watches: 24, maxQueuedBytes: 128 << 20, patience: 5 * time.Second}
 
 // Replay implements driver.Source. It reads from one member over a separate connection, and
 // continues over another one when that connection fails or is silent.
@@ -46,21 +46,21 @@ func (s *Source) Replay(ctx context.Context, prefix string, after driver.Header,
 	if s.hasNoProgress() {
 		return fmt.Errorf("replay %s: %w", prefix, ErrProgressBug)
 	}
-	plan := s.plan
+	config := s.replay
 	if after.ClusterID == unidentified {
 		// kine reads its whole history for each watch.
-		plan.segmentRevisions, plan.watches = through-after.Revision, 1
+		config.segmentRevisions, config.watches = through-after.Revision, 1
 	}
-	r := &historyReader{source: s, plan: plan, prefix: prefix, after: after, through: through, deliver: deliver}
+	r := &historyReader{source: s, config: config, prefix: prefix, after: after, through: through, deliver: deliver}
 	err := s.onMembers(ctx, func(ctx context.Context, conn *grpc.ClientConn) (bool, error) {
 		before := r.after.Revision
 		if err := s.verify(ctx, driver.Header{ClusterID: after.ClusterID, Revision: through}); err != nil {
 			return false, err
 		}
 		err := r.from(ctx, conn)
-		r.plan.patience *= 2
+		r.config.patience *= 2
 		if r.after.Revision > before {
-			r.plan.patience = plan.patience
+			r.config.patience = config.patience
 		}
 		return r.after.Revision > before, err
 	})
@@ -73,7 +73,7 @@ func (s *Source) Replay(ctx context.Context, prefix string, after driver.Header,
 // historyReader is one Replay in progress.
 type historyReader struct {
 	source  *Source
-	plan    replayPlan
+	config  replayConfig
 	prefix  string
 	after   driver.Header // everything up to it was delivered
 	through mirror.Revision
@@ -106,7 +106,7 @@ func (r *historyReader) from(ctx context.Context, conn *grpc.ClientConn) error {
 		next        = r.after.Revision + 1
 	)
 	begin := func() {
-		s := &segment{start: next, end: min(next+r.plan.segmentRevisions, r.through+1), done: make(chan struct{})}
+		s := &segment{start: next, end: min(next+r.config.segmentRevisions, r.through+1), done: make(chan struct{})}
 		next = s.end
 		queue = append(queue, s)
 		var ctxOfSegment context.Context
@@ -123,11 +123,11 @@ func (r *historyReader) from(ctx context.Context, conn *grpc.ClientConn) error {
 			}
 		})
 	}
-	silence := time.NewTicker(r.plan.patience / 8)
+	silence := time.NewTicker(r.config.patience / 8)
 	defer silence.Stop()
 	waiting := time.Now()
 	for r.after.Revision < r.through {
-		for next <= r.through && (len(queue) == 0 || running.Load() < int64(r.plan.watches) && queuedBytes.Load() < r.plan.maxQueuedBytes) {
+		for next <= r.through && (len(queue) == 0 || running.Load() < int64(r.config.watches) && queuedBytes.Load() < r.config.maxQueuedBytes) {
 			begin()
 		}
 		first := queue[0]
@@ -138,8 +138,8 @@ func (r *historyReader) from(ctx context.Context, conn *grpc.ClientConn) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case now := <-silence.C:
-			if now.Sub(waiting) > r.plan.patience && time.Duration(driver.Now()-heard.Load()) > r.plan.patience {
-				return fmt.Errorf("no response from etcd for %s", r.plan.patience)
+			if now.Sub(waiting) > r.config.patience && time.Duration(driver.Now()-heard.Load()) > r.config.patience {
+				return fmt.Errorf("no response from etcd for %s", r.config.patience)
 			}
 			continue
 		}

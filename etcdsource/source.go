@@ -25,7 +25,7 @@ type Source struct {
 	probe          string
 	eventsOnly     bool // progress is neither requested nor used
 	allKeys        bool // watches are on all keys
-	plan           replayPlan
+	replay         replayConfig
 	feeds          *feeds
 	rangeStream    *rangeStreamSupport // nil: lists are read in pages
 }
@@ -38,7 +38,7 @@ var _ driver.Source = (*Source)(nil)
 // client's connection, not its KV and Watcher: a client that had them replaced (clientv3/namespace)
 // cannot be used.
 func New(client *clientv3.Client, name, probe string) *Source {
-	return &Source{client: client, streamMetadata: metadata.Pairs("strata-stream", name), probe: probe, plan: defaultPlan, feeds: &feeds{}, rangeStream: &rangeStreamSupport{}}
+	return &Source{client: client, streamMetadata: metadata.Pairs("strata-stream", name), probe: probe, replay: defaultReplay, feeds: &feeds{}, rangeStream: &rangeStreamSupport{}}
 }
 
 // InPages returns a source like s whose lists are read in pages, even if the server offers streams.
@@ -92,7 +92,7 @@ func (s *Source) watched(prefix string) (key, end string) {
 // use small numbers.
 func (s *Source) WithSegments(revisions int64, watches int) *Source {
 	other := *s
-	other.plan.segmentRevisions, other.plan.watches, other.feeds = revisions, watches, &feeds{}
+	other.replay.segmentRevisions, other.replay.watches, other.feeds = revisions, watches, &feeds{}
 	return &other
 }
 

@@ -138,7 +138,7 @@ func (k *Checker) Add(r *mirror.Resource, group schema.GroupResource) (remove fu
 		k.checked[r] = x
 	}
 	if x.stores++; x.stores == 1 && k.periodic() && k.ctx.Err() == nil {
-		k.planLocked(x, time.Now().Add(checkWait(k.opts.Interval, k.opts.VerifiesVersions(), false)))
+		k.enqueueLocked(x, time.Now().Add(checkWait(k.opts.Interval, k.opts.VerifiesVersions(), false)))
 		if !k.running {
 			k.running = true
 			k.wg.Go(k.schedule)
@@ -187,7 +187,7 @@ func (k *Checker) check(ctx context.Context, x *checked) *Result {
 	cachermetrics.StorageConsistencyCheckTotal.WithLabelValues(x.group.Group, x.group.Resource, r.Status).Inc()
 	x.last.Store(r)
 	if r.Status == Failure {
-		k.plan(x) // sooner
+		k.enqueue(x) // sooner
 	}
 	k.report(r)
 	return r

@@ -17,7 +17,7 @@ func (k *Checker) schedule() {
 			if x.resource.Ready() {
 				k.check(x.ctx, x)
 			}
-			k.plan(x)
+			k.enqueue(x)
 			continue
 		}
 		timer.Reset(wait)
@@ -44,16 +44,16 @@ func (k *Checker) due(now time.Time) (x *checked, wait time.Duration) {
 	return heap.Pop(&k.queue).(*checked), 0
 }
 
-// plan sets the time of the next comparison of a resource, which is no later than one that is
-// planned already. A resource that was not ready is planned again too.
-func (k *Checker) plan(x *checked) {
+// enqueue sets the time of the next comparison of a resource, which is no later than one that is
+// scheduled already. A resource that was not ready is scheduled again too.
+func (k *Checker) enqueue(x *checked) {
 	wait := checkWait(k.opts.Interval, k.opts.VerifiesVersions(), x.resource.Inconsistent())
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.planLocked(x, time.Now().Add(wait))
+	k.enqueueLocked(x, time.Now().Add(wait))
 }
 
-func (k *Checker) planLocked(x *checked, at time.Time) {
+func (k *Checker) enqueueLocked(x *checked, at time.Time) {
 	switch {
 	case !k.periodic() || x.stores == 0:
 		return

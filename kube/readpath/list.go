@@ -33,7 +33,7 @@ func (r *readRequest) listOrWatch() reason {
 	}
 	span := r.trace("List")
 	defer span.End(slowRead)
-	p, err := r.plan(key, storageOpts)
+	p, err := r.prepare(key, storageOpts)
 	if passOnError(err) {
 		return reasonEtcd
 	}
@@ -56,9 +56,9 @@ func (r *readRequest) listOrWatch() reason {
 	return ""
 }
 
-// listPlan is a list, or one page of it, ready to be written: its objects are known to be readable,
-// and its size is known.
-type listPlan struct {
+// preparedList is a list, or one page of it, ready to be written: its objects are known to be
+// readable, and its size is known.
+type preparedList struct {
 	list       *kubestorage.ListRead
 	level      listadmission.Level
 	share      *listadmission.Share
@@ -72,11 +72,11 @@ type listPlan struct {
 	selected []*mirror.Entry
 }
 
-// plan reads and measures the requested list. It encodes objects that are not encoded yet, so that
-// an encoding failure is still reported to the client. The caller closes the page's list and
+// prepare reads and measures the requested list. It encodes objects that are not encoded yet, so
+// that an encoding failure is still reported to the client. The caller closes the page's list and
 // leaves its share.
-func (r *readRequest) plan(key string, opts storage.ListOptions) (p *listPlan, err error) {
-	p = &listPlan{level: r.server.levels.Of(r.w, r.req)}
+func (r *readRequest) prepare(key string, opts storage.ListOptions) (p *preparedList, err error) {
+	p = &preparedList{level: r.server.levels.Of(r.w, r.req)}
 	admitted := false
 	defer func() {
 		if !admitted { // an error, or a panic in a decoder or a conversion
@@ -134,7 +134,7 @@ func (r *readRequest) estimatedBytes(list *kubestorage.ListRead) int64 {
 }
 
 // measure determines the objects of the page, their size, and the list metadata.
-func (r *readRequest) measure(p *listPlan) (err error) {
+func (r *readRequest) measure(p *preparedList) (err error) {
 	list := p.list
 	total := list.Count()
 	var last string
@@ -169,7 +169,7 @@ func (r *readRequest) measure(p *listPlan) (err error) {
 }
 
 // encodeOnce measures the objects of a list that is read from etcd, and returns the last key.
-func (r *readRequest) encodeOnce(p *listPlan) (last string, err error) {
+func (r *readRequest) encodeOnce(p *preparedList) (last string, err error) {
 	p.bytes, err = r.enc.rep.MeasureOnce(r.req.Context(), func(yield func(mirror.Run) bool) {
 		for run := range p.list.Runs() {
 			items := run.Items()
@@ -184,7 +184,7 @@ func (r *readRequest) encodeOnce(p *listPlan) (last string, err error) {
 }
 
 // cutPage ends the page at its limit, and returns its last key and whether more objects follow.
-func cutPage(ctx context.Context, p *listPlan, total int) (last string, more bool) {
+func cutPage(ctx context.Context, p *preparedList, total int) (last string, more bool) {
 	p.count = total
 	limit := p.list.Limit
 	if limit <= 0 || int64(total) < limit {
@@ -206,7 +206,7 @@ func cutPage(ctx context.Context, p *listPlan, total int) (last string, more boo
 
 // size returns the size of all items of the page; items without a cached encoding are encoded
 // first.
-func (r *readRequest) size(p *listPlan) (int64, error) {
+func (r *readRequest) size(p *preparedList) (int64, error) {
 	rep, objects := r.enc.rep, p.list.Objects()
 	if n, ok := rep.Measure(objects, p.start, p.end); ok {
 		return n, nil
@@ -224,7 +224,7 @@ const (
 
 // selectPage walks the objects until the limit is reached. It returns the number of objects
 // visited, the key of the last selected one, and whether unvisited objects remain.
-func (r *readRequest) selectPage(p *listPlan) (walked int, last string, more bool, err error) {
+func (r *readRequest) selectPage(p *preparedList) (walked int, last string, more bool, err error) {
 	ctx := r.req.Context()
 	p.selected = []*mirror.Entry{}
 	var buf []byte
@@ -264,7 +264,7 @@ func (r *readRequest) selectPage(p *listPlan) (walked int, last string, more boo
 
 // last returns the key of the last object of a page without a selector, "" if there is none. Cost
 // is O(log n).
-func (p *listPlan) last() string {
+func (p *preparedList) last() string {
 	if e, ok := p.list.Objects().Last(p.start, p.end); ok {
 		return e.Key()
 	}

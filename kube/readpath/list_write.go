@@ -17,7 +17,7 @@ import (
 )
 
 // writePage writes the list to the client.
-func (r *readRequest) writePage(p *listPlan) {
+func (r *readRequest) writePage(p *preparedList) {
 	head, tail, err := r.enc.envelope(p.meta, p.count, p.bytes)
 	if err != nil {
 		r.fail(err)

@@ -67,7 +67,7 @@ type body struct {
 // response if the client is slower, for too long, than the larger of slowclient.MinBytesPerSecond
 // and half of the rate that would finish the list within the request timeout. The caller calls
 // finish when the list is written.
-func (b *body) pace(r *readRequest, p *listPlan) (finish func()) {
+func (b *body) pace(r *readRequest, p *preparedList) (finish func()) {
 	rate := float64(slowclient.MinBytesPerSecond)
 	if deadline, ok := r.req.Context().Deadline(); ok {
 		rate = max(rate, float64(b.size)/2/max(time.Until(deadline).Seconds(), 1))
