@@ -191,7 +191,7 @@ func (w *watcher) object(t watch.EventType, ev *mirror.Event) (obj runtime.Objec
 	} else {
 		obj, err = w.stream.selector.Generation.ObjectAfter(w.stream.EventContext(), ev)
 	}
-	if shared, ok := obj.(*objects.Shared); ok && w.stream.store.decorated {
+	if shared, ok := obj.(*objects.CachingObject); ok && w.stream.store.decorated {
 		obj = shared.GetObject()
 	}
 	return obj, err

@@ -73,7 +73,7 @@ func (g *Generation) ObjectAfterIfWanted(ctx context.Context, ev *mirror.Event) 
 		return nil, nil
 	}
 	obj, err := g.ObjectAfter(ctx, ev)
-	if shared, ok := obj.(*Shared); ok {
+	if shared, ok := obj.(*CachingObject); ok {
 		obj = shared.GetObject()
 	}
 	return obj, err

@@ -75,7 +75,7 @@ func TestEvent_Objects_AreSharedByWatches(t *testing.T) {
 					} else {
 						all[i], err = gen.ObjectAfter(t.Context(), ev)
 					}
-					if err != nil || all[i].(*objects.Shared).GetResourceVersion() != fmt.Sprint(ev.Rev) {
+					if err != nil || all[i].(*objects.CachingObject).GetResourceVersion() != fmt.Sprint(ev.Rev) {
 						t.Errorf("object %v of the event at %d: %v", all[i], ev.Rev, err)
 					}
 				})
@@ -238,7 +238,7 @@ func TestConverted_EntryDropped_IsReleased(t *testing.T) {
 	}
 	ev := c.EventsAfter(t, rev)[0]
 	if n := c.Decoded(func() {
-		if obj, err := gen.ObjectBefore(t.Context(), ev); err != nil || obj.(*objects.Shared).GetResourceVersion() != fmt.Sprint(ev.Rev) {
+		if obj, err := gen.ObjectBefore(t.Context(), ev); err != nil || obj.(*objects.CachingObject).GetResourceVersion() != fmt.Sprint(ev.Rev) {
 			t.Errorf("the deleted object: %v, %v", obj, err)
 		}
 	}); n != 0 {

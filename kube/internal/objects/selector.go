@@ -68,7 +68,7 @@ func (s *Selector) matches(ctx context.Context, e *mirror.Entry, decode func() (
 		if err != nil {
 			return false, err
 		}
-		if shared, ok := obj.(*Shared); ok {
+		if shared, ok := obj.(*CachingObject); ok {
 			obj = shared.obj
 		}
 		if a, err = s.Generation.keepAttributes(e, obj); err != nil {

@@ -57,15 +57,15 @@ type Options struct {
 	// may be nil. Run returns only after OnReady has returned.
 	OnReady func(Info)
 	// OnLoad is called once, when memory begins to be loaded from etcd, with a function that
-	// returns the progress and may be called until Run returns. It may be nil, and is not called
-	// with upstream's engine.
-	OnLoad func(progress func(context.Context) kubestorage.LoadState)
+	// returns the state and may be called until Run returns. It may be nil, and is not called with
+	// upstream's engine.
+	OnLoad func(state func(context.Context) kubestorage.LoadState)
 	// Listener accepts the connections of the server, which closes it. If it is nil, the flags
 	// determine the address.
 	Listener net.Listener
-	// Shared is set for one of several servers of this process, and nil for the only one.
-	Shared *Shared
-	// API identifies the API that the flags enable. Servers of one Shared with the same value have
+	// Process is set for one of several servers of this process, and nil for the only one.
+	Process *Process
+	// API identifies the API that the flags enable. Servers of one Process with the same value have
 	// the same flags, except for addresses, files and the prefix in etcd, and share what depends on
 	// the others.
 	API string
@@ -93,10 +93,10 @@ type Info struct {
 // was cancelled.
 //
 // Feature gates, logging and metrics of k8s.io packages are global: call Run at most once per
-// process, or with one Shared for all calls.
+// process, or with one Process for all calls.
 func Run(ctx context.Context, o Options) error {
-	o.Shared.lock()
-	unlock := sync.OnceFunc(o.Shared.unlock)
+	o.Process.lock()
+	unlock := sync.OnceFunc(o.Process.unlock)
 	defer unlock()
 	onBuilt := o.OnBuilt
 	o.OnBuilt = func() {

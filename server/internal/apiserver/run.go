@@ -35,7 +35,7 @@ import (
 // free and the engine closed.
 func (s *settings) run(ctx context.Context, flags *pflag.FlagSet, o Options) error {
 	defer logs.FlushLogs()
-	completed, err := s.prepare(ctx, flags, o.Shared)
+	completed, err := s.prepare(ctx, flags, o.Process)
 	if err != nil {
 		return err
 	}
@@ -61,13 +61,13 @@ func (s *settings) run(ctx context.Context, flags *pflag.FlagSet, o Options) err
 }
 
 // prepare validates and applies the settings. Those that are global are the first server's.
-func (s *settings) prepare(ctx context.Context, flags *pflag.FlagSet, shared *Shared) (completed options.CompletedOptions, err error) {
+func (s *settings) prepare(ctx context.Context, flags *pflag.FlagSet, process *Process) (completed options.CompletedOptions, err error) {
 	for _, err := range []error{s.limits.validate(), s.checks.validate(), s.tokens.validate(s.gates)} {
 		if err != nil {
 			return completed, cli.Misuse(err)
 		}
 	}
-	first := shared.first()
+	first := process.first()
 	if first {
 		if err := s.applyToProcess(); err != nil {
 			return completed, cli.Misuse(err)
@@ -178,7 +178,7 @@ func (v *instance) start(ctx context.Context, s *settings, completed options.Com
 		return listenFailure(err)
 	}
 	v.attachment, v.config = attachment, config
-	if s.engine == engineStrata && o.Shared == nil {
+	if s.engine == engineStrata && o.Process == nil {
 		gcpolicy.Start(ctx)
 	}
 	if len(s.noHosts) > 0 {
@@ -205,7 +205,7 @@ func (v *instance) start(ctx context.Context, s *settings, completed options.Com
 		}
 	}
 
-	o.Shared.omitSchemas(o.API, config)
+	o.Process.omitSchemas(o.API, config)
 	complete, err := config.Complete()
 	if err != nil {
 		return err
@@ -223,7 +223,7 @@ func (v *instance) start(ctx context.Context, s *settings, completed options.Com
 	if err := call(s.hooks.Chain, chain); err != nil {
 		return err
 	}
-	if err := o.Shared.installSchemas(o.API, chain); err != nil {
+	if err := o.Process.installSchemas(o.API, chain); err != nil {
 		return err
 	}
 	if v.prepared, err = chain.PrepareRun(); err != nil {
@@ -232,7 +232,7 @@ func (v *instance) start(ctx context.Context, s *settings, completed options.Com
 	if err := attachment.serveDocuments(chain); err != nil {
 		return err
 	}
-	return o.Shared.keepSchemas(o.API, chain)
+	return o.Process.keepSchemas(o.API, chain)
 }
 
 // upstreamListen matches upstream's error of a listener: the address and the cause.

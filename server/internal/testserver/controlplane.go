@@ -73,7 +73,7 @@ func (p *controlPlane) build() {
 			Args:     slices.Concat(p.defaultFlags(), p.host.args, p.flags),
 			Out:      os.Stderr,
 			Listener: p.listener,
-			Shared:   &p.host.shared,
+			Process:  &p.host.process,
 			API:      p.api(),
 			OnBuilt:  func() { close(p.built) },
 			Serve:    p.serve,

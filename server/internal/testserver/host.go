@@ -20,10 +20,10 @@ const etcdTimeout = 30 * time.Second
 
 // host runs control planes on one etcd.
 type host struct {
-	ctx    context.Context // of the process
-	dir    string
-	args   []string // flags of the process
-	shared apiserver.Shared
+	ctx     context.Context // of the process
+	dir     string
+	args    []string // flags of the process
+	process apiserver.Process
 
 	etcdOnce sync.Once
 	etcd     *embedetcd.Server

@@ -15,9 +15,9 @@ import (
 	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
 )
 
-// TestShared_CBOR_VariesPerWatch: JSON is encoded once for all watches, CBOR for each, with keys in
-// an order that varies.
-func TestShared_CBOR_VariesPerWatch(t *testing.T) {
+// TestCachingObject_CBOR_VariesPerWatch: JSON is encoded once for all watches, CBOR for each, with
+// keys in an order that varies.
+func TestCachingObject_CBOR_VariesPerWatch(t *testing.T) {
 	scheme := runtime.NewScheme()
 	utilruntime.Must(example.AddToScheme(scheme))
 	utilruntime.Must(examplev1.AddToScheme(scheme))
@@ -25,7 +25,7 @@ func TestShared_CBOR_VariesPerWatch(t *testing.T) {
 	encode := func(s runtime.Serializer) (encoded [][]byte, times int) {
 		encoder := codecs.EncoderForVersion(runtime.UseNondeterministicEncoding(s), examplev1.SchemeGroupVersion)
 		pod := &example.Pod{ObjectMeta: metav1.ObjectMeta{Name: "shared", Annotations: map[string]string{"hello": "world", "foo": "bar"}}}
-		obj := share(pod).(*Shared)
+		obj := share(pod).(*CachingObject)
 		for range 64 {
 			var buf bytes.Buffer
 			err := obj.CacheEncode(encoder.Identifier(), func(obj runtime.Object, w io.Writer) error {

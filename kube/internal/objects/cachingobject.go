@@ -11,8 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Shared is an immutable object with many watchers. It is encoded once per encoder for all of them.
-type Shared struct {
+// CachingObject is an immutable object with many watchers. It is encoded once per encoder for all
+// of them.
+type CachingObject struct {
 	metav1.Object // the object's metadata, for reading
 	obj           runtime.Object
 
@@ -37,7 +38,7 @@ func share(obj runtime.Object) runtime.Object {
 		}
 		m = acc.GetObjectMeta()
 	}
-	return &Shared{Object: m, obj: obj}
+	return &CachingObject{Object: m, obj: obj}
 }
 
 // cborEncoder is part of the identifiers of upstream's CBOR encoders. (An API group named cbor is
@@ -47,23 +48,23 @@ const cborEncoder = "cbor"
 // CacheEncode implements runtime.CacheableObject. CBOR is encoded for each watch: upstream varies
 // the order of its keys, so that no client relies on one, and the identifier of an encoder does not
 // show whether it does.
-func (s *Shared) CacheEncode(id runtime.Identifier, encode func(runtime.Object, io.Writer) error, w io.Writer) error {
+func (o *CachingObject) CacheEncode(id runtime.Identifier, encode func(runtime.Object, io.Writer) error, w io.Writer) error {
 	if strings.Contains(string(id), cborEncoder) {
-		return encode(s.GetObject(), w)
+		return encode(o.GetObject(), w)
 	}
-	s.mu.Lock()
-	e := s.encodings[id]
+	o.mu.Lock()
+	e := o.encodings[id]
 	if e == nil {
 		e = &encoding{}
-		if s.encodings == nil {
-			s.encodings = map[runtime.Identifier]*encoding{}
+		if o.encodings == nil {
+			o.encodings = map[runtime.Identifier]*encoding{}
 		}
-		s.encodings[id] = e
+		o.encodings[id] = e
 	}
-	s.mu.Unlock()
+	o.mu.Unlock()
 	e.once.Do(func() {
 		var buf bytes.Buffer
-		e.err = encode(s.GetObject(), &buf) // encoders may modify their input
+		e.err = encode(o.GetObject(), &buf) // encoders may modify their input
 		e.data = buf.Bytes()
 	})
 	if e.err != nil {
@@ -78,12 +79,12 @@ func (s *Shared) CacheEncode(id runtime.Identifier, encode func(runtime.Object, 
 }
 
 // GetObject implements runtime.CacheableObject: it returns a copy that the caller owns.
-func (s *Shared) GetObject() runtime.Object { return s.obj.DeepCopyObject() }
+func (o *CachingObject) GetObject() runtime.Object { return o.obj.DeepCopyObject() }
 
 // GetObjectKind implements runtime.Object.
-func (s *Shared) GetObjectKind() schema.ObjectKind { return s.obj.GetObjectKind() }
+func (o *CachingObject) GetObjectKind() schema.ObjectKind { return o.obj.GetObjectKind() }
 
 // DeepCopyObject implements runtime.Object.
-func (s *Shared) DeepCopyObject() runtime.Object { return s.obj.DeepCopyObject() }
+func (o *CachingObject) DeepCopyObject() runtime.Object { return o.obj.DeepCopyObject() }
 
-var _ runtime.CacheableObject = (*Shared)(nil)
+var _ runtime.CacheableObject = (*CachingObject)(nil)

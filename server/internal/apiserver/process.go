@@ -11,12 +11,12 @@ import (
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 )
 
-// Shared makes several servers of one process possible. Feature gates and logging are global in the
-// packages of Kubernetes: the first server applies its flags to the process, and flags of later
+// Process makes several servers of one process possible. Feature gates and logging are global in
+// the packages of Kubernetes: the first server applies its flags to the process, and flags of later
 // ones have no effect on them. Flags are parsed, and handlers built, for one server at a time,
 // because upstream's code for both changes global variables. Servers then start and serve
 // concurrently. The zero value is ready for use; nil is for the only server of a process.
-type Shared struct {
+type Process struct {
 	mu      sync.Mutex            // held from the parsing of flags until the handlers are built
 	applied bool                  // guarded by mu
 	schemas map[string]apiSchemas // by Options.API; guarded by mu
@@ -30,64 +30,64 @@ type apiSchemas struct {
 	v3 *handler3.OpenAPIService
 }
 
-func (s *Shared) lock() {
-	if s != nil {
-		s.mu.Lock()
+func (p *Process) lock() {
+	if p != nil {
+		p.mu.Lock()
 	}
 }
 
-func (s *Shared) unlock() {
-	if s != nil {
-		s.mu.Unlock()
+func (p *Process) unlock() {
+	if p != nil {
+		p.mu.Unlock()
 	}
 }
 
 // first reports whether no server of the process has applied its settings yet. The lock is held.
-func (s *Shared) first() bool {
-	if s == nil {
+func (p *Process) first() bool {
+	if p == nil {
 		return true
 	}
-	first := !s.applied
-	s.applied = true
+	first := !p.applied
+	p.applied = true
 	return first
 }
 
 // omitSchemas makes the server of the built-in API make no schemas if another server with the same
 // API has made them. The lock is held.
-func (s *Shared) omitSchemas(api string, config *app.Config) {
-	if s == nil || s.schemas[api].v3 == nil {
+func (p *Process) omitSchemas(api string, config *app.Config) {
+	if p == nil || p.schemas[api].v3 == nil {
 		return
 	}
 	config.KubeAPIs.ControlPlane.Generic.SkipOpenAPIInstallation = true
 }
 
 // installSchemas serves the schemas that omitSchemas omitted. The lock is held.
-func (s *Shared) installSchemas(api string, chain *aggregatorapiserver.APIAggregator) error {
-	if s == nil || s.schemas[api].v3 == nil {
+func (p *Process) installSchemas(api string, chain *aggregatorapiserver.APIAggregator) error {
+	if p == nil || p.schemas[api].v3 == nil {
 		return nil
 	}
 	server, err := builtInServer(chain)
 	if err != nil {
 		return err
 	}
-	s.schemas[api].v2.RegisterOpenAPIVersionedService("/openapi/v2", server.Handler.NonGoRestfulMux)
-	return s.schemas[api].v3.RegisterOpenAPIV3VersionedService("/openapi/v3", server.Handler.NonGoRestfulMux)
+	p.schemas[api].v2.RegisterOpenAPIVersionedService("/openapi/v2", server.Handler.NonGoRestfulMux)
+	return p.schemas[api].v3.RegisterOpenAPIV3VersionedService("/openapi/v3", server.Handler.NonGoRestfulMux)
 }
 
 // keepSchemas keeps the schemas of the first server with an API. The server is prepared, and the
 // lock is held.
-func (s *Shared) keepSchemas(api string, chain *aggregatorapiserver.APIAggregator) error {
-	if s == nil || s.schemas[api].v3 != nil {
+func (p *Process) keepSchemas(api string, chain *aggregatorapiserver.APIAggregator) error {
+	if p == nil || p.schemas[api].v3 != nil {
 		return nil
 	}
 	server, err := builtInServer(chain)
 	if err != nil {
 		return err
 	}
-	if s.schemas == nil {
-		s.schemas = map[string]apiSchemas{}
+	if p.schemas == nil {
+		p.schemas = map[string]apiSchemas{}
 	}
-	s.schemas[api] = apiSchemas{v2: server.OpenAPIVersionedService, v3: server.OpenAPIV3VersionedService}
+	p.schemas[api] = apiSchemas{v2: server.OpenAPIVersionedService, v3: server.OpenAPIV3VersionedService}
 	return nil
 }
 
