@@ -109,12 +109,14 @@ func (f ProgressMode) String() string {
 	}
 }
 
-// FeedMember is the name of the only member of a feed, which is the memory of a replica that others
-// follow in place of etcd (package etcdfeed).
+// FeedMember is the name of the only member of a feed server, which is the memory of a replica that
+// others follow in place of etcd (package etcdfeed).
 const FeedMember = "strata-feed"
 
-// isFeed reports whether the members are those of a feed.
-func isFeed(members []*pb.Member) bool { return len(members) == 1 && members[0].Name == FeedMember }
+// isFeedServer reports whether the members are those of a feed server.
+func isFeedServer(members []*pb.Member) bool {
+	return len(members) == 1 && members[0].Name == FeedMember
+}
 
 // unidentified replaces the cluster ID of a server that sends none (E12). etcd and its gRPC proxy
 // always send one; kine does not.
@@ -165,7 +167,7 @@ func Probe(ctx context.Context, client *clientv3.Client, key string) (ProgressMo
 		if !created {
 			return ByProgress, fmt.Errorf("probe etcd: watch not created within %s", probeProgress)
 		}
-		if probesFeed(ctx, client) {
+		if probesFeedServer(ctx, client) {
 			return ByProgress, fmt.Errorf("probe etcd: the replica that feeds this one has not answered a progress request within %s, because it is loading or behind etcd", probeProgress)
 		}
 	}
@@ -181,12 +183,12 @@ func Probe(ctx context.Context, client *clientv3.Client, key string) (ProgressMo
 	return ByEvents, nil
 }
 
-// probesFeed reports whether the server says that it is a feed.
-func probesFeed(ctx context.Context, client *clientv3.Client) bool {
+// probesFeedServer reports whether the server says that it is a feed server.
+func probesFeedServer(ctx context.Context, client *clientv3.Client) bool {
 	ctx, cancel := context.WithTimeout(ctx, probeAnswer)
 	defer cancel()
 	resp, err := client.MemberList(ctx)
-	return err == nil && isFeed(resp.Members)
+	return err == nil && isFeedServer(resp.Members)
 }
 
 // probeWatch creates a watch on a stream with the name. It returns when the server has created it

@@ -62,7 +62,7 @@ func (s *Source) Oldest(ctx context.Context, prefix string, now driver.Header, b
 			}
 			bytes := bounds.Bytes
 			if p.everythingFits(ctx, bytes) {
-				if bounds.Pause <= 0 || now.Revision-oldest <= fewRevisions || p.ofFeed(ctx) {
+				if bounds.Pause <= 0 || now.Revision-oldest <= fewRevisions || p.ofFeedServer(ctx) {
 					return false, nil
 				}
 				bytes = math.MaxInt64
@@ -149,13 +149,14 @@ func (p *sampler) oldestRevision(ctx context.Context) (mirror.Revision, error) {
 	return 0, err
 }
 
-// ofFeed reports whether the member is a feed, which reads history from memory and blocks no
-// writer. Samples of history that it is restoring itself would take longer than probeWait.
-func (p *sampler) ofFeed(ctx context.Context) bool {
+// ofFeedServer reports whether the member is a feed server, which reads history from memory and
+// blocks no writer. Samples of history that it is restoring itself would take longer than
+// probeWait.
+func (p *sampler) ofFeedServer(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, probeWait)
 	defer cancel()
 	resp, err := pb.NewClusterClient(p.conn).MemberList(ctx, &pb.MemberListRequest{})
-	return err == nil && isFeed(resp.Members)
+	return err == nil && isFeedServer(resp.Members)
 }
 
 // everythingFits reports whether the member's whole database, including the history of all keys, is

@@ -133,19 +133,19 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f detectedSou
 	return c, nil
 }
 
-// feedTap returns the tap of Options.Feed on a source, nil if there is no feed to serve. A store
-// without reliable progress cannot be followed through this server.
+// feedTap returns the tap of Options.FeedServer on a source, nil if there is none. A store without
+// reliable progress cannot be followed through this server.
 func feedTap(opts Options, f detectedSource, prefix string) *etcdfeed.Tap {
 	switch {
-	case opts.Feed == nil:
+	case opts.FeedServer == nil:
 		return nil
 	case f.progressMode != etcdsource.ByProgress:
 		opts.Logger.Error("Cannot feed other replicas: etcd has no reliable progress; requests to the feed are refused", "freshness", f.progressMode.String())
-		opts.Feed.Refuse("this replica cannot feed others, because its etcd has no reliable progress (" + f.progressMode.String() +
+		opts.FeedServer.Refuse("this replica cannot feed others, because its etcd has no reliable progress (" + f.progressMode.String() +
 			"); connect to etcd instead, or upgrade it and restart the replica")
 		return nil
 	}
-	return opts.Feed.Tap(f.source, prefix)
+	return opts.FeedServer.Tap(f.source, prefix)
 }
 
 // panicEnv makes a check that finds a difference end the process, for tests: the variable, and its

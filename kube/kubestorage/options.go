@@ -78,9 +78,9 @@ type Options struct {
 	// ErrReadOnly, it does not compact, and it makes no keys of continue tokens. Its client of etcd
 	// sends no other request than reads. Engine.Lags then reports how far memory is behind.
 	ReadOnly bool
-	// Feed, unless nil, serves the memory of the first etcd cluster that is opened to further
+	// FeedServer, unless nil, serves the memory of the first etcd cluster that is opened to further
 	// engines, in place of that etcd.
-	Feed *etcdfeed.Server
+	FeedServer *etcdfeed.Server
 	// Gates turns behaviour off; it must include Gates(). It is read when a storage is made. nil
 	// means the defaults.
 	Gates featuregate.FeatureGate

@@ -230,7 +230,7 @@ func TestFeed_EtcdWithoutProgress_IsRefused(t *testing.T) {
 			client := startEtcd(t, testetcd.Config{})
 			feed := etcdfeed.New(etcdfeed.Options{})
 			defer feed.Close()
-			opts := Options{ReadOnly: true, Feed: feed, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
+			opts := Options{ReadOnly: true, FeedServer: feed, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
 			source := etcdsource.New(client.Client, "feed", testPrefix+"probe").OfAllKeys()
 			c, err := startCluster(client, nil, detectedSource{source: source, progressMode: mode}, testPrefix, opts, newBlocks(DefaultRepresentationBytes))
 			if err != nil {

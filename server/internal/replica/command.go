@@ -78,7 +78,7 @@ type server struct {
 	documents *documents
 	engine    *kubestorage.Engine
 	lagCheck  lagCheck
-	feed      feed
+	feed      feedServer
 }
 
 func (s *server) hooks() apiserver.Hooks {
@@ -210,7 +210,7 @@ func (s *server) completed(o *options.CompletedOptions) error {
 }
 
 // setEngine makes the engine one that writes nothing and feeds other replicas.
-func (s *server) setEngine(o *kubestorage.Options) { o.ReadOnly, o.Feed = true, s.feed.server }
+func (s *server) setEngine(o *kubestorage.Options) { o.ReadOnly, o.FeedServer = true, s.feed.server }
 
 // config disables what writes or needs admission.
 func (s *server) config(config *app.Config) error {

@@ -18,8 +18,8 @@ import (
 	"github.com/stratakube/strata/server/internal/cli"
 )
 
-// feed is the endpoint at which other replicas follow this one in place of etcd.
-type feed struct {
+// feedServer is the endpoint at which other replicas follow this one in place of etcd.
+type feedServer struct {
 	address, clientCAFile string // flags
 
 	server   *etcdfeed.Server // nil: there is no feed
@@ -31,7 +31,7 @@ type feed struct {
 
 // options checks the flags. The feed serves stored values, which include Secrets, so it is never
 // without client certificates.
-func (f *feed) options(o *options.ServerRunOptions) (err error) {
+func (f *feedServer) options(o *options.ServerRunOptions) (err error) {
 	switch {
 	case f.address == "" && f.clientCAFile == "":
 		return nil
@@ -53,7 +53,7 @@ func (f *feed) options(o *options.ServerRunOptions) (err error) {
 }
 
 // listen binds the address. The certificate is that of the replica.
-func (f *feed) listen(cert dynamiccertificates.CertKeyContentProvider) (err error) {
+func (f *feedServer) listen(cert dynamiccertificates.CertKeyContentProvider) (err error) {
 	if f.server == nil {
 		return nil
 	}
@@ -69,7 +69,7 @@ func (f *feed) listen(cert dynamiccertificates.CertKeyContentProvider) (err erro
 }
 
 // tls returns a configuration with the current certificate and authorities for each connection.
-func (f *feed) tls(cert dynamiccertificates.CertKeyContentProvider) *tls.Config {
+func (f *feedServer) tls(cert dynamiccertificates.CertKeyContentProvider) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12,
 		NextProtos: []string{"h2"},
@@ -89,7 +89,7 @@ func (f *feed) tls(cert dynamiccertificates.CertKeyContentProvider) *tls.Config 
 }
 
 // run serves until ctx ends, and returns when it has stopped.
-func (f *feed) run(ctx context.Context) {
+func (f *feedServer) run(ctx context.Context) {
 	if f.server == nil {
 		return
 	}

@@ -86,7 +86,7 @@ func TestFeed_AuthorityRemoved_ClosesItsConnections(t *testing.T) {
 	if err := os.WriteFile(authorities, append(append([]byte(nil), bundles[0]...), bundles[1]...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	f := &feed{address: "127.0.0.1:0", clientCAFile: authorities, server: etcdfeed.New(etcdfeed.Options{})}
+	f := &feedServer{address: "127.0.0.1:0", clientCAFile: authorities, server: etcdfeed.New(etcdfeed.Options{})}
 	var err error
 	if f.clients, err = dynamiccertificates.NewDynamicCAContentFromFile("clients", authorities); err != nil {
 		t.Fatal(err)
