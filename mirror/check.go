@@ -6,7 +6,7 @@ import "fmt"
 // the arrival check of each event (tableUpdate.add) covers lost events, and a delay is not visible
 // in the state.
 //
-//	I1      writer.checkClock
+//	I1      writer.checkPublished
 //	I2, I3  lineage.checkEvents, lineage.checkVersions
 //	I4      changes.check, topics.checkLocked, indexedEvents.check
 //	I5      table.check: no version is newer than the published revision

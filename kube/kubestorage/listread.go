@@ -39,7 +39,7 @@ type Objects interface {
 //	defer r.Close()
 //	for run := range r.Runs() {
 //		spans.Reset()
-//		err = representation.AppendRun(ctx, &spans, run) // made once
+//		err = rep.AppendRun(ctx, &spans, run) // made once
 //		...
 //	}
 //	err = r.Err()

@@ -54,11 +54,11 @@ type Watchdog struct {
 	Request   func(context.Context) // requests progress
 }
 
-// Run sends the feed's number to Feed.Silent when the feed delivers nothing while etcd's revision
-// advances: a connection may stay open, and be kept alive, on a member that hangs or has lost its
-// leader. A feed that delivers is never left, however far it is behind. If the next feed delivers
-// nothing either, its patience is twice as long, because etcd may just be slow. Run returns with
-// ctx.
+// Run sends the feed's number to FeedHealth.Silent when the feed delivers nothing while etcd's
+// revision advances: a connection may stay open, and be kept alive, on a member that hangs or has
+// lost its leader. A feed that delivers is never left, however far it is behind. If the next feed
+// delivers nothing either, its patience is twice as long, because etcd may just be slow. Run
+// returns with ctx.
 //
 // Cost: none while batches arrive; one linearizable read of the revision every feedQuiet on an idle
 // etcd; and a progress request in addition if only keys outside the prefix are written.

@@ -136,8 +136,8 @@ func TestParseItems_Objects_GetTheirKind(t *testing.T) {
 	}
 }
 
-// TestPastServer_Requests_WithoutTheServer tests the requests that are refused before the server of
-// the present is asked.
+// TestPastServer_Requests_AreRefused tests the requests that are refused before the server of the
+// present is asked.
 func TestPastServer_Requests_AreRefused(t *testing.T) {
 	s := &pastServer{host: "https://server", token: "secret", clock: newClock(window{times: observed(), from: 30, to: 70}, time.Time{}, 0)}
 	for name, c := range map[string]struct {

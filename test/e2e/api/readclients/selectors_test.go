@@ -13,8 +13,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// selectable is the number of objects in the namespaces of TestSelectors: a range of up to 64
-// objects is examined without an index.
+// selectable is the number of objects in the namespaces of this test: a range of up to 64 objects
+// is examined without an index.
 const selectable = 160
 
 // TestSelectors_Plan_IsInTrace: the first list of events by their object, through both APIs, and
