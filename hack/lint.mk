@@ -40,7 +40,7 @@ check-docs: ## fail if a document names a test, file or package that does not ex
 check-commits: ## fail if the message of a commit is not "package: imperative phrase" and a body
 	hack/check-commits
 
-prose: ## fail if comments or documents have many pronouns that name nothing, pages many long sentences, or comments more than 100 columns (tools/prose)
+prose: ## fail if comments or documents have many pronouns that name nothing, pages many long sentences, or comments more than 100 columns or stale names (tools/prose)
 	cd tools && $(ALONE) $(GO) test -vet=off ./prose && $(ALONE) $(GO) run ./prose ..
 
 # Where govulncheck's database is: also a file:// URL of a copy.

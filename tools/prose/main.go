@@ -3,7 +3,7 @@
 // words usually stand for a noun that a reader has to guess. It also counts the sentences of pages
 // (docs and the top of the repository) that have more than 30 words, and fails for a page in which
 // they are more than 8 % of all (sentences.go), and fails for comments of more than 100 columns
-// (width.go).
+// (width.go), and for names in them that do not exist (names.go).
 //
 // Counted are the words of indefinite, in comments and in messages of Go files (string literals of
 // several words; a package's tests are counted apart from it) and in Markdown outside of code
@@ -52,7 +52,8 @@ func main() {
 	limit := flag.Float64("limit", 3, "indefinite pronouns per 1,000 words that a package or document may have")
 	list := flag.String("long", "", "list the sentences of this page that have more than 30 words, and check nothing")
 	flag.Parse()
-	counts, pages, wide, err := countAll(cmp.Or(flag.Arg(0), "."))
+	dir := cmp.Or(flag.Arg(0), ".")
+	counts, pages, wide, err := countAll(dir)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "prose:", err)
 		os.Exit(2)
@@ -61,7 +62,12 @@ func main() {
 		listLong(os.Stdout, pages[*list])
 		return
 	}
-	if report(counts, *limit)+reportLong(measureAll(pages), pending)+reportWide(os.Stdout, wide) > 0 {
+	stale, err := staleNames(dir)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "prose:", err)
+		os.Exit(2)
+	}
+	if report(counts, *limit)+reportLong(measureAll(pages), pending)+reportLines(os.Stdout, wide)+reportLines(os.Stdout, stale) > 0 {
 		os.Exit(1)
 	}
 }
@@ -91,20 +97,19 @@ func report(counts map[string]count, limit float64) (above int) {
 	return len(names)
 }
 
-// countAll counts the files that git tracks or would add, by package and document, and returns the
-// text of the pages among them, and the comments that are too wide.
-func countAll(dir string) (counts map[string]count, pages map[string]string, wide []string, err error) {
-	list := exec.Command("git", "ls-files", "-co", "--exclude-standard", "*.go", "*.md")
+// read returns the files that git tracks or would add, without those of this package, which has the
+// words themselves.
+func read(dir string, patterns ...string) (sources map[string][]byte, err error) {
+	list := exec.Command("git", append([]string{"ls-files", "-co", "--exclude-standard"}, patterns...)...)
 	list.Dir = dir
 	out, err := list.Output()
 	if err != nil {
-		return nil, nil, nil, fmt.Errorf("list files: %w", err)
+		return nil, fmt.Errorf("list files: %w", err)
 	}
-	counts, pages = map[string]count{}, map[string]string{}
+	sources = map[string][]byte{}
 	for file := range strings.Lines(string(out)) {
 		file = strings.TrimSpace(file)
 		if strings.Contains(file, "testdata/") || strings.HasPrefix(file, "tools/prose/") {
-			// which has the words themselves
 			continue
 		}
 		src, err := os.ReadFile(filepath.Join(dir, file))
@@ -112,8 +117,22 @@ func countAll(dir string) (counts map[string]count, pages map[string]string, wid
 			continue
 		}
 		if err != nil {
-			return nil, nil, nil, err
+			return nil, err
 		}
+		sources[file] = src
+	}
+	return sources, nil
+}
+
+// countAll counts the files that git tracks or would add, by package and document, and returns the
+// text of the pages among them, and the comments that are too wide.
+func countAll(dir string) (counts map[string]count, pages map[string]string, wide []string, err error) {
+	sources, err := read(dir, "*.go", "*.md")
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	counts, pages = map[string]count{}, map[string]string{}
+	for file, src := range sources {
 		if isPage(file) {
 			pages[file] = string(src)
 		}

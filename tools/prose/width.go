@@ -41,10 +41,10 @@ func wideComments(file string, src []byte) (wide []string, err error) {
 	return wide, nil
 }
 
-// reportWide lists lines that are too wide, and returns their number.
-func reportWide(out io.Writer, wide []string) int {
-	for _, line := range wide {
+// reportLines lists places, and returns their number.
+func reportLines(out io.Writer, lines []string) int {
+	for _, line := range lines {
 		fmt.Fprintln(out, line)
 	}
-	return len(wide)
+	return len(lines)
 }
