@@ -19,6 +19,11 @@ export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
+/** Sets a name, such as deployments.apps, which is broken at its dots if it needs more than one line. */
+function setName(node, text) {
+  if (node.textContent !== text) node.replaceChildren(...text.split(/(?<=\.)/).flatMap((label) => [make('wbr'), label]));
+}
+
 const svg = 'http://www.w3.org/2000/svg';
 
 /** Draws a line of values, the newest at the right, into an element that has nothing else. most is the number of values that fit. */
@@ -96,7 +101,8 @@ export class Table {
       this.columns.forEach((column, i) => {
         const cell = tr.cells[i];
         if (column.draw) column.draw(cell, row);
-        else setText(column.action ? cell.firstChild : cell, column.text(row));
+        else if (column.action) setName(cell.firstChild, column.text(row));
+        else setText(cell, column.text(row));
         cell.className = `${classes(column)} ${column.tone?.(row) ?? ''}`;
       });
       rows.set(key, tr);

@@ -121,6 +121,14 @@ func use(t *testing.T, ctx context.Context) {
 const (
 	listText = "document.getElementById('past-list').innerText"
 	diffText = "document.getElementById('past-diff').innerText"
+
+	// brokenLabels are the labels of resources, such as "apps" of "deployments.apps", that do not
+	// fit a line.
+	brokenLabels = `[...document.querySelectorAll('#resources-table .link')].flatMap((name) => [...name.childNodes]).filter((label) => {
+  const range = document.createRange();
+  range.selectNode(label);
+  return range.getClientRects().length > 1;
+}).map((label) => label.textContent)`
 )
 
 // press focuses an element and presses a key, as a user of the keyboard does.
@@ -167,6 +175,12 @@ func TestConsole_PrintedLink_ShowsServerAndPast(t *testing.T) {
 	b.until(`/^events: at most [1-9]/.test(document.querySelector('#resources-table svg').ariaLabel)`)
 	b.run(script("const filter = document.getElementById('resources-filter'); filter.value = ''; filter.dispatchEvent(new Event('input'))"))
 	b.until(`document.querySelectorAll('#resources-table tbody tr').length > 5`)
+	if broken := value[[]string](b, brokenLabels); len(broken) > 0 {
+		t.Errorf("labels of names in several lines: %q", broken)
+	}
+	if hidden := value[int](b, `(({ scrollWidth, clientWidth }) => scrollWidth - clientWidth)(document.querySelector('#resources-table .scroll'))`); hidden > 0 {
+		t.Errorf("%d pixels of the resources are not visible", hidden)
+	}
 	if *update {
 		// the lines of the screenshot begin when the page is opened
 		b.until("performance.now() > 15000")
