@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/validation"
 	cliflag "k8s.io/component-base/cli/flag"
@@ -69,36 +70,20 @@ or disables some of the default ones (default,-cronjob). Other controllers:
 		RunE: func(cmd *cobra.Command, args []string) error {
 			s.serverFlags = args
 			s.out = cmd.OutOrStdout()
-			if s.dataDir == "" {
-				return cli.Misusef("--data-dir is empty: name the directory of the control plane's files, such as %s", datadir.Default(func(string) string { return "" }))
-			}
-			if s.securePort < 0 || s.securePort > 65535 {
-				return cli.Misusef("--secure-port %d is not a valid port: choose one between 1 and 65535, or 0 for a free one", s.securePort)
-			}
-			if s.ha && s.securePort == 65535 {
-				return cli.Misusef("--ha needs the port after --secure-port too: choose one below 65535")
-			}
-			if s.ha && s.shards > 1 {
-				return cli.Misusef("--ha and --etcd-shards=%d exclude each other: --ha has one etcd of three members; omit one of the flags", s.shards)
-			}
-			if s.nodes < 0 || s.nodes > simulation.MaxNodes {
-				return cli.Misusef("--nodes %d is not between 0 and %d", s.nodes, simulation.MaxNodes)
-			}
-			if n := s.shards; cmd.Flags().Changed("etcd-shards") && (n < 1 || n > maxShards) {
-				return cli.Misusef("--etcd-shards %d is not between 1 and %d", n, maxShards)
-			}
-			if s.progressInterval != 0 && s.progressInterval < minProgressInterval {
-				return cli.Misusef("--etcd-progress-notify-interval %s is too short: choose at least %s, or 0 for etcd's default of 10m", s.progressInterval, minProgressInterval)
-			}
-			for _, name := range s.tlsSANs {
-				if net.ParseIP(name) == nil && len(validation.IsDNS1123Subdomain(strings.TrimPrefix(name, "*."))) > 0 {
-					return cli.Misusef("--tls-san %q is neither an IP address nor a name of a host, such as strata.example.com", name)
-				}
+			if err := s.check(cmd.Flags().Changed("etcd-shards")); err != nil {
+				return err
 			}
 			return run(cmd.Context(), s)
 		},
 	}
 	fs := cmd.Flags()
+	s.addFlags(fs)
+	cli.ShortenDurations(fs)
+	cli.SetHelp(cmd, cliflag.NamedFlagSets{})
+	return cmd
+}
+
+func (s *settings) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&s.dataDir, "data-dir", datadir.Default(os.Getenv), "directory of all files of the control plane; the environment variable "+datadir.EnvVar+" sets the default, also for strata kubectl")
 	fs.IPVar(&s.bindAddress, "bind-address", net.IPv4(127, 0, 0, 1), "IP address on which the API server listens; 0.0.0.0 means all addresses of the machine")
 	fs.IntVar(&s.securePort, "secure-port", defaultPort, "port on which the API server listens; 0 selects a free port")
@@ -112,9 +97,38 @@ or disables some of the default ones (default,-cronjob). Other controllers:
 	fs.IntVar(&s.shards, "etcd-shards", 0, "number of embedded etcds, up to 3: events and leases in one of their own, or in one each; 0 means that of the data directory, or 1")
 	fs.StringVar(&s.engine, "engine", "", "cache that serves reads and watches: strata or upstream")
 	utilruntime.Must(fs.MarkDeprecated("engine", "use strata up -- --engine; the flag will be removed in the next release"))
-	cli.ShortenDurations(fs)
-	cli.SetHelp(cmd, cliflag.NamedFlagSets{})
-	return cmd
+}
+
+// check returns an error for values that no start can have. shardsSet reports whether the number of
+// shards is from the command line.
+func (s *settings) check(shardsSet bool) error {
+	if s.dataDir == "" {
+		return cli.Misusef("--data-dir is empty: name the directory of the control plane's files, such as %s", datadir.Default(func(string) string { return "" }))
+	}
+	if s.securePort < 0 || s.securePort > 65535 {
+		return cli.Misusef("--secure-port %d is not a valid port: choose one between 1 and 65535, or 0 for a free one", s.securePort)
+	}
+	if s.ha && s.securePort == 65535 {
+		return cli.Misusef("--ha needs the port after --secure-port too: choose one below 65535")
+	}
+	if s.ha && s.shards > 1 {
+		return cli.Misusef("--ha and --etcd-shards=%d exclude each other: --ha has one etcd of three members; omit one of the flags", s.shards)
+	}
+	if s.nodes < 0 || s.nodes > simulation.MaxNodes {
+		return cli.Misusef("--nodes %d is not between 0 and %d", s.nodes, simulation.MaxNodes)
+	}
+	if n := s.shards; shardsSet && (n < 1 || n > maxShards) {
+		return cli.Misusef("--etcd-shards %d is not between 1 and %d", n, maxShards)
+	}
+	if s.progressInterval != 0 && s.progressInterval < minProgressInterval {
+		return cli.Misusef("--etcd-progress-notify-interval %s is too short: choose at least %s, or 0 for etcd's default of 10m", s.progressInterval, minProgressInterval)
+	}
+	for _, name := range s.tlsSANs {
+		if net.ParseIP(name) == nil && len(validation.IsDNS1123Subdomain(strings.TrimPrefix(name, "*."))) > 0 {
+			return cli.Misusef("--tls-san %q is neither an IP address nor a name of a host, such as strata.example.com", name)
+		}
+	}
+	return nil
 }
 
 // wrapped returns names in lines for a help text.
