@@ -92,36 +92,47 @@ func (l dayLoad) run(ctx context.Context, s *Sample) error {
 			return changeDeployments(ctx, deployments, n, func(d *appsv1.Deployment) { d.Spec.Replicas = new(int32) })
 		}},
 	} {
-		before, err := s.read(ctx, true)
+		cost, err := s.phase(ctx, phase.name, func(ctx context.Context) error {
+			if err := phase.run(ctx); err != nil {
+				return err
+			}
+			return awaitDeployments(ctx, client, clients)
+		})
 		if err != nil {
-			return err
-		}
-		if err := phase.run(ctx); err != nil {
 			return fmt.Errorf("%s: %w", phase.name, err)
 		}
-		if err := awaitDeployments(ctx, client, clients); err != nil {
-			return fmt.Errorf("%s: %w", phase.name, err)
-		}
-		after, err := s.read(ctx, false)
-		if err != nil {
-			return err
-		}
-		memory, err := s.Engine.Memory()
-		if err != nil {
-			return err
-		}
-		server, etcd := after.server-before.server, after.etcd-before.etcd
-		all.server, all.etcd = all.server+server, all.etcd+etcd
-		s.Report("time: "+phase.name, Seconds, after.at.Sub(before.at).Seconds())
-		s.Report("server CPU: "+phase.name, Seconds, server.Seconds())
-		s.Report("etcd CPU: "+phase.name, Seconds, etcd.Seconds())
-		s.Report("resident after "+phase.name, Bytes, float64(memory.Resident))
-		s.observed.Memory = memory
+		all.server, all.etcd = all.server+cost.server, all.etcd+cost.etcd
 	}
 	s.Report("server CPU of all", Seconds, all.server.Seconds())
 	s.Report("etcd CPU of all", Seconds, all.etcd.Seconds())
 	s.Report("peak memory", Bytes, float64(s.observed.Memory.Peak))
 	return nil
+}
+
+// phase reports the duration and the cost of a part of a sample, and the memory after it.
+func (s *Sample) phase(ctx context.Context, name string, run func(ctx context.Context) error) (cost reading, err error) {
+	before, err := s.read(ctx, true)
+	if err != nil {
+		return cost, err
+	}
+	if err := run(ctx); err != nil {
+		return cost, err
+	}
+	after, err := s.read(ctx, false)
+	if err != nil {
+		return cost, err
+	}
+	memory, err := s.Engine.Memory()
+	if err != nil {
+		return cost, err
+	}
+	cost.server, cost.etcd = after.server-before.server, after.etcd-before.etcd
+	s.Report("time: "+name, Seconds, after.at.Sub(before.at).Seconds())
+	s.Report("server CPU: "+name, Seconds, cost.server.Seconds())
+	s.Report("etcd CPU: "+name, Seconds, cost.etcd.Seconds())
+	s.Report("resident after "+name, Bytes, float64(memory.Resident))
+	s.observed.Memory = memory
+	return cost, nil
 }
 
 // eachDeployment calls do for each Deployment, some at a time.
