@@ -15,10 +15,8 @@ import (
 	"context"
 	"io"
 	"maps"
-	"net"
 	"net/netip"
 	"slices"
-	"sync"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -60,20 +58,8 @@ type Options struct {
 	// returns the state and may be called until Run returns. It may be nil, and is not called with
 	// upstream's engine.
 	OnLoad func(state func(context.Context) kubestorage.LoadState)
-	// Listener accepts the connections of the server, which closes it. If it is nil, the flags
-	// determine the address.
-	Listener net.Listener
-	// Process is set for one of several servers of this process, and nil for the only one.
-	Process *Process
-	// API identifies the API that the flags enable. Servers of one Process with the same value have
-	// the same flags, except for addresses, files and the prefix in etcd, and share what depends on
-	// the others.
-	API string
-	// OnBuilt is called once when the handlers are built. It may be nil.
-	OnBuilt func()
-	// Serve, if not nil, delays the start of the server, whose handlers are built meanwhile, until
-	// it is closed.
-	Serve <-chan struct{}
+	// Colocated is set for one of several servers of this process, and nil for the only one.
+	Colocated *Colocated
 	// Sessions, if not nil, open the console to browsers on this machine. They have no effect with
 	// --engine=upstream.
 	Sessions *console.Sessions
@@ -93,18 +79,9 @@ type Info struct {
 // was cancelled.
 //
 // Feature gates, logging and metrics of k8s.io packages are global: call Run at most once per
-// process, or with one Process for all calls.
+// process, or with Colocated.
 func Run(ctx context.Context, o Options) error {
-	o.Process.lock()
-	unlock := sync.OnceFunc(o.Process.unlock)
-	defer unlock()
-	onBuilt := o.OnBuilt
-	o.OnBuilt = func() {
-		unlock()
-		if onBuilt != nil {
-			onBuilt()
-		}
-	}
+	defer o.Colocated.begin()()
 	cmd := newCommand(o)
 	cmd.SetArgs(append([]string{}, o.Args...)) // never nil: cobra would read os.Args
 	out := o.Out

@@ -1,7 +1,9 @@
 package apiserver
 
 import (
+	"context"
 	"fmt"
+	"net"
 	"sync"
 
 	genericapiserver "k8s.io/apiserver/pkg/server"
@@ -15,11 +17,29 @@ import (
 // the packages of Kubernetes: the first server applies its flags to the process, and flags of later
 // ones have no effect on them. Flags are parsed, and handlers built, for one server at a time,
 // because upstream's code for both changes global variables. Servers then start and serve
-// concurrently. The zero value is ready for use; nil is for the only server of a process.
+// concurrently. The zero value is ready for use.
 type Process struct {
 	mu      sync.Mutex            // held from the parsing of flags until the handlers are built
 	applied bool                  // guarded by mu
-	schemas map[string]apiSchemas // by Options.API; guarded by mu
+	schemas map[string]apiSchemas // by Colocated.API; guarded by mu
+}
+
+// Colocated makes a server one of several in a process. The methods of nil are those of the only
+// server.
+type Colocated struct {
+	Process *Process // the same for all servers
+	// API identifies the API that the flags enable. Servers with the same value have the same
+	// flags, except for addresses, files and the prefix in etcd, and share what depends on the
+	// others.
+	API string
+	// Listener accepts the connections of the server, which closes it.
+	Listener net.Listener
+	// Built is called once when the handlers are built.
+	Built func()
+	// Serve delays the start of the server, whose handlers are built meanwhile, until it is closed.
+	Serve <-chan struct{}
+
+	unlock func() // Process.mu, if it is locked
 }
 
 // apiSchemas are the OpenAPI documents of the built-in API. They depend on nothing but the flags,
@@ -30,64 +50,78 @@ type apiSchemas struct {
 	v3 *handler3.OpenAPIService
 }
 
-func (p *Process) lock() {
-	if p != nil {
-		p.mu.Lock()
+// begin takes the turn of the server to parse flags and build handlers. end gives it back, unless
+// built did.
+func (c *Colocated) begin() (end func()) {
+	if c == nil {
+		return func() {}
 	}
+	c.Process.mu.Lock()
+	c.unlock = sync.OnceFunc(c.Process.mu.Unlock)
+	return c.unlock
 }
 
-func (p *Process) unlock() {
-	if p != nil {
-		p.mu.Unlock()
+// built ends the turn, and returns when the server may start. It reports false if ctx ends before.
+func (c *Colocated) built(ctx context.Context) bool {
+	if c == nil {
+		return true
+	}
+	c.unlock()
+	c.Built()
+	select {
+	case <-c.Serve:
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 
 // first reports whether no server of the process has applied its settings yet. The lock is held.
-func (p *Process) first() bool {
-	if p == nil {
+func (c *Colocated) first() bool {
+	if c == nil {
 		return true
 	}
-	first := !p.applied
-	p.applied = true
+	first := !c.Process.applied
+	c.Process.applied = true
 	return first
 }
 
 // omitSchemas makes the server of the built-in API make no schemas if another server with the same
 // API has made them. The lock is held.
-func (p *Process) omitSchemas(api string, config *app.Config) {
-	if p == nil || p.schemas[api].v3 == nil {
+func (c *Colocated) omitSchemas(config *app.Config) {
+	if c == nil || c.Process.schemas[c.API].v3 == nil {
 		return
 	}
 	config.KubeAPIs.ControlPlane.Generic.SkipOpenAPIInstallation = true
 }
 
 // installSchemas serves the schemas that omitSchemas omitted. The lock is held.
-func (p *Process) installSchemas(api string, chain *aggregatorapiserver.APIAggregator) error {
-	if p == nil || p.schemas[api].v3 == nil {
+func (c *Colocated) installSchemas(chain *aggregatorapiserver.APIAggregator) error {
+	if c == nil || c.Process.schemas[c.API].v3 == nil {
 		return nil
 	}
 	server, err := builtInServer(chain)
 	if err != nil {
 		return err
 	}
-	p.schemas[api].v2.RegisterOpenAPIVersionedService("/openapi/v2", server.Handler.NonGoRestfulMux)
-	return p.schemas[api].v3.RegisterOpenAPIV3VersionedService("/openapi/v3", server.Handler.NonGoRestfulMux)
+	c.Process.schemas[c.API].v2.RegisterOpenAPIVersionedService("/openapi/v2", server.Handler.NonGoRestfulMux)
+	return c.Process.schemas[c.API].v3.RegisterOpenAPIV3VersionedService("/openapi/v3", server.Handler.NonGoRestfulMux)
 }
 
 // keepSchemas keeps the schemas of the first server with an API. The server is prepared, and the
 // lock is held.
-func (p *Process) keepSchemas(api string, chain *aggregatorapiserver.APIAggregator) error {
-	if p == nil || p.schemas[api].v3 != nil {
+func (c *Colocated) keepSchemas(chain *aggregatorapiserver.APIAggregator) error {
+	if c == nil || c.Process.schemas[c.API].v3 != nil {
 		return nil
 	}
 	server, err := builtInServer(chain)
 	if err != nil {
 		return err
 	}
-	if p.schemas == nil {
-		p.schemas = map[string]apiSchemas{}
+	if c.Process.schemas == nil {
+		c.Process.schemas = map[string]apiSchemas{}
 	}
-	p.schemas[api] = apiSchemas{v2: server.OpenAPIVersionedService, v3: server.OpenAPIV3VersionedService}
+	c.Process.schemas[c.API] = apiSchemas{v2: server.OpenAPIVersionedService, v3: server.OpenAPIV3VersionedService}
 	return nil
 }
 

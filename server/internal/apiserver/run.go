@@ -24,6 +24,7 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 	componentversion "k8s.io/component-base/version"
 	"k8s.io/klog/v2"
+	aggregatorapiserver "k8s.io/kube-aggregator/pkg/apiserver"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
 
@@ -35,7 +36,7 @@ import (
 // free and the engine closed.
 func (s *settings) run(ctx context.Context, flags *pflag.FlagSet, o Options) error {
 	defer logs.FlushLogs()
-	completed, err := s.prepare(ctx, flags, o.Process)
+	completed, err := s.prepare(ctx, flags, o.Colocated)
 	if err != nil {
 		return err
 	}
@@ -44,30 +45,23 @@ func (s *settings) run(ctx context.Context, flags *pflag.FlagSet, o Options) err
 	}
 	kube := &instance{hooks: s.hooks}
 	defer kube.stop()
-	if err := kube.start(ctx, s, completed, o); err != nil {
+	if err := kube.start(ctx, s, completed, o.Colocated); err != nil {
 		return err
 	}
-	if o.OnBuilt != nil {
-		o.OnBuilt()
-	}
-	if o.Serve != nil {
-		select {
-		case <-o.Serve:
-		case <-ctx.Done():
-			return nil
-		}
+	if !o.Colocated.built(ctx) {
+		return nil
 	}
 	return kube.serve(ctx, o)
 }
 
 // prepare validates and applies the settings. Those that are global are the first server's.
-func (s *settings) prepare(ctx context.Context, flags *pflag.FlagSet, process *Process) (completed options.CompletedOptions, err error) {
+func (s *settings) prepare(ctx context.Context, flags *pflag.FlagSet, colocated *Colocated) (completed options.CompletedOptions, err error) {
 	for _, err := range []error{s.limits.validate(), s.checks.validate(), s.tokens.validate(s.gates)} {
 		if err != nil {
 			return completed, cli.Misuse(err)
 		}
 	}
-	first := process.first()
+	first := colocated.first()
 	if first {
 		if err := s.applyToProcess(); err != nil {
 			return completed, cli.Misuse(err)
@@ -164,75 +158,87 @@ type instance struct {
 }
 
 // start builds the chain of servers. It does not listen yet.
-func (v *instance) start(ctx context.Context, s *settings, completed options.CompletedOptions, o Options) error {
-	attachment := s.attachment()
-	if err := attachment.Options(completed.Etcd); err != nil {
+func (v *instance) start(ctx context.Context, s *settings, completed options.CompletedOptions, c *Colocated) error {
+	resources, err := v.configure(ctx, s, completed, c)
+	if err != nil {
 		return err
 	}
-	if o.Listener != nil {
-		completed.SecureServing.Listener = o.Listener
+	c.omitSchemas(v.config)
+	chain, err := v.build(resources)
+	if err != nil {
+		return err
 	}
-	config, shared, err := s.config(completed)
+	if err := c.installSchemas(chain); err != nil {
+		return err
+	}
+	if v.prepared, err = chain.PrepareRun(); err != nil {
+		return err
+	}
+	if err := v.attachment.serveDocuments(chain); err != nil {
+		return err
+	}
+	return c.keepSchemas(chain)
+}
+
+// configure makes the configuration of the chain, and attaches the engine to it. The resources are
+// nil without a hook for them.
+func (v *instance) configure(ctx context.Context, s *settings, completed options.CompletedOptions, c *Colocated) (*Resources, error) {
+	attachment := s.attachment()
+	if err := attachment.Options(completed.Etcd); err != nil {
+		return nil, err
+	}
+	if c != nil {
+		completed.SecureServing.Listener = c.Listener
+	}
+	config, informers, err := s.config(completed)
 	v.listener = completed.SecureServing.Listener
 	if err != nil {
-		return listenFailure(err)
+		return nil, listenFailure(err)
 	}
 	v.attachment, v.config = attachment, config
-	if s.engine == engineStrata && o.Process == nil {
+	if s.engine == engineStrata && c == nil {
 		gcpolicy.Start(ctx)
 	}
 	if len(s.noHosts) > 0 {
 		refuseConnections(config, s.noHosts)
 	}
 	if err := call(s.hooks.Config, config); err != nil {
-		return err
+		return nil, err
 	}
 	if err := attachment.Chain(config); err != nil {
-		return err
+		return nil, err
 	}
-	if shared != nil {
+	if informers != nil {
 		decorators, err := readDecorators(config.KubeAPIs.Extra)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		shared.bind(attachment.engine, decorators)
+		informers.bind(attachment.engine, decorators)
 	}
-	var resources *Resources // nil without a hook for it
-	if s.hooks.Attached != nil {
-		resources = &Resources{follow: attachment.follow}
-		if err := s.hooks.Attached(config, attachment.engine, resources); err != nil {
-			return err
-		}
+	if s.hooks.Attached == nil {
+		return nil, nil
 	}
+	resources := &Resources{follow: attachment.follow}
+	return resources, s.hooks.Attached(config, attachment.engine, resources)
+}
 
-	o.Process.omitSchemas(o.API, config)
-	complete, err := config.Complete()
+// build makes the servers of the chain, and mounts the read path in front of them.
+func (v *instance) build(resources *Resources) (*aggregatorapiserver.APIAggregator, error) {
+	complete, err := v.config.Complete()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	chain, err := app.CreateServerChain(complete)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if resources != nil {
 		if err := resources.fill(chain); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	attachment.Mount(chain)
-	if err := call(s.hooks.Chain, chain); err != nil {
-		return err
-	}
-	if err := o.Process.installSchemas(o.API, chain); err != nil {
-		return err
-	}
-	if v.prepared, err = chain.PrepareRun(); err != nil {
-		return err
-	}
-	if err := attachment.serveDocuments(chain); err != nil {
-		return err
-	}
-	return o.Process.keepSchemas(o.API, chain)
+	v.attachment.Mount(chain)
+	return chain, call(v.hooks.Chain, chain)
 }
 
 // upstreamListen matches upstream's error of a listener: the address and the cause.

@@ -70,14 +70,13 @@ func (p *controlPlane) build() {
 			return
 		}
 		p.err = apiserver.Run(p.serving, apiserver.Options{
-			Args:     slices.Concat(p.defaultFlags(), p.host.args, p.flags),
-			Out:      os.Stderr,
-			Listener: p.listener,
-			Process:  &p.host.process,
-			API:      p.api(),
-			OnBuilt:  func() { close(p.built) },
-			Serve:    p.serve,
-			OnReady:  func(apiserver.Info) { close(p.ready) },
+			Args:    slices.Concat(p.defaultFlags(), p.host.args, p.flags),
+			Out:     os.Stderr,
+			OnReady: func(apiserver.Info) { close(p.ready) },
+			Colocated: &apiserver.Colocated{
+				Process: &p.host.process, API: p.api(), Listener: p.listener,
+				Built: func() { close(p.built) }, Serve: p.serve,
+			},
 		})
 	}()
 }
