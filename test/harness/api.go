@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -274,6 +275,18 @@ var ErrEnded = errors.New("watch ended")
 // watch is nil, and the response has the error.
 func (a *API) Watch(ctx context.Context, path, query string) (*Watch, *Response, error) {
 	return a.WatchAs(ctx, path, query, "")
+}
+
+// StartWatch starts a watch that lasts as long as the test, and ends the test if it is refused.
+func StartWatch(t testing.TB, ctx context.Context, a *API, path, query string) *Watch {
+	t.Helper()
+	w, refused, err := a.Watch(ctx, path, query)
+	Check(t, err)
+	if refused != nil {
+		t.Fatalf("watch %s?%s: %v", path, query, refused.Err())
+	}
+	t.Cleanup(w.Close)
+	return w
 }
 
 // WatchAs is Watch with an Accept header, which must select a JSON encoding.

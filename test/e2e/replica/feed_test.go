@@ -191,12 +191,7 @@ func (c *chain) encryptionAtRest(t *testing.T) {
 	path, lower := "/api/v1/namespaces/"+namespace+"/secrets", c.lower.API()
 	before, err := lower.List(ctx, path, "")
 	harness.Check(t, err)
-	watch, refused, err := lower.Watch(ctx, path, "resourceVersion="+before.Metadata.ResourceVersion)
-	harness.Check(t, err)
-	if refused != nil {
-		t.Fatal(refused.Err())
-	}
-	defer watch.Close()
+	watch := harness.StartWatch(t, ctx, lower, path, "resourceVersion="+before.Metadata.ResourceVersion)
 	created, err := c.primary.API().Create(ctx, path, map[string]any{"metadata": map[string]any{"name": "sealed"}, "data": map[string]string{"key": "cGxhaW50ZXh0"}})
 	harness.Check(t, err)
 	event, err := watch.Next(ctx)
@@ -303,12 +298,7 @@ func (c *chain) upperRestarts(t *testing.T) {
 	maps, either := c.scene.maps(ctx, t), c.startEither(t)
 	first, err := c.primary.API().Create(ctx, maps, configMap("first", nil))
 	harness.Check(t, err)
-	watch, refused, err := c.lower.API().Watch(ctx, maps, "resourceVersion="+first.Metadata.ResourceVersion)
-	harness.Check(t, err)
-	if refused != nil {
-		t.Fatal(refused.Err())
-	}
-	defer watch.Close()
+	watch := harness.StartWatch(t, ctx, c.lower.API(), maps, "resourceVersion="+first.Metadata.ResourceVersion)
 	relists := func() float64 {
 		t.Helper()
 		n, err := c.lower.API().Sum(ctx, "strata_mirror_relists_total")

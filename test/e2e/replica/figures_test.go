@@ -168,11 +168,7 @@ func watchBoth(t *testing.T, ctx context.Context, servers ...*harness.Server) (b
 		both = append(both, a)
 		list, err := s.API().List(ctx, configMaps, "limit=1")
 		harness.Check(t, err)
-		watch, refused, err := s.API().Watch(ctx, configMaps, "resourceVersion="+list.Metadata.ResourceVersion)
-		harness.Check(t, err)
-		if refused != nil {
-			t.Fatal(refused.Err())
-		}
+		watch := harness.StartWatch(t, ctx, s.API(), configMaps, "resourceVersion="+list.Metadata.ResourceVersion)
 		reading.Go(func() {
 			for {
 				event, err := watch.Next(ctx)

@@ -51,8 +51,6 @@ type scene struct {
 	etcd     *harness.Etcd
 	client   *clientv3.Client // bypasses the servers
 	replicas []*replica
-
-	things sync.Once // the custom resource is defined
 }
 
 // replica is a server with its own proxy in front of etcd.
@@ -185,24 +183,11 @@ func (s *scene) compact(t *testing.T, ctx context.Context, revision int64) {
 // defineThings defines a custom resource, and returns when all servers serve it.
 func (s *scene) defineThings(t *testing.T, ctx context.Context) {
 	t.Helper()
-	s.things.Do(func() {
-		_, err := s.replicas[0].api.Create(ctx, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", object{
-			"metadata": object{"name": "things." + thingsGroup},
-			"spec": object{
-				"group": thingsGroup, "scope": "Namespaced",
-				"names": object{"plural": "things", "singular": "thing", "kind": "Thing", "listKind": "ThingList"},
-				"versions": []any{object{"name": "v1", "served": true, "storage": true, "schema": object{"openAPIV3Schema": object{
-					"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}},
-			},
-		})
-		harness.Check(t, err)
-	})
+	var apis []*harness.API
 	for _, r := range s.replicas {
-		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-			_, err := r.api.List(ctx, things.path(""), "")
-			return err == nil, err
-		}))
+		apis = append(apis, r.api)
 	}
+	harness.Check(t, harness.Define(ctx, thingsGroup, "things", "Thing", nil, apis...))
 }
 
 // object is an object to write; its shape is that of the API.

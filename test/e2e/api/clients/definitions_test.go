@@ -228,12 +228,7 @@ func TestCRD_SelectableField_SelectsInListAndWatch(t *testing.T) {
 	items, _, err := api.ListAll(ctx, path, "fieldSelector=spec.color%3Dred", 4)
 	harness.Check(t, err)
 	equal(t, "red in chunks", (&harness.List{Items: items}).Names(), red)
-	w, refused, err := api.Watch(ctx, path, "fieldSelector=spec.color%3Dred&resourceVersion="+list.Metadata.ResourceVersion)
-	harness.Check(t, err)
-	if refused != nil {
-		t.Fatal(refused.Err())
-	}
-	defer w.Close()
+	w := harness.StartWatch(t, ctx, api, path, "fieldSelector=spec.color%3Dred&resourceVersion="+list.Metadata.ResourceVersion)
 	for _, step := range []struct{ name, color, event string }{
 		{"paint-00", "blue", "DELETED"}, {"paint-01", "red", "ADDED"}, {"paint-02", "green", ""}, {"paint-03", "red", ""}, {"paint-01", "green", "DELETED"},
 	} {
@@ -267,11 +262,7 @@ func TestCRD_Recreated_HasNoPreviousObjects(t *testing.T) {
 		if len(list.Items) != 0 {
 			t.Fatalf("round %d begins with %d objects", round, len(list.Items))
 		}
-		w, refused, err := api.Watch(ctx, d.path("v1", "rounds"), "resourceVersion="+list.Metadata.ResourceVersion)
-		harness.Check(t, err)
-		if refused != nil {
-			t.Fatal(refused.Err())
-		}
+		w := harness.StartWatch(t, ctx, api, d.path("v1", "rounds"), "resourceVersion="+list.Metadata.ResourceVersion)
 		for i := range 10 {
 			_, err := api.Create(ctx, d.path("v1", "rounds"), object{"apiVersion": group + "/v1", "kind": "Ghost",
 				"metadata": object{"name": fmt.Sprintf("ghost-%d-%d", round, i)}})

@@ -2,7 +2,6 @@ package clients
 
 import (
 	"context"
-	"net/http"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -29,26 +28,8 @@ var (
 func createGizmos(t *testing.T, ctx context.Context, api *harness.API) {
 	t.Helper()
 	open := object{"type": "object", "x-kubernetes-preserve-unknown-fields": true}
-	_, err := api.Create(ctx, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", object{
-		"metadata": object{"name": "gizmos." + gizmoGroup},
-		"spec": object{
-			"group": gizmoGroup, "scope": "Namespaced",
-			"names": object{"plural": "gizmos", "singular": "gizmo", "kind": "Gizmo", "listKind": "GizmoList"},
-			"versions": []any{object{
-				"name": "v1", "served": true, "storage": true, "subresources": object{"status": object{}},
-				"schema": object{"openAPIV3Schema": object{"type": "object", "properties": object{"spec": open, "status": open}}},
-			}},
-		},
-	})
-	harness.Check(t, err)
-	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-		// Discovery lists the resource later than its path is served; controller-runtime uses
-		// discovery.
-		r, err := api.Do(ctx, http.MethodGet, "/apis/"+gizmoGroup+"/v1", "", nil)
-		if err != nil || r.Code != http.StatusOK {
-			return false, err
-		}
-		r, err = api.Do(ctx, http.MethodGet, gizmosPath, "", nil)
-		return err == nil && r.Code == http.StatusOK, err
-	}))
+	harness.Check(t, harness.Define(ctx, gizmoGroup, "gizmos", "Gizmo", object{
+		"subresources": object{"status": object{}},
+		"schema":       object{"openAPIV3Schema": object{"type": "object", "properties": object{"spec": open, "status": open}}},
+	}, api))
 }

@@ -173,12 +173,7 @@ func (p project) test(t *testing.T) {
 			t.Errorf("list at %s after one at %s", list.Metadata.ResourceVersion, all.Metadata.ResourceVersion)
 		}
 		last := p.versions[len(p.versions)-1]
-		w, refused, err := api.Watch(ctx, p.path(last, ""), "resourceVersion="+list.Metadata.ResourceVersion)
-		harness.Check(t, err)
-		if refused != nil {
-			t.Fatal(refused.Err())
-		}
-		defer w.Close()
+		w := harness.StartWatch(t, ctx, api, p.path(last, ""), "resourceVersion="+list.Metadata.ResourceVersion)
 		harness.Check(t, create(ctx, 0))
 		e, err := w.Next(ctx)
 		harness.Check(t, err)
@@ -256,12 +251,7 @@ func (p project) testWatch(t *testing.T, ctx context.Context, all *harness.List,
 	const deleteCount = 10
 	watches := map[string]*harness.Watch{}
 	for _, version := range p.versions {
-		w, refused, err := api.Watch(ctx, p.path(version, ""), "resourceVersion="+all.Metadata.ResourceVersion)
-		harness.Check(t, err)
-		if refused != nil {
-			t.Fatal(refused.Err())
-		}
-		defer w.Close()
+		w := harness.StartWatch(t, ctx, api, p.path(version, ""), "resourceVersion="+all.Metadata.ResourceVersion)
 		watches[version] = w
 	}
 	// by version and key: the resource version of the update
@@ -324,12 +314,7 @@ func (p project) testDelete(t *testing.T, ctx context.Context) {
 	harness.Check(t, err)
 	var watching errgroup.Group
 	for _, version := range p.versions {
-		w, refused, err := api.Watch(ctx, p.path(version, ""), "resourceVersion="+list.Metadata.ResourceVersion)
-		harness.Check(t, err)
-		if refused != nil {
-			t.Fatal(refused.Err())
-		}
-		defer w.Close()
+		w := harness.StartWatch(t, ctx, api, p.path(version, ""), "resourceVersion="+list.Metadata.ResourceVersion)
 		watching.Go(func() error {
 			for i := range list.Items {
 				e, err := w.Next(ctx)

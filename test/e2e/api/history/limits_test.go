@@ -13,21 +13,6 @@ import (
 
 const widgets = "/apis/example.com/v1/namespaces/default/widgets"
 
-// define creates a definition of a custom resource without a status.
-func define(t *testing.T, ctx context.Context) {
-	t.Helper()
-	_, err := api.Create(ctx, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", object{
-		"metadata": object{"name": "widgets.example.com"},
-		"spec": object{"group": "example.com", "scope": "Namespaced", "names": object{"plural": "widgets", "kind": "Widget"},
-			"versions": []object{{"name": "v1", "served": true, "storage": true,
-				"schema": object{"openAPIV3Schema": object{"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}}}})
-	harness.Check(t, err)
-	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-		r, err := api.Do(ctx, http.MethodGet, widgets, "", nil)
-		return err == nil && r.Code == http.StatusOK, err
-	}))
-}
-
 // TestHistory_Rights_AreThoseOfTheList tests a user with the right to list ConfigMaps, and nothing
 // else.
 func TestHistory_Rights_AreThoseOfTheList(t *testing.T) {
@@ -60,7 +45,7 @@ func TestHistory_Rights_AreThoseOfTheList(t *testing.T) {
 func TestHistory_CustomResource_HasHistory(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
-	define(t, ctx)
+	harness.Check(t, harness.Define(ctx, "example.com", "widgets", "Widget", nil, api))
 	first := harness.Must[harness.Object](t)(api.Create(ctx, widgets, object{"apiVersion": "example.com/v1", "kind": "Widget", "metadata": object{"name": "w"}, "spec": object{"size": 1}}))
 	harness.Must[harness.Object](t)(api.Patch(ctx, widgets+"/w", `{"spec":{"size":2}}`))
 	revision := first.Metadata.ResourceVersion

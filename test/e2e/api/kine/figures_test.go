@@ -178,12 +178,7 @@ func (f *fixture) measure(s *harness.Server, figures map[string][]time.Duration)
 	cancel()
 	writer.Wait()
 
-	w, refused, err := plain.Watch(f.ctx, small, "resourceVersion=0&fieldSelector=metadata.name%3Dmap-00001")
-	harness.Check(f.T, err)
-	if refused != nil {
-		f.Fatal(refused.Err())
-	}
-	defer w.Close()
+	w := harness.StartWatch(f.T, f.ctx, plain, small, "resourceVersion=0&fieldSelector=metadata.name%3Dmap-00001")
 	if _, err := w.Next(f.ctx); err != nil { // the initial event of the object
 		f.Fatal(err)
 	}

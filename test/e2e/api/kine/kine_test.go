@@ -249,13 +249,7 @@ func (f *fixture) next(w *harness.Watch) string {
 
 func (f *fixture) watch(api *harness.API, query string) *harness.Watch {
 	f.Helper()
-	w, refused, err := api.Watch(f.ctx, maps, query)
-	harness.Check(f.T, err)
-	if refused != nil {
-		f.Fatalf("watch?%s: %v", query, refused.Err())
-	}
-	f.Cleanup(w.Close)
-	return w
+	return harness.StartWatch(f.T, f.ctx, api, maps, query)
 }
 
 func (f *fixture) watches() {

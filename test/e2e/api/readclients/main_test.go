@@ -10,7 +10,6 @@ package readclients
 
 import (
 	"context"
-	"net/http"
 	"sync"
 	"testing"
 	"time"
@@ -80,30 +79,8 @@ func gizmo(name, want string) object {
 func createGizmos(t *testing.T, ctx context.Context, servers ...*harness.API) {
 	t.Helper()
 	open := object{"type": "object", "x-kubernetes-preserve-unknown-fields": true}
-	r := harness.Must[*harness.Response](t)(servers[0].Do(ctx, http.MethodPost, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "", object{
-		"metadata": object{"name": "gizmos." + gizmoGroup},
-		"spec": object{
-			"group": gizmoGroup, "scope": "Namespaced",
-			"names": object{"plural": "gizmos", "singular": "gizmo", "kind": "Gizmo", "listKind": "GizmoList"},
-			"versions": []any{object{
-				"name": "v1", "served": true, "storage": true, "subresources": object{"status": object{}},
-				"schema": object{"openAPIV3Schema": object{"type": "object", "properties": object{"spec": open, "status": open}}},
-			}},
-		},
-	}))
-	if r.Code != http.StatusCreated && r.Code != http.StatusConflict {
-		t.Fatal(r.Err())
-	}
-	for _, api := range servers {
-		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-			// Discovery lists the resource later than its path is served; clients use discovery.
-			for _, path := range []string{gizmoPrefix, gizmoPrefix + "/gizmos"} {
-				r, err := api.Do(ctx, http.MethodGet, path, "", nil)
-				if err != nil || r.Code != http.StatusOK {
-					return false, err
-				}
-			}
-			return true, nil
-		}))
-	}
+	harness.Check(t, harness.Define(ctx, gizmoGroup, "gizmos", "Gizmo", object{
+		"subresources": object{"status": object{}},
+		"schema":       object{"openAPIV3Schema": object{"type": "object", "properties": object{"spec": open, "status": open}}},
+	}, servers...))
 }

@@ -185,11 +185,7 @@ func TestWatch_Open_CountsAsLongRunning(t *testing.T) {
 				samples, err := scrape(ctx, api, "apiserver_longrunning_requests")
 				return total(samples, labels), err
 			}
-			w, refused, err := api.Watch(ctx, path, "")
-			harness.Check(t, err)
-			if refused != nil {
-				t.Fatal(refused.Err())
-			}
+			w := harness.StartWatch(t, ctx, api, path, "")
 			if n := harness.Must[float64](t)(open(ctx)); n != 1 {
 				t.Errorf("%s: a watch of %s counts as %v long-running requests, want 1", engine.name, path, n)
 			}

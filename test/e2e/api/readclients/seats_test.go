@@ -125,12 +125,7 @@ func TestWatch_AfterInitialEvents_ReleasesSeat(t *testing.T) {
 			harness.Check(t, err)
 			query = strings.ReplaceAll(query, "REVISION", list.Metadata.ResourceVersion)
 			for range times {
-				w, refused, err := reader.Watch(ctx, path, query)
-				harness.Check(t, err)
-				if refused != nil {
-					t.Fatalf("watch %s?%s: %v", path, query, refused.Err())
-				}
-				defer w.Close()
+				w := harness.StartWatch(t, ctx, reader, path, query)
 				watches = append(watches, w)
 				for range initial {
 					if _, err := w.Next(ctx); err != nil {

@@ -112,23 +112,9 @@ func createColors(t *testing.T, ctx context.Context, servers ...*harness.API) (p
 	t.Helper()
 	const name = "colors"
 	text := object{"type": "string"}
-	_, err := servers[0].Create(ctx, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", object{
-		"metadata": object{"name": name + "." + gizmoGroup},
-		"spec": object{
-			"group": gizmoGroup, "scope": "Namespaced",
-			"names": object{"plural": name, "singular": "color", "kind": "Color", "listKind": "ColorList"},
-			"versions": []any{object{
-				"name": "v1", "served": true, "storage": true, "selectableFields": []any{object{"jsonPath": ".spec.color"}},
-				"schema": object{"openAPIV3Schema": object{"type": "object", "properties": object{"spec": object{"type": "object", "properties": object{"color": text}}}}},
-			}},
-		},
-	})
-	harness.Check(t, err)
-	for _, api := range servers {
-		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-			r, err := api.Do(ctx, http.MethodGet, gizmoPrefix+"/"+name, "", nil)
-			return err == nil && r.Code == http.StatusOK, err
-		}))
-	}
+	harness.Check(t, harness.Define(ctx, gizmoGroup, name, "Color", object{
+		"selectableFields": []any{object{"jsonPath": ".spec.color"}},
+		"schema":           object{"openAPIV3Schema": object{"type": "object", "properties": object{"spec": object{"type": "object", "properties": object{"color": text}}}}},
+	}, servers...))
 	return name
 }

@@ -90,18 +90,6 @@ func abbreviated(names []string) []string {
 	return append(slices.Clone(names[:most]), "...")
 }
 
-// startWatch starts a watch that lasts as long as the test.
-func startWatch(t *testing.T, ctx context.Context, path, query string) *harness.Watch {
-	t.Helper()
-	w, refused, err := api.Watch(ctx, path, query)
-	harness.Check(t, err)
-	if refused != nil {
-		t.Fatalf("watch %s?%s: %v", path, query, refused.Err())
-	}
-	t.Cleanup(w.Close)
-	return w
-}
-
 // next returns the next event other than bookmarks.
 func next(t *testing.T, ctx context.Context, w *harness.Watch) harness.Event {
 	t.Helper()

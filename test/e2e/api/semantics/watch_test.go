@@ -37,7 +37,7 @@ func TestWatch_InitialEvents_EndWithBookmark(t *testing.T) {
 		{"/api/v1/configmaps", "fieldSelector=metadata.namespace%3D" + ns},
 	} {
 		want := harness.Must[*harness.List](t)(api.List(ctx, tc.path, tc.query))
-		w := startWatch(t, ctx, tc.path, tc.query+initial)
+		w := harness.StartWatch(t, ctx, api, tc.path, tc.query+initial)
 		var got []harness.Object
 		for {
 			e := harness.Must[harness.Event](t)(w.Next(ctx))
@@ -52,7 +52,7 @@ func TestWatch_InitialEvents_EndWithBookmark(t *testing.T) {
 		equalVersions(t, tc.path+"?"+tc.query, got, want.Items)
 	}
 	// Without allowWatchBookmarks there is none at the end.
-	w := startWatch(t, ctx, maps(ns), strings.Replace(initial, "allowWatchBookmarks=true", "allowWatchBookmarks=false", 1))
+	w := harness.StartWatch(t, ctx, api, maps(ns), strings.Replace(initial, "allowWatchBookmarks=true", "allowWatchBookmarks=false", 1))
 	for range 30 {
 		if e := harness.Must[harness.Event](t)(w.Next(ctx)); e.Type != "ADDED" {
 			t.Fatalf("got %s", e.Type)
@@ -71,7 +71,7 @@ func TestWatch_LabelChange_SendsAddedAndDeleted(t *testing.T) {
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	start := harness.Must[*harness.List](t)(api.List(ctx, maps(ns), "")).Metadata.ResourceVersion
 	query := "labelSelector=color%3Dred&resourceVersion=" + start
-	live := startWatch(t, ctx, maps(ns), query)
+	live := harness.StartWatch(t, ctx, api, maps(ns), query)
 
 	write := func(method, body string) harness.Object {
 		t.Helper()
@@ -91,7 +91,7 @@ func TestWatch_LabelChange_SendsAddedAndDeleted(t *testing.T) {
 	harness.Check(t, api.Delete(ctx, maps(ns)+"/a"))
 
 	// The same events from history as from the live watch.
-	for name, w := range map[string]*harness.Watch{"live": live, "from history": startWatch(t, ctx, maps(ns), query)} {
+	for name, w := range map[string]*harness.Watch{"live": live, "from history": harness.StartWatch(t, ctx, api, maps(ns), query)} {
 		t.Run(name, func(t *testing.T) {
 			expect := func(kind, version, value, color string) {
 				t.Helper()
@@ -120,10 +120,10 @@ func TestWatch_PodBinding_SendsAddedForNode(t *testing.T) {
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	pods := "/api/v1/namespaces/" + ns + "/pods"
 	rv := harness.Must[*harness.List](t)(api.List(ctx, "/api/v1/pods", "")).Metadata.ResourceVersion
-	kubelet1 := startWatch(t, ctx, "/api/v1/pods", "fieldSelector=spec.nodeName%3Dnode-1&resourceVersion="+rv)
-	kubelet2 := startWatch(t, ctx, "/api/v1/pods", "fieldSelector=spec.nodeName%3Dnode-2&resourceVersion="+rv)
-	scheduler := startWatch(t, ctx, "/api/v1/pods", "fieldSelector=spec.nodeName%3D&resourceVersion="+rv)
-	one := startWatch(t, ctx, pods, "fieldSelector=metadata.name%3Dpod-2&resourceVersion="+rv)
+	kubelet1 := harness.StartWatch(t, ctx, api, "/api/v1/pods", "fieldSelector=spec.nodeName%3Dnode-1&resourceVersion="+rv)
+	kubelet2 := harness.StartWatch(t, ctx, api, "/api/v1/pods", "fieldSelector=spec.nodeName%3Dnode-2&resourceVersion="+rv)
+	scheduler := harness.StartWatch(t, ctx, api, "/api/v1/pods", "fieldSelector=spec.nodeName%3D&resourceVersion="+rv)
+	one := harness.StartWatch(t, ctx, api, pods, "fieldSelector=metadata.name%3Dpod-2&resourceVersion="+rv)
 
 	for i := range 4 {
 		name := fmt.Sprintf("pod-%d", i)
@@ -167,7 +167,7 @@ func TestWatch_Deleted_CarriesDeletionRevision(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	created := createMaps(t, ctx, ns, "a")[0]
-	w := startWatch(t, ctx, maps(ns), "resourceVersion="+created.Metadata.ResourceVersion)
+	w := harness.StartWatch(t, ctx, api, maps(ns), "resourceVersion="+created.Metadata.ResourceVersion)
 	patched := harness.Must[harness.Object](t)(api.Patch(ctx, maps(ns)+"/a", `{"data":{"v":"last"}}`))
 	harness.Check(t, api.Delete(ctx, maps(ns)+"/a"))
 	createMaps(t, ctx, ns, "fence")
@@ -182,9 +182,9 @@ func TestWatch_Deleted_CarriesDeletionRevision(t *testing.T) {
 	if deleted.Data["v"] != "last" {
 		t.Errorf("deleted object has data %v, want its last state", deleted.Data)
 	}
-	after := startWatch(t, ctx, maps(ns), fmt.Sprintf("resourceVersion=%d", at))
+	after := harness.StartWatch(t, ctx, api, maps(ns), fmt.Sprintf("resourceVersion=%d", at))
 	expectEvent(t, ctx, after, "ADDED", "fence")
-	before := startWatch(t, ctx, maps(ns), fmt.Sprintf("resourceVersion=%d", at-1))
+	before := harness.StartWatch(t, ctx, api, maps(ns), fmt.Sprintf("resourceVersion=%d", at-1))
 	expectEvent(t, ctx, before, "DELETED", "a")
 	expectEvent(t, ctx, before, "ADDED", "fence")
 	// The lists at both sides agree.
@@ -199,7 +199,7 @@ func TestWatch_FutureRevision_DeliversLaterEvents(t *testing.T) {
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	created := createMaps(t, ctx, ns, "a")[0]
 	future := harness.Revision(t, created.Metadata.ResourceVersion) + 20
-	w := startWatch(t, ctx, maps(ns), fmt.Sprintf("resourceVersion=%d", future))
+	w := harness.StartWatch(t, ctx, api, maps(ns), fmt.Sprintf("resourceVersion=%d", future))
 	var want []string
 	for i := 0; len(want) < 3; i++ {
 		patched := harness.Must[harness.Object](t)(api.Patch(ctx, maps(ns)+"/a", fmt.Sprintf(`{"data":{"i":"%d"}}`, i)))
@@ -222,8 +222,8 @@ func TestBookmarks_Requested_PrecedeWatchTimeout(t *testing.T) {
 	created := createMaps(t, ctx, ns, "a")[0]
 	// Upstream sends a bookmark two seconds before the end of a watch.
 	const query = "timeoutSeconds=4&fieldSelector=metadata.name%3Da&resourceVersion="
-	with := startWatch(t, ctx, maps(ns), "allowWatchBookmarks=true&"+query+created.Metadata.ResourceVersion)
-	without := startWatch(t, ctx, maps(ns), query+created.Metadata.ResourceVersion)
+	with := harness.StartWatch(t, ctx, api, maps(ns), "allowWatchBookmarks=true&"+query+created.Metadata.ResourceVersion)
+	without := harness.StartWatch(t, ctx, api, maps(ns), query+created.Metadata.ResourceVersion)
 	patched := harness.Must[harness.Object](t)(api.Patch(ctx, maps(ns)+"/a", `{"data":{"v":"last"}}`))
 	unrelated := createMaps(t, ctx, ns, "b", "c")[1]
 
@@ -271,7 +271,7 @@ func TestWatch_FromEachRevision_DeliversLaterEvents(t *testing.T) {
 	ns, other := harness.Namespace(t, ctx, api, harness.NewName("ns")), harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	createMaps(t, ctx, other, "x")
 	start := harness.Must[*harness.List](t)(api.List(ctx, maps(ns), "")).Metadata.ResourceVersion
-	all := startWatch(t, ctx, maps(ns), "resourceVersion="+start)
+	all := harness.StartWatch(t, ctx, api, maps(ns), "resourceVersion="+start)
 	for i := range 12 {
 		name := fmt.Sprintf("map-%d", i%4)
 		switch {
@@ -296,7 +296,7 @@ func TestWatch_FromEachRevision_DeliversLaterEvents(t *testing.T) {
 		t.Fatalf("got %d events, want 13", len(history))
 	}
 	for at := harness.Revision(t, start); at < harness.Revision(t, end.Metadata.ResourceVersion); at++ {
-		w := startWatch(t, ctx, maps(ns), fmt.Sprintf("resourceVersion=%d", at))
+		w := harness.StartWatch(t, ctx, api, maps(ns), fmt.Sprintf("resourceVersion=%d", at))
 		for _, want := range history {
 			if harness.Revision(t, want.Object.Metadata.ResourceVersion) <= at {
 				continue
@@ -326,7 +326,7 @@ func TestWatch_ManyWatchers_ReceiveEveryEventInOrder(t *testing.T) {
 	var watches []*harness.Watch
 	for i := range watchers {
 		p := paths[i%len(paths)]
-		watches = append(watches, startWatch(t, ctx, p.path, p.query+"&resourceVersion="+start))
+		watches = append(watches, harness.StartWatch(t, ctx, api, p.path, p.query+"&resourceVersion="+start))
 	}
 	var writing sync.WaitGroup
 	for writer := range writers {

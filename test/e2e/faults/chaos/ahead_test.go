@@ -42,12 +42,7 @@ func TestHistory_ServerClockAhead_IsRestored(t *testing.T) {
 	clock.Shift(30 * time.Minute)
 	after := env.StartAPIServerPrepared(clock.Prepare, etcd, "--strata-history-age=10m")
 	harness.Check(t, after.Await(ctx, "/readyz"))
-	watch, refused, err := after.API().Watch(ctx, path, fmt.Sprintf("resourceVersion=%d", first))
-	harness.Check(t, err)
-	if refused != nil {
-		t.Fatal(refused.Err())
-	}
-	defer watch.Close()
+	watch := harness.StartWatch(t, ctx, after.API(), path, fmt.Sprintf("resourceVersion=%d", first))
 	for i := 1; i < writes; i++ {
 		e, err := watch.Next(ctx)
 		harness.Check(t, err)

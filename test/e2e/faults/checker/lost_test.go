@@ -19,13 +19,7 @@ import (
 // watched returns a watch of a kind, in the namespace default, from a revision on.
 func watched(t *testing.T, ctx context.Context, s *harness.Server, k kind, after int64) *harness.Watch {
 	t.Helper()
-	w, refused, err := s.API().Watch(ctx, k.in("default"), fmt.Sprintf("resourceVersion=%d", after))
-	harness.Check(t, err)
-	if refused != nil {
-		t.Fatalf("watch %s after %d: %v", k.name, after, refused.Err())
-	}
-	t.Cleanup(w.Close)
-	return w
+	return harness.StartWatch(t, ctx, s.API(), k.in("default"), fmt.Sprintf("resourceVersion=%d", after))
 }
 
 // until reads a watch until an event of an object, and returns the texts of all events including

@@ -61,7 +61,7 @@ func newPast(t *testing.T, ctx context.Context) *past {
 	harness.Check(t, err)
 	p.server = e.APIServer(p.proxy.Etcd(), noServiceAccounts, "--encryption-provider-config="+e.WriteFile("encryption.json", config))
 	p.api = p.server.API()
-	createThings(t, ctx, p.api)
+	harness.Check(t, harness.Define(ctx, thingsGroup, "things", "Thing", nil, p.api))
 	return p
 }
 

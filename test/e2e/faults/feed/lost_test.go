@@ -36,7 +36,7 @@ func TestFeed_OnlyMemberFails_EventsAreCompleteOr410(t *testing.T) {
 	s.link = faulty.NewLink(t, e, s.etcd.URL)
 	s.server = e.APIServer(through(s.etcd.Etcd, s.link.URL), noServiceAccounts)
 	s.api, s.client = s.server.API(), s.etcd.Client()
-	createThings(t, ctx, s.api)
+	harness.Check(t, harness.Define(ctx, thingsGroup, "things", "Thing", nil, s.api))
 	for _, fault := range []struct {
 		name string
 		run  func(t *testing.T, ctx context.Context)

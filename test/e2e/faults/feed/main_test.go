@@ -74,22 +74,6 @@ func commit(t *testing.T, ctx context.Context, client *clientv3.Client, ops ...c
 	return r.Header.Revision
 }
 
-// createThings defines a custom resource and returns when it is served.
-func createThings(t *testing.T, ctx context.Context, api *harness.API) {
-	t.Helper()
-	_, err := api.Create(ctx, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", object{
-		"metadata": object{"name": "things." + thingsGroup},
-		"spec": object{
-			"group": thingsGroup, "scope": "Namespaced",
-			"names": object{"plural": "things", "singular": "thing", "kind": "Thing", "listKind": "ThingList"},
-			"versions": []any{object{"name": "v1", "served": true, "storage": true, "schema": object{"openAPIV3Schema": object{
-				"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}},
-		},
-	})
-	harness.Check(t, err)
-	awaitList(t, ctx, api, things.path)
-}
-
 // awaitList returns a list as soon as the server answers one.
 func awaitList(t *testing.T, ctx context.Context, api *harness.API, path string) (list *harness.List) {
 	t.Helper()

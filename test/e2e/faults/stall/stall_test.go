@@ -104,13 +104,7 @@ func (s *scene) startWatch(t *testing.T, ctx context.Context) *harness.Watch {
 	t.Helper()
 	present, err := s.api.List(ctx, mapsPath, "")
 	harness.Check(t, err)
-	watch, refused, err := s.api.Watch(ctx, mapsPath, "resourceVersion="+present.Metadata.ResourceVersion)
-	harness.Check(t, err)
-	if refused != nil {
-		t.Fatal(refused.Err())
-	}
-	t.Cleanup(watch.Close)
-	return watch
+	return harness.StartWatch(t, ctx, s.api, mapsPath, "resourceVersion="+present.Metadata.ResourceVersion)
 }
 
 // answered sends LISTs for a moment without a stall, with a concurrency that a busy machine can

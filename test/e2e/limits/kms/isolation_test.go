@@ -127,12 +127,7 @@ func TestKMS_PluginUnavailable_OtherResourcesAreServed(t *testing.T) {
 	l := &load{api: api}
 
 	t.Run("plugin hangs after the start", func(t *testing.T) {
-		watch, refused, err := api.Watch(ctx, secretsPath, "resourceVersion="+list.Metadata.ResourceVersion)
-		harness.Check(t, err)
-		if refused != nil {
-			t.Fatal(refused.Err())
-		}
-		defer watch.Close()
+		watch := harness.StartWatch(t, ctx, api, secretsPath, "resourceVersion="+list.Metadata.ResourceVersion)
 		ours.hang()
 		defer ours.open()
 		createSecrets(t, ctx, other.API(), 20, 25)
@@ -251,12 +246,7 @@ func requireSecrets(t *testing.T, ctx context.Context, api *harness.API, n int) 
 		}
 		return err == nil, err
 	}))
-	w, refused, err := api.Watch(ctx, secretsPath, "")
-	harness.Check(t, err)
-	if refused != nil {
-		t.Fatal(refused.Err())
-	}
-	defer w.Close()
+	w := harness.StartWatch(t, ctx, api, secretsPath, "")
 	for i := range n {
 		e, err := w.Next(ctx)
 		harness.Check(t, err)
@@ -268,20 +258,7 @@ func requireSecrets(t *testing.T, ctx context.Context, api *harness.API, n int) 
 
 func createThings(t *testing.T, ctx context.Context, api *harness.API) {
 	t.Helper()
-	_, err := api.Create(ctx, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", object{
-		"metadata": object{"name": "things.test.example.com"},
-		"spec": object{
-			"group": "test.example.com", "scope": "Namespaced",
-			"names": object{"plural": "things", "singular": "thing", "kind": "Thing", "listKind": "ThingList"},
-			"versions": []any{object{"name": "v1", "served": true, "storage": true, "schema": object{"openAPIV3Schema": object{
-				"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}},
-		},
-	})
-	harness.Check(t, err)
-	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-		_, err := api.List(ctx, thingsPath, "")
-		return err == nil, err
-	}))
+	harness.Check(t, harness.Define(ctx, "test.example.com", "things", "Thing", nil, api))
 	// A server delays the first creations of a new definition: do them here, before answers are
 	// timed.
 	r, err := api.Do(ctx, http.MethodPost, thingsPath, "dryRun=All", object{

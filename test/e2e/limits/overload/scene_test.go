@@ -146,16 +146,7 @@ func value(i int) string {
 // define creates the custom resource definition and waits until it is served.
 func (s *scene) define(t *testing.T, ctx context.Context) {
 	t.Helper()
-	_, err := s.api.Create(ctx, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", map[string]any{
-		"metadata": map[string]any{"name": "widgets.overload.example.com"},
-		"spec": map[string]any{
-			"group": "overload.example.com", "scope": "Namespaced",
-			"names": map[string]any{"plural": "widgets", "singular": "widget", "kind": "Widget", "listKind": "WidgetList"},
-			"versions": []any{map[string]any{"name": "v1", "served": true, "storage": true, "schema": map[string]any{
-				"openAPIV3Schema": map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}},
-		},
-	})
-	harness.Check(t, err)
+	harness.Check(t, harness.Define(ctx, "overload.example.com", "widgets", "Widget", nil, s.api))
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		list, err := s.api.List(ctx, widgetsPath, "limit=1")
 		return err == nil && len(list.Items) == 1, err

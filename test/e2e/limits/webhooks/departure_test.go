@@ -100,8 +100,8 @@ func TestConversionWebhook_Hanging_RequestsEndWithDeadlinesAndClients(t *testing
 		}()
 	}
 	watches := []*harness.Watch{
-		startWatch(t, hanging, v2, "timeoutSeconds=2"),
-		startWatch(t, hanging, v2, "timeoutSeconds=2&labelSelector=no!%3Dlabel"),
+		harness.StartWatch(t, hanging, api, v2, "timeoutSeconds=2"),
+		harness.StartWatch(t, hanging, api, v2, "timeoutSeconds=2&labelSelector=no!%3Dlabel"),
 	}
 	for range requests {
 		harness.Check(t, <-answers)
@@ -174,12 +174,7 @@ func TestConversionWebhook_Hanging_ServerStops(t *testing.T) {
 	defer leave()
 	go client.Do(leaving, http.MethodGet, v2, "labelSelector=no!%3Dlabel", nil) // it has no answer
 	awaitCall(t, ctx, hook)
-	w, refused, err := client.Watch(ctx, v2, "")
-	harness.Check(t, err)
-	if refused != nil {
-		t.Fatal(refused.Err())
-	}
-	defer w.Close()
+	harness.StartWatch(t, ctx, client, v2, "")
 	leave()
 	if err := stopped.Stop(); err != nil {
 		t.Errorf("the server did not stop: %v", err)

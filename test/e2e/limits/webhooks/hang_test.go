@@ -120,9 +120,9 @@ func testHang(t *testing.T, ctx context.Context, d routes, hook *webhook, g *gat
 		list, err = api.List(ctx, v2, "")
 		harness.Check(t, err)
 		harness.Check(t, d.wrong("v2", list.Items, numbered(0, n)...))
-		early = startWatch(t, ctx, v2, "resourceVersion="+list.Metadata.ResourceVersion)
+		early = harness.StartWatch(t, ctx, api, v2, "resourceVersion="+list.Metadata.ResourceVersion)
 	}
-	w1 := startWatch(t, ctx, v1, "resourceVersion="+list.Metadata.ResourceVersion)
+	w1 := harness.StartWatch(t, ctx, api, v1, "resourceVersion="+list.Metadata.ResourceVersion)
 
 	g.close()
 	// an unconverted object, as earlier ones may be cached
@@ -189,7 +189,7 @@ func testHang(t *testing.T, ctx context.Context, d routes, hook *webhook, g *gat
 	after, err := api.List(ctx, v2, "")
 	harness.Check(t, err)
 	harness.Check(t, d.wrong("v2", after.Items, want...))
-	fresh, err := added(ctx, startWatch(t, ctx, v2, "resourceVersion=0"), l.next)
+	fresh, err := added(ctx, harness.StartWatch(t, ctx, api, v2, "resourceVersion=0"), l.next)
 	harness.Check(t, err)
 	slices.SortFunc(fresh, func(a, b harness.Object) int { return cmp.Compare(a.Metadata.Name, b.Metadata.Name) })
 	harness.Check(t, d.wrong("v2", fresh, want...))

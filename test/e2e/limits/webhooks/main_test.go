@@ -38,18 +38,6 @@ type object = map[string]any
 // maps is the path of a namespace's ConfigMaps.
 func maps(namespace string) string { return "/api/v1/namespaces/" + namespace + "/configmaps" }
 
-// startWatch starts a watch that lasts as long as the test.
-func startWatch(t *testing.T, ctx context.Context, path, query string) *harness.Watch {
-	t.Helper()
-	w, refused, err := api.Watch(ctx, path, query)
-	harness.Check(t, err)
-	if refused != nil {
-		t.Fatalf("watch %s?%s: %v", path, query, refused.Err())
-	}
-	t.Cleanup(w.Close)
-	return w
-}
-
 // added reads n ADDED events, allowing bookmarks only in between; it returns their objects in
 // order.
 func added(ctx context.Context, w *harness.Watch, n int) ([]harness.Object, error) {

@@ -49,7 +49,7 @@ func TestConversionWebhook_ReadsFromServer_Succeeds(t *testing.T) {
 		return list
 	}
 	before := list(numbered(0, n)...)
-	w := startWatch(t, ctx, d.path("v2"), "resourceVersion="+before.Metadata.ResourceVersion)
+	w := harness.StartWatch(t, ctx, api, d.path("v2"), "resourceVersion="+before.Metadata.ResourceVersion)
 	harness.Check(t, d.create(ctx, n, n+5))
 	events, err := added(ctx, w, 5)
 	harness.Check(t, err)

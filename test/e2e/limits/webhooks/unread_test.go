@@ -19,12 +19,12 @@ func TestConversionWebhook_UnreadVersion_IsNotCalled(t *testing.T) {
 
 	empty, err := api.List(ctx, v1, "")
 	harness.Check(t, err)
-	w := startWatch(t, ctx, v1, "resourceVersion="+empty.Metadata.ResourceVersion)
+	w := harness.StartWatch(t, ctx, api, v1, "resourceVersion="+empty.Metadata.ResourceVersion)
 	harness.Check(t, d.create(ctx, 0, n))
 	events, err := added(ctx, w, n)
 	harness.Check(t, err)
 	harness.Check(t, d.wrong("v1", events, numbered(0, n)...))
-	initial, err := added(ctx, startWatch(t, ctx, v1, "resourceVersion=0"), n)
+	initial, err := added(ctx, harness.StartWatch(t, ctx, api, v1, "resourceVersion=0"), n)
 	harness.Check(t, err)
 	if len(initial) != n {
 		t.Errorf("a watch began with %d objects, want %d", len(initial), n)
@@ -91,7 +91,7 @@ func TestConversionWebhook_UnreadVersion_IsNotCalled(t *testing.T) {
 	harness.Check(t, d.wrong("v2", []harness.Object{one}, routeName(2), "patched:2"))
 
 	// The version, once read, follows writes through either version.
-	w2 := startWatch(t, ctx, v2, "resourceVersion="+list.Metadata.ResourceVersion)
+	w2 := harness.StartWatch(t, ctx, api, v2, "resourceVersion="+list.Metadata.ResourceVersion)
 	harness.Check(t, d.create(ctx, n, n+1))
 	_, err = api.Create(ctx, v2, object{"apiVersion": group + "/v2", "kind": d.kind(),
 		"metadata": object{"name": routeName(n + 1)}, "data": object{"host": fmt.Sprintf("host-%d", n+1), "port": fmt.Sprint(8000 + n + 1)}})

@@ -115,11 +115,7 @@ func followOther(t *testing.T, ctx context.Context, client *clientv3.Client, fol
 
 	// KEP-4988: compaction does not shorten the history of watches.
 	for who, api := range map[string]*harness.API{"compacts": compacting, "follows": following} {
-		w, refused, err := api.Watch(ctx, maps, fmt.Sprintf("resourceVersion=%d", first))
-		harness.Check(t, err)
-		if refused != nil {
-			t.Fatalf("the server that %s: a watch from %d: %v", who, first, refused.Err())
-		}
+		w := harness.StartWatch(t, ctx, api, maps, fmt.Sprintf("resourceVersion=%d", first))
 		e, err := w.Next(ctx)
 		harness.Check(t, err)
 		if e.Type != "ADDED" || e.Object.Metadata.Name != "map-1" {

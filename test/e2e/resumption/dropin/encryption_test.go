@@ -109,7 +109,7 @@ func requireShown(t *testing.T, ctx context.Context, api *harness.API, names ...
 		if n := strings.Count(string(r.Body), text); n != len(names) {
 			t.Errorf("list of %s shows the text %d times, want %d: code %d", path, n, len(names), r.Code)
 		}
-		w := startWatch(t, ctx, api, path, "")
+		w := harness.StartWatch(t, ctx, api, path, "")
 		for range names {
 			if e, err := w.Next(ctx); err != nil || e.Type != "ADDED" {
 				t.Errorf("watch of %s: %s, %v", path, e.Type, err)
@@ -160,7 +160,7 @@ func TestEncryptionAtRest_KeysChange_ObjectsStayReadable(t *testing.T) {
 	requireStored(t, ctx, client, "boxed", box)
 	requireStored(t, ctx, client, "plain", identity)
 	requireShown(t, ctx, s.API(), "plain", "boxed")
-	w := startWatch(t, ctx, s.API(), defaultSecrets, "fieldSelector=metadata.name%3Dplain")
+	w := harness.StartWatch(t, ctx, s.API(), defaultSecrets, "fieldSelector=metadata.name%3Dplain")
 	expectEvent(t, ctx, w, "ADDED", "plain")
 
 	// The second key; both keys are configured.
@@ -274,7 +274,7 @@ func removeKey(t *testing.T, ctx context.Context, api *harness.API, config encry
 	}
 	readAll(true)
 	readAll(true) // from the cache
-	open := startWatch(t, ctx, api, defaultSecrets, from)
+	open := harness.StartWatch(t, ctx, api, defaultSecrets, from)
 	expectEvent(t, ctx, open, "ADDED", "one")
 	expectEvent(t, ctx, open, "ADDED", "two")
 
@@ -331,7 +331,7 @@ func lackKey(t *testing.T, ctx context.Context, s *harness.Server, config encryp
 				t.Errorf("get of another: %v", err)
 			}
 		}
-		w := startWatch(t, ctx, api, defaultSecrets, "fieldSelector=metadata.name%3Dknown")
+		w := harness.StartWatch(t, ctx, api, defaultSecrets, "fieldSelector=metadata.name%3Dknown")
 		expectEvent(t, ctx, w, "ADDED", "known")
 		_, err := api.Patch(ctx, defaultSecrets+"/known", `{"metadata":{"labels":{"a":"b"}}}`)
 		harness.Check(t, err)

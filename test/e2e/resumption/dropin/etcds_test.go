@@ -25,7 +25,7 @@ func exercise(t *testing.T, ctx context.Context, api *harness.API) {
 	} {
 		list, err := api.List(ctx, tc.path, "")
 		harness.Check(t, err)
-		w := startWatch(t, ctx, api, tc.path, "resourceVersion="+list.Metadata.ResourceVersion)
+		w := harness.StartWatch(t, ctx, api, tc.path, "resourceVersion="+list.Metadata.ResourceVersion)
 		create(t, ctx, api, tc.path, tc.body)
 		expectEvent(t, ctx, w, "ADDED", "exercise")
 		patched, err := api.Patch(ctx, tc.path+"/exercise", `{"metadata":{"labels":{"a":"b"}}}`)
@@ -56,23 +56,7 @@ func thing(name, text string) object {
 // createThings creates the definition, if it does not exist, and returns when it is served.
 func createThings(t *testing.T, ctx context.Context, api *harness.API) {
 	t.Helper()
-	r, err := api.Do(ctx, http.MethodPost, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "", object{
-		"metadata": object{"name": "things." + thingsGroup},
-		"spec": object{
-			"group": thingsGroup, "scope": "Namespaced",
-			"names": object{"plural": "things", "singular": "thing", "kind": "Thing", "listKind": "ThingList"},
-			"versions": []any{object{"name": "v1", "served": true, "storage": true, "schema": object{"openAPIV3Schema": object{
-				"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}},
-		},
-	})
-	harness.Check(t, err)
-	if r.Code != http.StatusCreated && r.Code != http.StatusConflict {
-		t.Fatal(r.Err())
-	}
-	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-		_, err := api.List(ctx, thingsPath, "")
-		return err == nil, err
-	}))
+	harness.Check(t, harness.Define(ctx, thingsGroup, "things", "Thing", nil, api))
 }
 
 // count returns the number of keys under a prefix of an etcd.
@@ -103,7 +87,7 @@ func TestEtcdPrefix_TwoClustersOverTLS_AreSeparate(t *testing.T) {
 	exercise(t, ctx, two.API())
 	list, err := two.API().List(ctx, defaultMaps, "")
 	harness.Check(t, err)
-	w := startWatch(t, ctx, two.API(), defaultMaps, "resourceVersion="+list.Metadata.ResourceVersion)
+	w := harness.StartWatch(t, ctx, two.API(), defaultMaps, "resourceVersion="+list.Metadata.ResourceVersion)
 	create(t, ctx, one.API(), defaultMaps, configMap("of-one"))
 	create(t, ctx, two.API(), defaultMaps, configMap("of-two"))
 	expectEvent(t, ctx, w, "ADDED", "of-two")
@@ -157,7 +141,7 @@ func TestTransaction_BecomesVisibleAtomically(t *testing.T) {
 	}
 	list, err := api.List(ctx, maps, "")
 	harness.Check(t, err)
-	watch := startWatch(t, ctx, api, maps, "resourceVersion="+list.Metadata.ResourceVersion)
+	watch := harness.StartWatch(t, ctx, api, maps, "resourceVersion="+list.Metadata.ResourceVersion)
 	writing := make(chan error, 1)
 	go func() {
 		writing <- func() error {
@@ -230,7 +214,7 @@ func TestEtcd_StoppedAndStarted_WatchesContinue(t *testing.T) {
 		create(t, ctx, api, path, body("before"))
 		list, err := api.List(ctx, path, "")
 		harness.Check(t, err)
-		watches[path] = startWatch(t, ctx, api, path, "resourceVersion="+list.Metadata.ResourceVersion)
+		watches[path] = harness.StartWatch(t, ctx, api, path, "resourceVersion="+list.Metadata.ResourceVersion)
 	}
 
 	for round := range harness.Pick(1, 2) {

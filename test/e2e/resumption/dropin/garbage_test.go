@@ -46,7 +46,7 @@ func TestUndecodableValue_FailsListOnly(t *testing.T) {
 			create(t, ctx, api, c.path, c.body("a"))
 			list, err := api.List(ctx, c.path, "")
 			harness.Check(t, err)
-			watch := startWatch(t, ctx, api, c.path, "fieldSelector=metadata.name%3Da&resourceVersion="+list.Metadata.ResourceVersion)
+			watch := harness.StartWatch(t, ctx, api, c.path, "fieldSelector=metadata.name%3Da&resourceVersion="+list.Metadata.ResourceVersion)
 			_, err = client.Put(ctx, c.key+"garbage", c.value)
 			harness.Check(t, err)
 			requireNeighboursServed(t, ctx, api, c, watch)
@@ -75,7 +75,7 @@ func TestUndecodableValue_FailsListOnly(t *testing.T) {
 			_, err := client.Delete(ctx, c.key+"garbage")
 			harness.Check(t, err)
 			list := awaitList(t, ctx, api, c.path)
-			w := startWatch(t, ctx, api, c.path, "resourceVersion="+list.Metadata.ResourceVersion)
+			w := harness.StartWatch(t, ctx, api, c.path, "resourceVersion="+list.Metadata.ResourceVersion)
 			create(t, ctx, api, c.path, c.body("z"))
 			expectEvent(t, ctx, w, "ADDED", "z")
 		})
@@ -144,13 +144,13 @@ func requireNeighboursServed(t *testing.T, ctx context.Context, api *harness.API
 			t.Errorf("event at %s, want %s", o.Metadata.ResourceVersion, patched.Metadata.ResourceVersion)
 		}
 	}
-	w := startWatch(t, ctx, api, path, "fieldSelector=metadata.name%3Dneighbour&resourceVersion="+patched.Metadata.ResourceVersion)
+	w := harness.StartWatch(t, ctx, api, path, "fieldSelector=metadata.name%3Dneighbour&resourceVersion="+patched.Metadata.ResourceVersion)
 	create(t, ctx, api, path, c.body("neighbour"))
 	expectEvent(t, ctx, w, "ADDED", "neighbour")
 	harness.Check(t, api.Delete(ctx, path+"/neighbour"))
 	expectEvent(t, ctx, w, "DELETED", "neighbour")
 	w.Close()
-	one := startWatch(t, ctx, api, path, "fieldSelector=metadata.name%3Da")
+	one := harness.StartWatch(t, ctx, api, path, "fieldSelector=metadata.name%3Da")
 	expectEvent(t, ctx, one, "ADDED", "a")
 	one.Close()
 }

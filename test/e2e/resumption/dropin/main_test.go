@@ -63,17 +63,6 @@ func create(t *testing.T, ctx context.Context, api *harness.API, path string, bo
 	return o
 }
 
-func startWatch(t *testing.T, ctx context.Context, api *harness.API, path, query string) *harness.Watch {
-	t.Helper()
-	w, refused, err := api.Watch(ctx, path, query)
-	harness.Check(t, err)
-	if refused != nil {
-		t.Fatalf("watch %s?%s: %v", path, query, refused.Err())
-	}
-	t.Cleanup(w.Close)
-	return w
-}
-
 // expectEvent fails the test unless the next event other than bookmarks has the type and the
 // object's name.
 func expectEvent(t *testing.T, ctx context.Context, w *harness.Watch, kind, name string) harness.Object {

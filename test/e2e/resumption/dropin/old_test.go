@@ -163,7 +163,7 @@ func TestOldEtcd_ProgressDependentReads_UseEtcd(t *testing.T) {
 			list, err = api.List(ctx, thingsPath, "resourceVersion=0")
 			return err == nil && slices.Contains(list.Names(), "stored"), err
 		}))
-		w := startWatch(t, ctx, api, thingsPath, "resourceVersion="+list.Metadata.ResourceVersion)
+		w := harness.StartWatch(t, ctx, api, thingsPath, "resourceVersion="+list.Metadata.ResourceVersion)
 		exercise(t, ctx, api)
 		expectEvent(t, ctx, w, "ADDED", "exercise")
 	})
@@ -173,14 +173,14 @@ func TestOldEtcd_ProgressDependentReads_UseEtcd(t *testing.T) {
 		if !slices.Contains(names, "begin") || at < put {
 			t.Errorf("initial events at %d, after a write at %d: %v", at, put, names)
 		}
-		w := startWatch(t, ctx, api, defaultMaps, "fieldSelector=metadata.name%3Dbegin")
+		w := harness.StartWatch(t, ctx, api, defaultMaps, "fieldSelector=metadata.name%3Dbegin")
 		expectEvent(t, ctx, w, "ADDED", "begin")
 		harness.Check(t, api.Delete(ctx, defaultMaps+"/begin"))
 		expectEvent(t, ctx, w, "DELETED", "begin")
 	})
 	t.Run("writes to other prefixes", func(t *testing.T) { requireNotHungBy(t, ctx, api, client, proxy.Etcd()) })
 	t.Run("etcd stops and returns", func(t *testing.T) {
-		w := startWatch(t, ctx, api, defaultMaps, fmt.Sprintf("resourceVersion=%d", listRevision(t, ctx, api, defaultMaps, "")))
+		w := harness.StartWatch(t, ctx, api, defaultMaps, fmt.Sprintf("resourceVersion=%d", listRevision(t, ctx, api, defaultMaps, "")))
 		advance(t, ctx, client, 10) // the feed resumes before these writes
 		old.Stop()
 		if list, err := api.List(ctx, defaultMaps, "resourceVersion=0"); err != nil || len(list.Items) == 0 {
@@ -241,8 +241,8 @@ func requireNotHungBy(t *testing.T, ctx context.Context, api *harness.API, clien
 			t.Errorf("%s not older than an earlier read: %v", path, r.Err())
 		}
 	}
-	w := startWatch(t, ctx, api, defaultMaps, "resourceVersion="+present)
-	idle := startWatch(t, ctx, api, quietPath, bookmarks+fmt.Sprint(listRevision(t, ctx, api, quietPath, "resourceVersion=0")))
+	w := harness.StartWatch(t, ctx, api, defaultMaps, "resourceVersion="+present)
+	idle := harness.StartWatch(t, ctx, api, quietPath, bookmarks+fmt.Sprint(listRevision(t, ctx, api, quietPath, "resourceVersion=0")))
 	if at := nextBookmark(t, ctx, idle); at > lastChange(t, ctx, client) {
 		t.Errorf("a bookmark is at %d, after the last event", at)
 	}

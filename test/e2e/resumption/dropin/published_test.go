@@ -57,7 +57,7 @@ func listRevision(t *testing.T, ctx context.Context, api *harness.API, path, que
 // order, and the revision of the bookmark after them.
 func initialEvents(t *testing.T, ctx context.Context, api *harness.API, path, query string) (names []string, at int64) {
 	t.Helper()
-	w := startWatch(t, ctx, api, path, "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&"+query)
+	w := harness.StartWatch(t, ctx, api, path, "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&"+query)
 	defer w.Close()
 	for {
 		e, err := w.Next(ctx)
@@ -97,7 +97,7 @@ func nextBookmark(t *testing.T, ctx context.Context, w *harness.Watch) (at int64
 func awaitBookmark(t *testing.T, ctx context.Context, api *harness.API, path string, from, atLeast int64) {
 	t.Helper()
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-		w := startWatch(t, ctx, api, path, bookmarks+fmt.Sprint(from))
+		w := harness.StartWatch(t, ctx, api, path, bookmarks+fmt.Sprint(from))
 		defer w.Close()
 		at := nextBookmark(t, ctx, w)
 		return at >= atLeast, fmt.Errorf("a bookmark of %s is at %d, want %d", path, at, atLeast)

@@ -42,7 +42,7 @@ func TestReplicas_QuietResource_ReachEtcdRevision(t *testing.T) {
 	}
 	t.Run("idle watches", func(t *testing.T) {
 		for _, api := range apis {
-			startWatch(t, ctx, api, quietPath, fmt.Sprintf("allowWatchBookmarks=true&resourceVersion=%d", start))
+			harness.StartWatch(t, ctx, api, quietPath, fmt.Sprintf("allowWatchBookmarks=true&resourceVersion=%d", start))
 		}
 		// Only progress notifications report a write outside the prefix, unless a later write
 		// inside it follows.
@@ -72,7 +72,7 @@ func TestReplicas_QuietResource_ReachEtcdRevision(t *testing.T) {
 func requireNoProgressAsked(t *testing.T, ctx context.Context, etcd *harness.Etcd, api, other *harness.API) {
 	t.Helper()
 	for _, api := range []*harness.API{api, other} {
-		startWatch(t, ctx, api, quietPath, "allowWatchBookmarks=true&resourceVersion=0")
+		harness.StartWatch(t, ctx, api, quietPath, "allowWatchBookmarks=true&resourceVersion=0")
 	}
 	asked := func(api *harness.API) int64 { return clusterMetric(t, ctx, api, "progress_requests_total", etcd) }
 	read := func() int64 { return clusterMetric(t, ctx, api, "revision_reads_total", etcd) }

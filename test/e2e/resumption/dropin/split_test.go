@@ -98,7 +98,7 @@ func requireApart(t *testing.T, ctx context.Context, api *harness.API, written, 
 	for _, path := range paths {
 		from := listRevision(t, ctx, api, path, "")
 		other.requireWithin(t, ctx, path, from, before)
-		watches[path] = startWatch(t, ctx, api, path, bookmarks+fmt.Sprint(from))
+		watches[path] = harness.StartWatch(t, ctx, api, path, bookmarks+fmt.Sprint(from))
 	}
 	last := etcdRevision(t, ctx, written.client)
 	for i := range 50 {

@@ -46,7 +46,7 @@ func TestEngineSwitch_UpstreamDataAndBack_IsPreserved(t *testing.T) {
 	// A write through one server is visible to reads and watches through the other.
 	list, err := api.List(ctx, defaultMaps, "")
 	harness.Check(t, err)
-	w := startWatch(t, ctx, api, defaultMaps, "resourceVersion="+list.Metadata.ResourceVersion)
+	w := harness.StartWatch(t, ctx, api, defaultMaps, "resourceVersion="+list.Metadata.ResourceVersion)
 	created := create(t, ctx, both.API(), defaultMaps, configMap("mixed"))
 	if got, err := api.Get(ctx, defaultMaps+"/mixed", ""); err != nil || got.Metadata.ResourceVersion != created.Metadata.ResourceVersion {
 		t.Errorf("get of an object written by the other server: %+v, %v", got.Metadata, err)
@@ -141,7 +141,7 @@ func requireEventsExpire(t *testing.T, ctx context.Context, strata, upstream *ha
 	}
 	list, err := strata.List(ctx, path, "")
 	harness.Check(t, err)
-	w := startWatch(t, ctx, strata, path, "resourceVersion="+list.Metadata.ResourceVersion)
+	w := harness.StartWatch(t, ctx, strata, path, "resourceVersion="+list.Metadata.ResourceVersion)
 	create(t, ctx, upstream, path, event("theirs"))
 	create(t, ctx, strata, path, event("ours"))
 	gone := map[string]bool{}

@@ -79,25 +79,11 @@ rules:
 // it.
 func createGizmos(t *testing.T, ctx context.Context, servers []*harness.Server) {
 	t.Helper()
-	r, err := servers[0].API().Do(ctx, http.MethodPost, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "", object{
-		"metadata": object{"name": "gizmos." + gizmoGroup},
-		"spec": object{
-			"group": gizmoGroup, "scope": "Namespaced",
-			"names": object{"plural": "gizmos", "singular": "gizmo", "kind": "Gizmo", "listKind": "GizmoList"},
-			"versions": []any{object{"name": "v1", "served": true, "storage": true, "schema": object{"openAPIV3Schema": object{
-				"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}},
-		},
-	})
-	harness.Check(t, err)
-	if r.Code != http.StatusCreated && r.Code != http.StatusConflict {
-		t.Fatal(r.Err())
+	var apis []*harness.API
+	for _, s := range servers {
+		apis = append(apis, s.API())
 	}
-	for _, server := range servers {
-		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-			_, err := server.API().List(ctx, "/apis/"+gizmoGroup+"/v1/gizmos", "")
-			return err == nil, err
-		}))
-	}
+	harness.Check(t, harness.Define(ctx, gizmoGroup, "gizmos", "Gizmo", nil, apis...))
 }
 
 // config returns a client configuration whose requests are audited, with separate connections to

@@ -95,7 +95,7 @@ func requireProgress(t *testing.T, ctx context.Context, api *harness.API, client
 func awaitBookmark(t *testing.T, ctx context.Context, api *harness.API, path, from string, atLeast int64) {
 	t.Helper()
 	for {
-		w := startWatch(t, ctx, api, path, "allowWatchBookmarks=true&timeoutSeconds=3&resourceVersion="+from)
+		w := harness.StartWatch(t, ctx, api, path, "allowWatchBookmarks=true&timeoutSeconds=3&resourceVersion="+from)
 		e, err := w.Next(ctx)
 		w.Close()
 		if errors.Is(err, harness.ErrEnded) {

@@ -133,21 +133,10 @@ func list(t *testing.T, ctx context.Context, api *harness.API, path, query strin
 	return l
 }
 
-func startWatch(t *testing.T, ctx context.Context, api *harness.API, path, query string) *harness.Watch {
-	t.Helper()
-	w, refused, err := api.Watch(ctx, path, query)
-	harness.Check(t, err)
-	if refused != nil {
-		t.Fatalf("watch %s?%s: %v", path, query, refused.Err())
-	}
-	t.Cleanup(w.Close)
-	return w
-}
-
 // watchFrom starts a watch after a resource version.
 func watchFrom(t *testing.T, ctx context.Context, api *harness.API, path, resourceVersion string) *harness.Watch {
 	t.Helper()
-	return startWatch(t, ctx, api, path, "resourceVersion="+resourceVersion)
+	return harness.StartWatch(t, ctx, api, path, "resourceVersion="+resourceVersion)
 }
 
 // nextEvent returns the next event other than bookmarks.

@@ -191,12 +191,7 @@ func (m *migration) compare(t *testing.T, ctx context.Context, s *harness.Server
 	if got := list(t, ctx, api, defaultMaps, continued(m.token, 500)).Names(); !slices.Equal(got, m.rest) {
 		t.Errorf("the rest of the list has %q, want %q", got, m.rest)
 	}
-	w, refused, err := api.Watch(ctx, defaultMaps, "resourceVersion="+m.watched)
-	harness.Check(t, err)
-	if refused != nil {
-		t.Fatalf("watch from %s: %v", m.watched, refused.Err())
-	}
-	defer w.Close()
+	w := harness.StartWatch(t, ctx, api, defaultMaps, "resourceVersion="+m.watched)
 	e, err := w.Next(ctx)
 	harness.Check(t, err)
 	if expired := e.Type == "ERROR" && e.Status.Code == http.StatusGone; expired && !resumes {

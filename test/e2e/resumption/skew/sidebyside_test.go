@@ -168,7 +168,7 @@ func requireSameResourceVersions(t *testing.T, ctx context.Context, p *pair) {
 // returns the version of the bookmark after them.
 func endOfInitialEvents(t *testing.T, ctx context.Context, api *harness.API, path, notOlderThan string) string {
 	t.Helper()
-	w := startWatch(t, ctx, api, path,
+	w := harness.StartWatch(t, ctx, api, path,
 		"sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan&resourceVersion="+notOlderThan)
 	defer w.Close()
 	for {
@@ -271,7 +271,7 @@ func requireEndpoints(t *testing.T, ctx context.Context, p *pair, addresses ...s
 func requireLeaseRenewed(t *testing.T, ctx context.Context, api *harness.API) {
 	t.Helper()
 	const path, query = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases", "labelSelector=apiserver.kubernetes.io%2Fidentity%3Dkube-apiserver"
-	w := startWatch(t, ctx, api, path, query+"&resourceVersion="+list(t, ctx, api, path, query).Metadata.ResourceVersion)
+	w := harness.StartWatch(t, ctx, api, path, query+"&resourceVersion="+list(t, ctx, api, path, query).Metadata.ResourceVersion)
 	defer w.Close()
 	if e := nextEvent(t, ctx, w); e.Type != "ADDED" && e.Type != "MODIFIED" {
 		t.Errorf("got %s of %s, want ADDED or MODIFIED", e.Type, e.Object.Key())

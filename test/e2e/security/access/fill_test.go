@@ -99,17 +99,7 @@ func (w *world) fill(ctx context.Context) error {
 		_, err := api.Create(ctx, path, o)
 		return err
 	}
-	open := object{"type": "object", "x-kubernetes-preserve-unknown-fields": true}
-	err := create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", object{
-		"metadata": object{"name": "gizmos." + gizmoGroup},
-		"spec": object{
-			"group": gizmoGroup, "scope": "Namespaced",
-			"names": object{"plural": "gizmos", "singular": "gizmo", "kind": "Gizmo", "listKind": "GizmoList"},
-			"versions": []any{object{"name": "v1", "served": true, "storage": true, "subresources": object{"status": object{}},
-				"schema": object{"openAPIV3Schema": open}}},
-		},
-	})
-	if err != nil {
+	if err := harness.Define(ctx, gizmoGroup, "gizmos", "Gizmo", object{"subresources": object{"status": object{}}}, api); err != nil {
 		return err
 	}
 	for _, e := range w.each() {
