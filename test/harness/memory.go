@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"testing"
+	"time"
 )
 
 // Resident returns the resident memory of the process in bytes (VmRSS). It returns an error where
@@ -74,4 +76,24 @@ func debugPage(ctx context.Context, api *API, path, query string) (*Response, er
 		err = fmt.Errorf("%s: %w", path, r.Err())
 	}
 	return r, err
+}
+
+// AwaitReleased waits until the server's memory is about as much as before, for at most patience,
+// and reports the remaining difference.
+func (s *Server) AwaitReleased(t testing.TB, ctx context.Context, api *API, before Held, spareBytes int64, spareGoroutines int, patience time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not returned within %v", patience))
+	defer cancel()
+	var last Held
+	err := Poll(ctx, func(ctx context.Context) (ok bool, err error) {
+		if last, err = s.Held(ctx, api); err != nil {
+			return false, err
+		}
+		more := last.Heap + last.Stacks - before.Heap - before.Stacks
+		return more <= spareBytes && last.Goroutines <= before.Goroutines+spareGoroutines, fmt.Errorf("it holds %v; before: %v", last, before)
+	})
+	t.Log("afterwards:", last)
+	if err != nil {
+		t.Error("after the clients have disconnected:", err)
+	}
 }

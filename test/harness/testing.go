@@ -2,13 +2,18 @@ package harness
 
 import (
 	"context"
+	"flag"
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
 )
 
 // longEnv selects the long forms of tests.
@@ -94,4 +99,23 @@ func (u *Turns) Own(t *testing.T) {
 	t.Parallel()
 	u.mu.Lock()
 	t.Cleanup(u.mu.Unlock)
+}
+
+// InParallel calls do for 0 to n-1, in this order, with as many concurrent calls as two cores can
+// serve. It returns the first error.
+func InParallel(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(8)
+	for i := range n {
+		group.Go(func() error { return do(ctx, i) })
+	}
+	return group.Wait()
+}
+
+// SilenceKlog discards the log of client-go in this process, which has each lost connection.
+func SilenceKlog() {
+	klog.SetOutput(io.Discard)
+	flags := flag.NewFlagSet("", flag.PanicOnError)
+	klog.InitFlags(flags)
+	_ = flags.Parse([]string{"-logtostderr=false", "-alsologtostderr=false", "-stderrthreshold=FATAL"}) // or panics
 }

@@ -58,7 +58,7 @@ func TestInformers_ObjectChurn_CachesEqualFreshList(t *testing.T) {
 
 	churn := func(count int, path func(i int) string, body func(i int) object) {
 		t.Helper()
-		harness.Check(t, inParallel(ctx, count, func(ctx context.Context, i int) error {
+		harness.Check(t, harness.InParallel(ctx, count, func(ctx context.Context, i int) error {
 			if _, err := api.Create(ctx, path(i), body(i)); err != nil {
 				return err
 			}

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -45,18 +44,6 @@ func TestMain(m *testing.M) {
 
 // object is an object to write; its shape is that of the API.
 type object = map[string]any
-
-// inParallel calls do for 0 to n-1, in this order, with as many concurrent calls as two cores can
-// serve.
-func inParallel(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
-	const workers = 8
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(workers)
-	for i := range n {
-		group.Go(func() error { return do(ctx, i) })
-	}
-	return group.Wait()
-}
 
 // user is a user of a control plane, in one namespace.
 type user struct {

@@ -150,7 +150,7 @@ func (p project) test(t *testing.T) {
 		})
 		return err
 	}
-	harness.Check(t, inParallel(ctx, objectCount, create))
+	harness.Check(t, harness.InParallel(ctx, objectCount, create))
 
 	all, err := api.List(ctx, p.path(p.versions[0], ""), "")
 	harness.Check(t, err)
@@ -289,12 +289,12 @@ func (p project) testWatch(t *testing.T, ctx context.Context, all *harness.List,
 		})
 	}
 	written := make([]string, updateCount) // resource versions
-	harness.Check(t, inParallel(ctx, updateCount, func(ctx context.Context, i int) error {
+	harness.Check(t, harness.InParallel(ctx, updateCount, func(ctx context.Context, i int) error {
 		o, err := api.Patch(ctx, p.path(p.versions[i%len(p.versions)], namespace(i))+"/"+name(i), `{"metadata":{"annotations":{"updated":"yes"}}}`)
 		written[i] = o.Metadata.ResourceVersion
 		return err
 	}))
-	harness.Check(t, inParallel(ctx, deleteCount, func(ctx context.Context, i int) error {
+	harness.Check(t, harness.InParallel(ctx, deleteCount, func(ctx context.Context, i int) error {
 		return api.Delete(ctx, p.path(p.versions[0], namespace(updateCount+i))+"/"+name(updateCount+i))
 	}))
 	harness.Check(t, reading.Wait())

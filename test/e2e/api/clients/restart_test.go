@@ -31,7 +31,7 @@ func TestInformers_ServerRestart_ReceiveEveryWrite(t *testing.T) {
 	const count = 200
 	write := func(from, to int) {
 		t.Helper()
-		harness.Check(t, inParallel(ctx, to-from, func(ctx context.Context, i int) error {
+		harness.Check(t, harness.InParallel(ctx, to-from, func(ctx context.Context, i int) error {
 			i += from
 			if _, err := api.Create(ctx, "/api/v1/namespaces/default/configmaps", object{"metadata": object{"name": name(i)}}); err != nil {
 				return err

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
@@ -127,15 +126,9 @@ func do(client *http.Client, req *http.Request) (*harness.Response, error) {
 	return &harness.Response{Code: resp.StatusCode, Header: resp.Header, Body: body}, nil
 }
 
-// dial opens a TLS connection for HTTP/1.1. The caller closes it.
+// dial opens a connection for HTTP/1.1 that ends with ctx. The caller closes it.
 func (e *engine) dial(ctx context.Context) (net.Conn, error) {
-	config, err := rest.TLSConfigFor(e.Config)
-	if err != nil {
-		return nil, err
-	}
-	config.NextProtos = []string{"http/1.1"}
-	dialer := tls.Dialer{Config: config}
-	conn, err := dialer.DialContext(ctx, "tcp", strings.TrimPrefix(e.URL, "https://"))
+	conn, err := e.Dial(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -206,7 +199,7 @@ type request struct {
 // headers and body.
 func (e *engines) sameAnswers(t *testing.T, ctx context.Context, requests []request) {
 	t.Helper()
-	harness.Check(t, inParallel(ctx, len(requests), func(ctx context.Context, i int) error {
+	harness.Check(t, harness.InParallel(ctx, len(requests), func(ctx context.Context, i int) error {
 		r := requests[i]
 		want, err := e.upstream.raw(ctx, r.token, r.method, r.target, r.header)
 		if err != nil {

@@ -74,7 +74,7 @@ func makeCompressedLists(t *testing.T, ctx context.Context) []compressed {
 	}
 	write := func(method func(context.Context, string, any) (harness.Object, error), path func(i int) string, from, to int) {
 		t.Helper()
-		harness.Check(t, inParallel(ctx, to-from, func(ctx context.Context, i int) error {
+		harness.Check(t, harness.InParallel(ctx, to-from, func(ctx context.Context, i int) error {
 			o := configMap(fmt.Sprintf("map-%04d", from+i), texts[from+i])
 			o["metadata"].(object)["labels"] = object{"even": fmt.Sprint(i%2 == 0)}
 			_, err := method(ctx, path(from+i), o)

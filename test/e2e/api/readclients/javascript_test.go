@@ -24,7 +24,7 @@ func useJavaScript(t *testing.T, ctx context.Context) {
 	api := cluster.API()
 	const many = 300
 	text := fmt.Sprintf("%01000d", 7)
-	harness.Check(t, inParallel(ctx, many, func(ctx context.Context, i int) error {
+	harness.Check(t, harness.InParallel(ctx, many, func(ctx context.Context, i int) error {
 		_, err := api.Create(ctx, maps(namespace), configMap(fmt.Sprintf("map-%d", i), text))
 		return err
 	}))

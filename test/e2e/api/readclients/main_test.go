@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"golang.org/x/sync/errgroup"
 	ctrl "sigs.k8s.io/controller-runtime"
 
 	"github.com/stratakube/strata/test/harness"
@@ -43,17 +42,6 @@ func TestMain(m *testing.M) {
 
 // object is an object to write; its shape is that of the API.
 type object = map[string]any
-
-// inParallel calls do for 0 to n-1, with a few concurrent calls.
-func inParallel(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
-	const workers = 8
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(workers)
-	for i := range n {
-		group.Go(func() error { return do(ctx, i) })
-	}
-	return group.Wait()
-}
 
 // maps is the path of a namespace's ConfigMaps.
 func maps(namespace string) string { return "/api/v1/namespaces/" + namespace + "/configmaps" }

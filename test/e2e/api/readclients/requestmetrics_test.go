@@ -117,7 +117,7 @@ func requestMetricsDiffer(t *testing.T, ctx context.Context, requests []measured
 	grown := map[string]map[string]float64{}
 	for _, engine := range both.each() {
 		before := harness.Must[[]sample](t)(scrape(ctx, engine.API(), requestMetrics...))
-		harness.Check(t, inParallel(ctx, len(requests), func(ctx context.Context, i int) error {
+		harness.Check(t, harness.InParallel(ctx, len(requests), func(ctx context.Context, i int) error {
 			r, header := requests[i], http.Header{}
 			if r.accept != "" {
 				header.Set("Accept", r.accept)

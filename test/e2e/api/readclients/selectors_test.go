@@ -29,7 +29,7 @@ func TestSelectors_Plan_IsInTrace(t *testing.T) {
 	namespace := harness.Namespace(t, ctx, api, harness.NewName("selectors"))
 	services := "/api/v1/namespaces/" + namespace + "/services"
 	events, colors := "/api/v1/namespaces/"+namespace+"/events", "/apis/"+gizmoGroup+"/v1/namespaces/"+namespace+"/"+plural
-	harness.Check(t, inParallel(ctx, selectable, func(ctx context.Context, i int) error {
+	harness.Check(t, harness.InParallel(ctx, selectable, func(ctx context.Context, i int) error {
 		name := fmt.Sprintf("object-%03d", i)
 		_, err := api.Create(ctx, events, object{"metadata": object{"name": name, "labels": object{"half": fmt.Sprint(i % 2)}},
 			"involvedObject": object{"kind": "Pod", "namespace": namespace, "name": fmt.Sprint("pod-", i%40), "uid": fmt.Sprint("uid-", i%40)}, "reason": "Test", "type": "Normal"})

@@ -43,7 +43,7 @@ func TestSlowReader_IsEndedAtRequestTimeout(t *testing.T) {
 	api := server.API()
 	createCrowd(t, ctx, server)
 	path := maps("default")
-	harness.Check(t, inParallel(ctx, bigObjects, func(ctx context.Context, i int) error {
+	harness.Check(t, harness.InParallel(ctx, bigObjects, func(ctx context.Context, i int) error {
 		data := make([]byte, bigObjectBytes/2)
 		if _, err := rand.Read(data); err != nil {
 			return err

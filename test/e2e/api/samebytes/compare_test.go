@@ -144,6 +144,20 @@ func (w *world) settle(t *testing.T, ctx context.Context, path string) {
 	harness.Check(t, w.awaitList(ctx, path))
 }
 
+// eachSubject runs a parallel test for each subject, with the revision to which both servers are
+// settled.
+func (w *world) eachSubject(t *testing.T, ctx context.Context, test func(t *testing.T, s subject, present int64)) {
+	for _, s := range subjects {
+		t.Run(s.String(), func(t *testing.T) {
+			t.Parallel()
+			w.settle(t, ctx, s.path())
+			present, err := w.revision(ctx)
+			harness.Check(t, err)
+			test(t, s, present)
+		})
+	}
+}
+
 // awaitList returns when both servers list path: a resource without earlier requests may not be in
 // memory.
 func (w *world) awaitList(ctx context.Context, path string) error {

@@ -40,47 +40,41 @@ var getOptions = map[string]string{
 func TestGET_EveryOption_MatchesUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
-	for _, s := range subjects {
-		t.Run(s.String(), func(t *testing.T) {
-			t.Parallel()
-			w.settle(t, ctx, s.path())
-			present, err := w.revision(ctx)
-			harness.Check(t, err)
-			all := cases{}
-			names := map[string]string{"object": s.object(), "missing": s.in(s.namespace) + "/missing"}
-			if s.namespaced {
-				names["no-such-namespace"] = s.in("missing") + "/" + s.name
-				names["without-namespace"] = s.in("") + "/" + s.name
-			} else {
-				names["with-namespace"] = s.in(oddNamespace) + "/" + s.name
+	w.eachSubject(t, ctx, func(t *testing.T, s subject, present int64) {
+		all := cases{}
+		names := map[string]string{"object": s.object(), "missing": s.in(s.namespace) + "/missing"}
+		if s.namespaced {
+			names["no-such-namespace"] = s.in("missing") + "/" + s.name
+			names["without-namespace"] = s.in("") + "/" + s.name
+		} else {
+			names["with-namespace"] = s.in(oddNamespace) + "/" + s.name
+		}
+		for what, path := range names {
+			for name, query := range getOptions {
+				all[named(what, name)] = request{path: path, query: query, accept: jsonType}
 			}
-			for what, path := range names {
-				for name, query := range getOptions {
-					all[named(what, name)] = request{path: path, query: query, accept: jsonType}
-				}
-				versions := map[string]string{
-					"0": "0", "present": fmt.Sprint(present), "past": fmt.Sprint(w.past), "compacted": fmt.Sprint(w.compacted), "1": "1",
-					"garbage": "x", "negative": "-1", "zeros": "00", "empty": "",
-				}
-				if what == "object" && (s.name == "plain-1" || s.name == "full") {
-					versions["future"] = fmt.Sprint(present + 1_000_000)
-				}
-				for name, version := range versions {
-					all[named(what, "version", name)] = request{path: path, query: "resourceVersion=" + version, accept: jsonType}
-				}
-				for _, m := range append(media, moreMedia...) {
-					for _, v := range allWires {
-						all[named(what, "media", m.name, v.name)] = v.on(request{path: path, accept: m.object})
-					}
-				}
-				for _, agent := range agents {
-					for _, accept := range []string{"", jsonType, yamlType, protobufType, transformedObject} {
-						all[named(what, "agent", agent, accept)] = request{path: path, agent: agent, accept: accept}
-						all[named(what, "agent-not-pretty", agent, accept)] = request{path: path, agent: agent, accept: accept, query: "pretty=0"}
-					}
+			versions := map[string]string{
+				"0": "0", "present": fmt.Sprint(present), "past": fmt.Sprint(w.past), "compacted": fmt.Sprint(w.compacted), "1": "1",
+				"garbage": "x", "negative": "-1", "zeros": "00", "empty": "",
+			}
+			if what == "object" && (s.name == "plain-1" || s.name == "full") {
+				versions["future"] = fmt.Sprint(present + 1_000_000)
+			}
+			for name, version := range versions {
+				all[named(what, "version", name)] = request{path: path, query: "resourceVersion=" + version, accept: jsonType}
+			}
+			for _, m := range append(media, moreMedia...) {
+				for _, v := range allWires {
+					all[named(what, "media", m.name, v.name)] = v.on(request{path: path, accept: m.object})
 				}
 			}
-			w.run(t, ctx, s.part(all))
-		})
-	}
+			for _, agent := range agents {
+				for _, accept := range []string{"", jsonType, yamlType, protobufType, transformedObject} {
+					all[named(what, "agent", agent, accept)] = request{path: path, agent: agent, accept: accept}
+					all[named(what, "agent-not-pretty", agent, accept)] = request{path: path, agent: agent, accept: accept, query: "pretty=0"}
+				}
+			}
+		}
+		w.run(t, ctx, s.part(all))
+	})
 }

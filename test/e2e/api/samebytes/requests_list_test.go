@@ -207,43 +207,39 @@ func continueToken(revision int64, start string) string {
 func TestList_EveryOption_MatchesUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
-	for _, s := range subjects {
-		t.Run(s.String(), func(t *testing.T) {
-			t.Parallel()
-			w.settle(t, ctx, s.path())
-			all := cases{}
-			for where, path := range s.paths() {
-				for name, query := range listOptions {
-					all[named(where, name)] = request{path: path, query: query, accept: jsonType}
-				}
-				all[named(where, "name", "json")] = request{path: path, query: "fieldSelector=metadata.name%3D" + s.name, accept: jsonType}
-				all[named(where, "name", "protobuf")] = request{path: path, query: "fieldSelector=metadata.name%3D" + s.name, accept: protobufType}
-				for _, m := range media {
-					all[named(where, "nothing-selected", m.name)] = request{path: path, query: "labelSelector=nobody-has-this", accept: m.list}
-					all[named(where, "limited", m.name)] = request{path: path, query: "limit=2", accept: m.list, gzip: true}
-				}
-				for _, m := range moreMedia {
-					for _, v := range wires {
-						all[named(where, "media", m.name, v.name)] = v.on(request{path: path, accept: m.list})
-					}
-				}
-				for _, agent := range agents {
-					for _, accept := range []string{"", jsonType, yamlType, protobufType, transformedList} {
-						all[named(where, "agent", agent, accept)] = request{path: path, agent: agent, accept: accept, query: "limit=3"}
-					}
+	w.eachSubject(t, ctx, func(t *testing.T, s subject, present int64) {
+		all := cases{}
+		for where, path := range s.paths() {
+			for name, query := range listOptions {
+				all[named(where, name)] = request{path: path, query: query, accept: jsonType}
+			}
+			all[named(where, "name", "json")] = request{path: path, query: "fieldSelector=metadata.name%3D" + s.name, accept: jsonType}
+			all[named(where, "name", "protobuf")] = request{path: path, query: "fieldSelector=metadata.name%3D" + s.name, accept: protobufType}
+			for _, m := range media {
+				all[named(where, "nothing-selected", m.name)] = request{path: path, query: "labelSelector=nobody-has-this", accept: m.list}
+				all[named(where, "limited", m.name)] = request{path: path, query: "limit=2", accept: m.list, gzip: true}
+			}
+			for _, m := range moreMedia {
+				for _, v := range wires {
+					all[named(where, "media", m.name, v.name)] = v.on(request{path: path, accept: m.list})
 				}
 			}
-			all = s.part(all)
-			for where, path := range s.paths() {
-				for _, fields := range s.fields {
-					for _, more := range []string{"", "&limit=1", "&resourceVersion=0"} {
-						all[named(where, "fields", fields, "with"+more)] = request{path: path, query: "fieldSelector=" + url.QueryEscape(fields) + more, accept: jsonType}
-					}
+			for _, agent := range agents {
+				for _, accept := range []string{"", jsonType, yamlType, protobufType, transformedList} {
+					all[named(where, "agent", agent, accept)] = request{path: path, agent: agent, accept: accept, query: "limit=3"}
 				}
 			}
-			w.run(t, ctx, all)
-		})
-	}
+		}
+		all = s.part(all)
+		for where, path := range s.paths() {
+			for _, fields := range s.fields {
+				for _, more := range []string{"", "&limit=1", "&resourceVersion=0"} {
+					all[named(where, "fields", fields, "with"+more)] = request{path: path, query: "fieldSelector=" + url.QueryEscape(fields) + more, accept: jsonType}
+				}
+			}
+		}
+		w.run(t, ctx, all)
+	})
 }
 
 // agents are user agents that get indented responses, and similar ones that do not.
@@ -254,43 +250,37 @@ var agents = []string{"curl/8.5.0", "Wget/1.21", "Mozilla/5.0 (X11; Linux x86_64
 func TestList_ResourceVersionAndLimit_MatchUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
-	for _, s := range subjects {
-		t.Run(s.String(), func(t *testing.T) {
-			t.Parallel()
-			w.settle(t, ctx, s.path())
-			present, err := w.revision(ctx)
-			harness.Check(t, err)
-			versions := map[string]string{
-				"unset": "", "0": "0", "present": fmt.Sprint(present), "past": fmt.Sprint(w.past), "compacted": fmt.Sprint(w.compacted), "1": "1",
-				"garbage": "x", "negative": "-1", "zeros": "00", "fraction": "1.5", "too-large": "18446744073709551616",
-			}
-			if s.name == "plain-1" || s.name == "full" {
-				// a future version makes a server wait for some seconds
-				versions["future"] = fmt.Sprint(present + 1_000_000)
-			}
-			all := cases{}
-			for versionName, version := range versions {
-				for _, match := range []string{"", "Exact", "NotOlderThan", "exact", "garbage"} {
-					for _, limit := range []string{"", "2"} {
-						query := url.Values{}
-						set(query, "resourceVersion", version)
-						set(query, "resourceVersionMatch", match)
-						set(query, "limit", limit)
-						if versionName == "future" && limit != "" && match == "" {
-							continue
-						}
-						all[named(versionName, cmp.Or(match, "unset"), cmp.Or(limit, "all"))] = request{path: s.in(s.namespace), query: query.Encode(), accept: jsonType}
+	w.eachSubject(t, ctx, func(t *testing.T, s subject, present int64) {
+		versions := map[string]string{
+			"unset": "", "0": "0", "present": fmt.Sprint(present), "past": fmt.Sprint(w.past), "compacted": fmt.Sprint(w.compacted), "1": "1",
+			"garbage": "x", "negative": "-1", "zeros": "00", "fraction": "1.5", "too-large": "18446744073709551616",
+		}
+		if s.name == "plain-1" || s.name == "full" {
+			// a future version makes a server wait for some seconds
+			versions["future"] = fmt.Sprint(present + 1_000_000)
+		}
+		all := cases{}
+		for versionName, version := range versions {
+			for _, match := range []string{"", "Exact", "NotOlderThan", "exact", "garbage"} {
+				for _, limit := range []string{"", "2"} {
+					query := url.Values{}
+					set(query, "resourceVersion", version)
+					set(query, "resourceVersionMatch", match)
+					set(query, "limit", limit)
+					if versionName == "future" && limit != "" && match == "" {
+						continue
 					}
+					all[named(versionName, cmp.Or(match, "unset"), cmp.Or(limit, "all"))] = request{path: s.in(s.namespace), query: query.Encode(), accept: jsonType}
 				}
 			}
-			for _, m := range media {
-				all[named("past", "media", m.name)] = request{path: s.in(s.namespace), query: fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", w.past), accept: m.list}
-				all[named("compacted", "media", m.name)] = request{path: s.in(s.namespace), query: fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", w.compacted), accept: m.list}
-				all[named("garbage", "media", m.name)] = request{path: s.in(s.namespace), query: "resourceVersion=x", accept: m.list}
-			}
-			w.run(t, ctx, all)
-		})
-	}
+		}
+		for _, m := range media {
+			all[named("past", "media", m.name)] = request{path: s.in(s.namespace), query: fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", w.past), accept: m.list}
+			all[named("compacted", "media", m.name)] = request{path: s.in(s.namespace), query: fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", w.compacted), accept: m.list}
+			all[named("garbage", "media", m.name)] = request{path: s.in(s.namespace), query: "resourceVersion=x", accept: m.list}
+		}
+		w.run(t, ctx, all)
+	})
 }
 
 func set(values url.Values, name, value string) {

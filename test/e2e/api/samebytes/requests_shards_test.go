@@ -57,39 +57,35 @@ var shardSelectors = map[string]string{
 func TestShards_ListAndWatch_MatchUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
-	for _, s := range subjects {
-		t.Run(s.String(), func(t *testing.T) {
-			t.Parallel()
-			w.settle(t, ctx, s.path())
-			all := cases{}
-			watches := cases{}
-			for where, path := range s.paths() {
-				for name, selector := range shardSelectors {
-					query := "shardSelector=" + url.QueryEscape(selector)
-					for with, more := range map[string]string{
-						"alone": "", "limit": "&limit=1", "any": "&resourceVersion=0", "past": fmt.Sprintf("&resourceVersionMatch=Exact&resourceVersion=%d", w.past),
-						"labels": "&labelSelector=app", "labels-limit": "&limit=1&labelSelector=app", "name": "&fieldSelector=metadata.name%3D" + s.name,
-						"namespace": "&fieldSelector=metadata.namespace%3D" + oddNamespace, "continue": "&limit=1&continue=garbage",
-					} {
-						all[named(where, name, with)] = request{path: path, query: query + more, accept: jsonType}
-					}
-					watches[named(where, name, "begin")] = request{path: path, query: "watch=true&resourceVersion=0&" + query + "&" + shortTimeout, accept: jsonType}
+	w.eachSubject(t, ctx, func(t *testing.T, s subject, present int64) {
+		all := cases{}
+		watches := cases{}
+		for where, path := range s.paths() {
+			for name, selector := range shardSelectors {
+				query := "shardSelector=" + url.QueryEscape(selector)
+				for with, more := range map[string]string{
+					"alone": "", "limit": "&limit=1", "any": "&resourceVersion=0", "past": fmt.Sprintf("&resourceVersionMatch=Exact&resourceVersion=%d", w.past),
+					"labels": "&labelSelector=app", "labels-limit": "&limit=1&labelSelector=app", "name": "&fieldSelector=metadata.name%3D" + s.name,
+					"namespace": "&fieldSelector=metadata.namespace%3D" + oddNamespace, "continue": "&limit=1&continue=garbage",
+				} {
+					all[named(where, name, with)] = request{path: path, query: query + more, accept: jsonType}
 				}
-				for _, m := range media {
-					for _, v := range wires {
-						query := "shardSelector=" + url.QueryEscape(shardSelectors["first-half"])
-						all[named(where, "media", m.name, v.name)] = v.on(request{path: path, query: query, accept: m.list})
-						t.Run(named("initial-events", where, m.name, v.name), func(t *testing.T) {
-							w.sameWatch(t, ctx, v.on(request{path: path, query: initialEvents + "&" + query, accept: m.object}),
-								func() func([]byte) bool { return endOfInitialEvents })
-						})
-					}
+				watches[named(where, name, "begin")] = request{path: path, query: "watch=true&resourceVersion=0&" + query + "&" + shortTimeout, accept: jsonType}
+			}
+			for _, m := range media {
+				for _, v := range wires {
+					query := "shardSelector=" + url.QueryEscape(shardSelectors["first-half"])
+					all[named(where, "media", m.name, v.name)] = v.on(request{path: path, query: query, accept: m.list})
+					t.Run(named("initial-events", where, m.name, v.name), func(t *testing.T) {
+						w.sameWatch(t, ctx, v.on(request{path: path, query: initialEvents + "&" + query, accept: m.object}),
+							func() func([]byte) bool { return endOfInitialEvents })
+					})
 				}
 			}
-			w.run(t, ctx, s.part(all))
-			w.watchAll(t, ctx, watches, func() {}, func() func([]byte) bool { return untilEnd })
-		})
-	}
+		}
+		w.run(t, ctx, s.part(all))
+		w.watchAll(t, ctx, watches, func() {}, func() func([]byte) bool { return untilEnd })
+	})
 }
 
 // TestShards_PagedList_MatchesUpstream reads shards in pages.

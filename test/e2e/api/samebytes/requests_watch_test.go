@@ -93,39 +93,33 @@ var watchOptions = map[string]string{
 func TestWatch_EveryOption_MatchesUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
-	for _, s := range subjects {
-		t.Run(s.String(), func(t *testing.T) {
-			t.Parallel()
-			w.settle(t, ctx, s.path())
-			present, err := w.revision(ctx)
-			harness.Check(t, err)
-			all := cases{}
-			for where, path := range s.paths() {
-				for name, query := range watchOptions {
-					all[named(where, name)] = request{path: path, query: query + "&timeoutSeconds=1", accept: jsonType}
-				}
+	w.eachSubject(t, ctx, func(t *testing.T, s subject, present int64) {
+		all := cases{}
+		for where, path := range s.paths() {
+			for name, query := range watchOptions {
+				all[named(where, name)] = request{path: path, query: query + "&timeoutSeconds=1", accept: jsonType}
 			}
-			for name, version := range map[string]int64{"compacted": w.compacted, "past": w.past, "present": present, "1": 1} {
-				for _, m := range media {
-					all[named("from", name, m.name)] = request{path: s.in(s.namespace), query: fmt.Sprintf("watch=true&resourceVersion=%d&timeoutSeconds=1", version), accept: m.object}
-				}
+		}
+		for name, version := range map[string]int64{"compacted": w.compacted, "past": w.past, "present": present, "1": 1} {
+			for _, m := range media {
+				all[named("from", name, m.name)] = request{path: s.in(s.namespace), query: fmt.Sprintf("watch=true&resourceVersion=%d&timeoutSeconds=1", version), accept: m.object}
 			}
-			all["object"] = request{path: s.object(), query: "watch=true&timeoutSeconds=1", accept: jsonType}
-			all["object-missing"] = request{path: s.in(s.namespace) + "/missing", query: "watch=true&timeoutSeconds=1", accept: jsonType}
-			all["path"] = request{path: s.root() + "/watch/" + s.gvr.Resource, query: "timeoutSeconds=1", accept: jsonType}
-			for _, m := range moreMedia {
-				all[named("media", m.name)] = request{path: s.in(s.namespace), query: "watch=true&resourceVersion=0&timeoutSeconds=1", accept: m.object}
-			}
-			for _, agent := range agents {
-				all[named("agent", agent)] = request{path: s.in(s.namespace), query: "watch=true&resourceVersion=0&timeoutSeconds=1", agent: agent}
-			}
-			for _, token := range []string{tokenNoRights, tokenOneName, tokenAnonymous, tokenUnknown} {
-				all[named("user", token, "all")] = request{path: s.in(s.namespace), query: "watch=true&timeoutSeconds=1", accept: jsonType, token: token}
-				all[named("user", token, "one")] = request{path: s.in(s.namespace), query: "watch=true&fieldSelector=metadata.name%3Dplain-1&timeoutSeconds=1", accept: jsonType, token: token}
-			}
-			w.watchAll(t, ctx, all, func() {}, func() func([]byte) bool { return untilEnd })
-		})
-	}
+		}
+		all["object"] = request{path: s.object(), query: "watch=true&timeoutSeconds=1", accept: jsonType}
+		all["object-missing"] = request{path: s.in(s.namespace) + "/missing", query: "watch=true&timeoutSeconds=1", accept: jsonType}
+		all["path"] = request{path: s.root() + "/watch/" + s.gvr.Resource, query: "timeoutSeconds=1", accept: jsonType}
+		for _, m := range moreMedia {
+			all[named("media", m.name)] = request{path: s.in(s.namespace), query: "watch=true&resourceVersion=0&timeoutSeconds=1", accept: m.object}
+		}
+		for _, agent := range agents {
+			all[named("agent", agent)] = request{path: s.in(s.namespace), query: "watch=true&resourceVersion=0&timeoutSeconds=1", agent: agent}
+		}
+		for _, token := range []string{tokenNoRights, tokenOneName, tokenAnonymous, tokenUnknown} {
+			all[named("user", token, "all")] = request{path: s.in(s.namespace), query: "watch=true&timeoutSeconds=1", accept: jsonType, token: token}
+			all[named("user", token, "one")] = request{path: s.in(s.namespace), query: "watch=true&fieldSelector=metadata.name%3Dplain-1&timeoutSeconds=1", accept: jsonType, token: token}
+		}
+		w.watchAll(t, ctx, all, func() {}, func() func([]byte) bool { return untilEnd })
+	})
 }
 
 // The duration of a watch that ends by itself, and a longer one for a retry.

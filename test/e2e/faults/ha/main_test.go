@@ -13,9 +13,7 @@ package ha
 import (
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -29,19 +27,12 @@ import (
 	"go.uber.org/zap"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/klog/v2"
 
 	"github.com/stratakube/strata/test/harness"
 )
 
 func TestMain(m *testing.M) {
-	// Reflectors and leader election log every lost connection.
-	klog.SetOutput(io.Discard)
-	flags := flag.NewFlagSet("", flag.PanicOnError)
-	klog.InitFlags(flags)
-	if err := flags.Parse([]string{"-logtostderr=false", "-alsologtostderr=false", "-stderrthreshold=FATAL"}); err != nil {
-		panic(err)
-	}
+	harness.SilenceKlog()
 	harness.Main(m, func(e *harness.Env) { env = e })
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"testing"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -35,7 +36,7 @@ func TestWatch_ManyIdle_MemoryIsBoundedAndReleased(t *testing.T) {
 		}
 	}
 	gone()
-	s.returned(t, ctx, before, 4<<20+int64(watchers)<<10, watchers/10)
+	s.server.AwaitReleased(t, ctx, s.api, before, 4<<20+int64(watchers)<<10, watchers/10, 30*time.Second)
 }
 
 // idle opens watches with bookmarks, alternately of one object and of the namespace, and returns

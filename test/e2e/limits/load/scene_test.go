@@ -9,17 +9,13 @@ package load
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"k8s.io/client-go/rest"
 
 	"github.com/stratakube/strata/test/harness"
 )
@@ -105,28 +101,7 @@ func (s *scene) fill(t *testing.T, ctx context.Context, objects int) {
 	}))
 }
 
-// returned waits until the server's memory is about as much as before, and fails with the remaining
-// difference.
-func (s *scene) returned(t *testing.T, ctx context.Context, before harness.Held, spareBytes int64, spareGoroutines int) {
-	t.Helper()
-	ctx, cancel := context.WithTimeoutCause(ctx, 30*time.Second, errors.New("not returned within 30s"))
-	defer cancel()
-	var last harness.Held
-	err := harness.Poll(ctx, func(ctx context.Context) (ok bool, err error) {
-		if last, err = s.server.Held(ctx, s.api); err != nil {
-			return false, err
-		}
-		more := last.Heap + last.Stacks - before.Heap - before.Stacks
-		return more <= spareBytes && last.Goroutines <= before.Goroutines+spareGoroutines, fmt.Errorf("it holds %v; before: %v", last, before)
-	})
-	t.Log("afterwards:", last)
-	if err != nil {
-		t.Error("after the clients have disconnected:", err)
-	}
-}
-
-// client has a connection of its own: with HTTP/1.1, one per request. Unread data stays with the
-// server, except for some kilobytes.
+// client has a harness.Server.SlowClient.
 type client struct {
 	http *http.Client
 	s    *scene
@@ -134,28 +109,9 @@ type client struct {
 
 func (s *scene) client(t *testing.T, http1 bool) *client {
 	t.Helper()
-	config, err := rest.TLSConfigFor(s.server.Config)
+	slow, err := s.server.SlowClient(http1)
 	harness.Check(t, err)
-	dialer := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) error {
-		var err error
-		controlErr := raw.Control(func(fd uintptr) {
-			err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4<<10)
-		})
-		return errors.Join(controlErr, err)
-	}}
-	const window = 64 << 10 // the minimum of Go's client
-	transport := &http.Transport{
-		DialContext:        dialer.DialContext,
-		TLSClientConfig:    config,
-		ForceAttemptHTTP2:  !http1,
-		HTTP2:              &http.HTTP2Config{MaxReceiveBufferPerConnection: window, MaxReceiveBufferPerStream: window},
-		DisableCompression: true,
-	}
-	if http1 {
-		transport.Protocols = new(http.Protocols)
-		transport.Protocols.SetHTTP1(true)
-	}
-	return &client{&http.Client{Transport: transport}, s}
+	return &client{slow, s}
 }
 
 // watch starts a watch and returns its body unread.

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"testing"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -46,7 +47,7 @@ func TestWatch_StalledClients_MemoryIsBoundedAndReleased(t *testing.T) {
 	}
 	s.healthy(t, ctx)
 	gone()
-	s.returned(t, ctx, before, 16<<20, clients/3)
+	s.server.AwaitReleased(t, ctx, s.api, before, 16<<20, clients/3, 30*time.Second)
 }
 
 // stall starts clients, half of them over HTTP/1.1, and returns when each has received its first

@@ -169,7 +169,7 @@ func (s *scene) listAll(t *testing.T, ctx context.Context, clients int, bound in
 	}
 	s.works(t, ctx)
 	// encodings cached for later requests, an eighth, and garbage
-	s.returned(t, ctx, before, 64<<20+bound/4, 50)
+	s.server.AwaitReleased(t, ctx, s.api, before, 64<<20+bound/4, 50, harness.Pick(time.Minute, 2*time.Minute))
 }
 
 // ask lists all objects and reads the answer to its end.

@@ -153,27 +153,6 @@ func (s *scene) define(t *testing.T, ctx context.Context) {
 	}))
 }
 
-// returned waits until the server's memory is about as much as before, and fails with the remaining
-// difference.
-func (s *scene) returned(t *testing.T, ctx context.Context, before harness.Held, spareBytes int64, spareGoroutines int) {
-	t.Helper()
-	patience := harness.Pick(time.Minute, 2*time.Minute)
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not returned within %v", patience))
-	defer cancel()
-	var last harness.Held
-	err := harness.Poll(ctx, func(ctx context.Context) (ok bool, err error) {
-		if last, err = s.server.Held(ctx, s.api); err != nil {
-			return false, err
-		}
-		more := last.Heap + last.Stacks - before.Heap - before.Stacks
-		return more <= spareBytes && last.Goroutines <= before.Goroutines+spareGoroutines, fmt.Errorf("it holds %v; before: %v", last, before)
-	})
-	t.Log("afterwards:", last)
-	if err != nil {
-		t.Error("after the clients have disconnected:", err)
-	}
-}
-
 // works verifies that reads and writes are served.
 func (s *scene) works(t *testing.T, ctx context.Context) {
 	t.Helper()

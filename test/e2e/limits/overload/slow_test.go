@@ -136,7 +136,7 @@ func TestSlowClients_AreEndedAtLimits(t *testing.T) {
 	t.Logf("the server has ended them after%v", &lasted)
 	s.logHealth(t, stopHealth())
 	s.works(t, ctx)
-	s.returned(t, ctx, before, 32<<20, 50)
+	s.server.AwaitReleased(t, ctx, s.api, before, 32<<20, 50, harness.Pick(time.Minute, 2*time.Minute))
 }
 
 // longest records the longest time for each name.
@@ -198,7 +198,7 @@ func (s *scene) releaseVanished(t *testing.T, ctx context.Context) {
 	}
 	s.logHealth(t, stopHealth())
 	s.works(t, ctx)
-	s.returned(t, ctx, before, 16<<20, 50)
+	s.server.AwaitReleased(t, ctx, s.api, before, 16<<20, 50, harness.Pick(time.Minute, 2*time.Minute))
 }
 
 // dial returns a TLS connection with the protocol negotiated; "" is a connection without a

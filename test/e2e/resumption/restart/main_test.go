@@ -11,8 +11,6 @@ package restart
 
 import (
 	"context"
-	"flag"
-	"io"
 	"net"
 	"net/http"
 	"sync"
@@ -20,19 +18,12 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
-	"k8s.io/klog/v2"
 
 	"github.com/stratakube/strata/test/harness"
 )
 
 func TestMain(m *testing.M) {
-	// Reflectors log every lost connection.
-	klog.SetOutput(io.Discard)
-	flags := flag.NewFlagSet("", flag.PanicOnError)
-	klog.InitFlags(flags)
-	if err := flags.Parse([]string{"-logtostderr=false", "-alsologtostderr=false", "-stderrthreshold=FATAL"}); err != nil {
-		panic(err)
-	}
+	harness.SilenceKlog()
 	harness.Main(m, func(e *harness.Env) {
 		shared.etcd, shared.xy = e.Etcd(), e.Etcd()
 		shared.proxy = e.Proxy(shared.etcd)

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"compress/gzip"
 	"context"
-	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -21,7 +20,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
-	"k8s.io/client-go/rest"
 
 	"github.com/stratakube/strata/test/harness"
 )
@@ -68,13 +66,7 @@ func (e *engine) connect(ctx context.Context) (*wire, error) {
 		return w, nil
 	default:
 	}
-	config, err := rest.TLSConfigFor(e.Config)
-	if err != nil {
-		return nil, err
-	}
-	config.NextProtos = []string{"http/1.1"}
-	dialer := tls.Dialer{Config: config}
-	conn, err := dialer.DialContext(ctx, "tcp", strings.TrimPrefix(e.URL, "https://"))
+	conn, err := e.Dial(ctx)
 	if err != nil {
 		return nil, err
 	}
