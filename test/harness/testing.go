@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -35,6 +36,20 @@ func Must[T any](t testing.TB) func(T, error) T {
 		Check(t, err)
 		return v
 	}
+}
+
+// RequireEqual compares lists, such as the names of objects, and reports the first difference.
+func RequireEqual(t testing.TB, what string, got, want []string) {
+	t.Helper()
+	if slices.Equal(got, want) {
+		return
+	}
+	i := 0
+	for i < len(got) && i < len(want) && got[i] == want[i] {
+		i++
+	}
+	t.Errorf("%s: got %d items, want %d; from number %d got %.200v, want %.200v",
+		what, len(got), len(want), i, got[i:min(i+3, len(got))], want[i:min(i+3, len(want))])
 }
 
 // Context returns a context that ends with the test, or after timeout. The timeout bounds a hanging

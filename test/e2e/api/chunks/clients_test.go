@@ -66,7 +66,7 @@ func TestClientGoPager_ReturnsCompleteLists(t *testing.T) {
 				}
 				return err
 			}))
-			requireEqual(t, "each item", got, names)
+			harness.RequireEqual(t, "each item", got, names)
 			if pages != 12 {
 				t.Errorf("%d pages of 17 for 200 items", pages)
 			}
@@ -100,7 +100,7 @@ func TestClientGoPager_ReturnsCompleteLists(t *testing.T) {
 		for _, item := range items {
 			got = append(got, item.(*unstructured.Unstructured).GetName())
 		}
-		requireEqual(t, "the list after an expiry", got, names)
+		harness.RequireEqual(t, "the list after an expiry", got, names)
 		if pages < 4 {
 			t.Errorf("%d pages: it was not overtaken", pages)
 		}
@@ -116,7 +116,7 @@ func TestKubectlGet_ChunkSize_ReturnsEveryObject(t *testing.T) {
 	names := s.fill(t, ctx, maps, namespace, "first", 100)
 	s.fill(t, ctx, things, namespace, "first", 100)
 	for _, k := range []kind{maps, things} {
-		for _, args := range [][]string{{"--output=name"}, {"--no-headers"}, {"--output=jsonpath={range .items[*]}{.metadata.name}{\"\\n\"}{end}"}} {
+		for _, args := range [][]string{{"--output=name"}, {"--no-headers"}, {"--no-headers", "--sort-by=.metadata.name"}, {"--output=jsonpath={range .items[*]}{.metadata.name}{\"\\n\"}{end}"}} {
 			r, err := s.replicas[0].Kubectl(ctx, "", append([]string{"--namespace=" + namespace, "get", k.plural, "--chunk-size=17", "--v=6"}, args...)...)
 			harness.Check(t, err)
 			if r.Code != 0 {
@@ -127,7 +127,7 @@ func TestKubectlGet_ChunkSize_ReturnsEveryObject(t *testing.T) {
 				line = strings.Fields(line)[0]
 				got = append(got, line[strings.LastIndexByte(line, '/')+1:])
 			}
-			requireEqual(t, fmt.Sprintf("kubectl get %s %s", k.plural, args), got, names)
+			harness.RequireEqual(t, fmt.Sprintf("kubectl get %s %s", k.plural, args), got, names)
 			if n := strings.Count(r.Stderr, "limit=17"); n != 6 {
 				t.Errorf("kubectl get %s %s: %d pages, want 6:\n%s", k.plural, args, n, r.Stderr)
 			}

@@ -260,7 +260,7 @@ func TestPagedList_EveryMediaType_IsOneSnapshot(t *testing.T) {
 						if whole.ResourceVersion != revision || whole.Continue != "" {
 							t.Errorf("at %s: revision %s, token %q", revision, whole.ResourceVersion, whole.Continue)
 						}
-						requireEqual(t, "pages and the whole list of "+path, got, whole.items)
+						harness.RequireEqual(t, "pages and the whole list of "+path, got, whole.items)
 					}
 					if len(got) < 600 {
 						t.Errorf("%d items", len(got))

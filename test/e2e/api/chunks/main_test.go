@@ -12,7 +12,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -192,20 +191,6 @@ func (s *scene) defineThings(t *testing.T, ctx context.Context) {
 
 // object is an object to write; its shape is that of the API.
 type object = map[string]any
-
-// requireEqual compares the items of a list with the expected ones, and reports the first
-// difference.
-func requireEqual(t *testing.T, what string, got, want []string) {
-	t.Helper()
-	if slices.Equal(got, want) {
-		return
-	}
-	i := 0
-	for i < len(got) && i < len(want) && got[i] == want[i] {
-		i++
-	}
-	t.Errorf("%s: %d items, want %d; from number %d %.200v, want %.200v", what, len(got), len(want), i, got[i:min(i+2, len(got))], want[i:min(i+2, len(want))])
-}
 
 // get sends a GET whose answer may have any code.
 func get(t *testing.T, ctx context.Context, api *harness.API, path, query string) *harness.Response {

@@ -81,14 +81,14 @@ func TestPagedList_AnyLimit_ReturnsEveryItem(t *testing.T) {
 				t.Fatalf("page %d: %d items, after %d in all %v remain", i+1, len(list.Items), len(got), list.Metadata.RemainingItemCount)
 			}
 		}
-		requireEqual(t, fmt.Sprintf("pages of %d", limit), got, names)
+		harness.RequireEqual(t, fmt.Sprintf("pages of %d", limit), got, names)
 		if harness.Engine() == harness.Strata {
 			shared.requireNoObjectReads(t, templates)
 		}
 	}
 	list, err := shared.replicas[1].api.List(ctx, path, "")
 	harness.Check(t, err)
-	requireEqual(t, "all at once", list.Names(), names)
+	harness.RequireEqual(t, "all at once", list.Names(), names)
 }
 
 // TestPagedList_ServersKilled_ContinuesAtRevision kills all servers in the middle of paged lists.
@@ -159,7 +159,7 @@ func (s *scene) beginPages(t *testing.T, ctx context.Context, k kind) (after fun
 				}
 				got, token = append(got[:len(got):len(got)], p.items...), p.Continue
 			}
-			requireEqual(t, fmt.Sprintf("%s of %s", w.form.name, w.path), got, w.want)
+			harness.RequireEqual(t, fmt.Sprintf("%s of %s", w.form.name, w.path), got, w.want)
 		}
 	}
 }
@@ -189,7 +189,7 @@ func (s *scene) beginExact(t *testing.T, ctx context.Context, k kind) (after fun
 				if p.ResourceVersion != m.revision || p.Continue != "" {
 					t.Errorf("%s at %s: revision %s, token %q", query, m.revision, p.ResourceVersion, p.Continue)
 				}
-				requireEqual(t, query, p.items, m.items)
+				harness.RequireEqual(t, query, p.items, m.items)
 			}
 			for _, query := range []string{"resourceVersionMatch=Exact&", ""} {
 				items, revision, err := walk(ctx, plainJSON, path, query+"resourceVersion="+m.revision, 17, s.inTurn)
@@ -197,7 +197,7 @@ func (s *scene) beginExact(t *testing.T, ctx context.Context, k kind) (after fun
 				if revision != m.revision {
 					t.Errorf("pages at %s are of %s", m.revision, revision)
 				}
-				requireEqual(t, "pages "+query, items, m.items)
+				harness.RequireEqual(t, "pages "+query, items, m.items)
 			}
 		}
 	}
@@ -247,7 +247,7 @@ func TestExactList_OlderThanMemory_ReadsEtcd(t *testing.T) {
 				young.proxy.Reset()
 				list, err := young.fetch(ctx, f, path, "resourceVersionMatch=Exact&resourceVersion="+m.revision)
 				harness.Check(t, err)
-				requireEqual(t, f.name+" at "+m.revision, list.items, m.items[f.name])
+				harness.RequireEqual(t, f.name+" at "+m.revision, list.items, m.items[f.name])
 				if list.ResourceVersion != m.revision {
 					t.Errorf("a list at %s is of %s", m.revision, list.ResourceVersion)
 				}
@@ -261,7 +261,7 @@ func TestExactList_OlderThanMemory_ReadsEtcd(t *testing.T) {
 			if revision != m.revision {
 				t.Errorf("pages at %s are of %s", m.revision, revision)
 			}
-			requireEqual(t, "pages at "+m.revision, items, m.items[plainJSON.name])
+			harness.RequireEqual(t, "pages at "+m.revision, items, m.items[plainJSON.name])
 		}
 	})
 	t.Run("started on another server", func(t *testing.T) {
@@ -273,7 +273,7 @@ func TestExactList_OlderThanMemory_ReadsEtcd(t *testing.T) {
 				return young
 			})
 			harness.Check(t, err)
-			requireEqual(t, "pages at "+m.revision, items, m.items[plainJSON.name])
+			harness.RequireEqual(t, "pages at "+m.revision, items, m.items[plainJSON.name])
 		}
 	})
 	t.Run("a few at once", func(t *testing.T) {
@@ -311,7 +311,7 @@ func TestExactList_OlderThanMemory_ReadsEtcd(t *testing.T) {
 		for range lists {
 			r := <-results
 			harness.Check(t, r.err)
-			requireEqual(t, "at "+r.m.revision, r.page.items, r.m.items[plainJSON.name])
+			harness.RequireEqual(t, "at "+r.m.revision, r.page.items, r.m.items[plainJSON.name])
 		}
 	})
 	t.Run("the window is small", func(t *testing.T) {
@@ -326,7 +326,7 @@ func TestExactList_OlderThanMemory_ReadsEtcd(t *testing.T) {
 			if err != nil {
 				return false, err
 			}
-			requireEqual(t, "at "+list.ResourceVersion, again.items, list.items)
+			harness.RequireEqual(t, "at "+list.ResourceVersion, again.items, list.items)
 			return len(young.objectReads(maps)) > 0, fmt.Errorf("%s is still in memory", list.ResourceVersion)
 		}))
 		requirePaged(t, young)
@@ -421,7 +421,7 @@ func (s *scene) finish(t *testing.T, ctx context.Context, e expired, i int, list
 		}
 		got = append(got, list.Names()...)
 	}
-	requireEqual(t, "the rest", got, e.rest)
+	harness.RequireEqual(t, "the rest", got, e.rest)
 }
 
 // TestPagedList_Compacted_Returns410WithNewToken compacts etcd during a paged list. All servers

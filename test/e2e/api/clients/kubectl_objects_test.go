@@ -2,7 +2,6 @@ package clients
 
 import (
 	"fmt"
-	"regexp"
 	"strings"
 	"testing"
 )
@@ -185,46 +184,6 @@ func TestKubectlGet_Watch_FollowsChanges(t *testing.T) {
 	if code, err := gone.Wait(u.ctx); err != nil || code != 0 {
 		t.Errorf("wait for deletion: exit code %d, %v\n%s", code, err, gone.Output())
 	}
-}
-
-// TestKubectlGet_ChunksOfAllNamespaces_AreComplete lists several hundred objects in chunks of 50.
-func TestKubectlGet_ChunksOfAllNamespaces_AreComplete(t *testing.T) {
-	u := newUser(t)
-	const count = 230
-	for i := range count {
-		if _, err := api.Create(u.ctx, "/api/v1/namespaces/"+u.namespace+"/configmaps",
-			object{"metadata": object{"name": fmt.Sprintf("chunk-%03d", i), "labels": object{"test": "chunks"}}}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	o := u.ok("get", "configmaps", "-A", "--chunk-size=50", "-v=6")
-	requests := regexp.MustCompile(`GET[^\n]*/configmaps\?[^\n]*limit=50`).FindAllString(o.Stderr, -1)
-	if want := (count + 49) / 50; len(requests) < want {
-		t.Errorf("%d requests for chunks of 50, want at least %d:\n%s", len(requests), want, o.Stderr)
-	}
-	whole := u.ok("get", "configmaps", "-A", "--chunk-size=0")
-	inChunks, all := o.rows(), whole.rows()
-	if len(inChunks) != len(all) {
-		t.Fatalf("%d rows in chunks, %d at once", len(inChunks), len(all))
-	}
-	ours := 0
-	for i := range all {
-		if inChunks[i][0] != all[i][0] || inChunks[i][1] != all[i][1] {
-			t.Fatalf("row %d is %v in chunks, %v at once", i, inChunks[i], all[i])
-		}
-		if all[i][0] == u.namespace && strings.HasPrefix(all[i][1], "chunk-") {
-			ours++
-		}
-	}
-	if ours != count {
-		t.Errorf("%d rows of this test, want %d", ours, count)
-	}
-	// Chunks with a selector, sorted, and with several kinds.
-	if rows := u.ok("get", "cm", "-A", "-l", "test=chunks", "--chunk-size=50", "--sort-by=.metadata.name").rows(); len(rows) != count {
-		t.Errorf("%d rows with a selector, want %d", len(rows), count)
-	}
-	u.ok("delete", "configmaps", "-l", "test=chunks", "--wait=false").shows(`configmap "chunk-000" deleted`, `configmap "chunk-229" deleted`)
-	u.ok("get", "configmaps", "-l", "test=chunks", "-o", "name").prints("")
 }
 
 func TestKubectlDelete_All_DeletesEveryObject(t *testing.T) {

@@ -351,3 +351,17 @@ func (p project) testDelete(t *testing.T, ctx context.Context) {
 		t.Errorf("the group %s was removed too: %v", p.group, r.Err())
 	}
 }
+
+// atVersions returns the keys of objects with their resource versions.
+func atVersions(objects []harness.Object) []string {
+	var keys []string
+	for _, o := range objects {
+		keys = append(keys, o.Key()+"@"+o.Metadata.ResourceVersion)
+	}
+	return keys
+}
+
+func equalObjects(t *testing.T, what string, got, want []harness.Object) {
+	t.Helper()
+	harness.RequireEqual(t, what, atVersions(got), atVersions(want))
+}

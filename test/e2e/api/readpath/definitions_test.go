@@ -113,6 +113,12 @@ func (d definition) delete(t *testing.T, ctx context.Context) {
 	harness.Check(t, api.Delete(ctx, definitionsPath+"/"+d.name()))
 }
 
+// list lists on the engine under test.
+func list(t *testing.T, ctx context.Context, path string) *harness.List {
+	t.Helper()
+	return harness.Must[*harness.List](t)(api.List(ctx, path, ""))
+}
+
 // sized is a schema with one number that has a default.
 func sized(size int) string {
 	return fmt.Sprintf(`{"type":"object","properties":{"size":{"type":"integer","default":%d}}}`, size)
@@ -171,12 +177,30 @@ func TestCRD_Changed_ReadsFollowDefinition(t *testing.T) {
 		d.update(t, ctx)
 		untilBody(t, ctx, d.path("v2", "decides"), "", `"color":"red"`)
 	})
+	t.Run("another storage version", func(t *testing.T) {
+		before := list(t, ctx, d.path("v1", "")).Items[0].Metadata.ResourceVersion
+		d.versions[0], d.versions[2] = d.versions[2], d.versions[0]
+		d.update(t, ctx)
+		d.add(t, ctx, "decides", "b", object{"color": "blue"})
+		for _, v := range []string{"v1", "v2", "v3"} {
+			untilBody(t, ctx, d.path(v, "decides")+"/b", "", `"color":"blue"`)
+			if items := list(t, ctx, d.path(v, "")).Items; len(items) != 2 || items[0].Metadata.ResourceVersion != before || items[0].APIVersion != d.in()+"/"+v {
+				t.Errorf("%s lists %+v, want the object of %s and another one", v, items, before)
+			}
+		}
+		harness.Check(t, api.Delete(ctx, d.path("v1", "decides")+"/b"))
+		d.versions[0], d.versions[2] = d.versions[2], d.versions[0]
+	})
 	t.Run("a default", func(t *testing.T) {
+		before := list(t, ctx, d.path("v1", "")).Items[0].Metadata.ResourceVersion
 		settled(t, ctx, d.path("v1", "decides")+"/a", d.path("v1", "decides"), d.path("v1", ""))
 		d.versions[0].spec = `{"type":"object","properties":{"color":{"type":"string"},"size":{"type":"integer","default":7}}}`
 		d.update(t, ctx)
 		for _, read := range d.reads("v1", "decides") {
 			untilBody(t, ctx, read[0], read[1], `"size":7`)
+		}
+		if now := list(t, ctx, d.path("v1", "")).Items[0].Metadata.ResourceVersion; now != before {
+			t.Errorf("the object has the resource version %s, want %s: it was not written", now, before)
 		}
 		e, err := startWatch(t, ctx, api, d.path("v1", "decides"), "").Next(ctx)
 		harness.Check(t, err)
@@ -335,17 +359,22 @@ func TestCRD_Recreated_ServesNewSchema(t *testing.T) {
 	for round := range 3 {
 		d.versions[0].spec = sized(round)
 		d.create(t, ctx)
-		list, err := api.List(ctx, d.path("v1", ""), "")
-		harness.Check(t, err)
-		if len(list.Items) != 0 {
-			t.Fatalf("round %d begins with %d objects", round, len(list.Items))
+		before := list(t, ctx, d.path("v1", ""))
+		if len(before.Items) != 0 {
+			t.Fatalf("round %d begins with %d objects", round, len(before.Items))
 		}
+		w := startWatch(t, ctx, api, d.path("v1", ""), "resourceVersion="+before.Metadata.ResourceVersion)
 		d.add(t, ctx, "recreated", "a", object{})
 		for _, read := range d.reads("v1", "recreated") {
 			untilBody(t, ctx, read[0], read[1], fmt.Sprintf(`"size":%d`, round))
 		}
 		byBytes(t, ctx, d.path("v1", "recreated"), "")
 		d.delete(t, ctx)
+		for _, want := range []string{"ADDED", "DELETED"} {
+			if e := harness.Must[harness.Event](t)(w.Next(ctx)); e.Type != want || e.Object.Metadata.Name != "a" {
+				t.Errorf("round %d: got %s of %q, want %s of a", round, e.Type, e.Object.Metadata.Name, want)
+			}
+		}
 		for _, read := range d.reads("v1", "recreated") {
 			untilGone(t, ctx, read[0], read[1])
 		}

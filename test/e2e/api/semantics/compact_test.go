@@ -69,7 +69,7 @@ func TestContinueToken_Compacted_Returns410WithNewToken(t *testing.T) {
 		version, token = list.Metadata.ResourceVersion, list.Metadata.Continue
 	}
 	want := []string{"map-0004", "map-0005-new", "map-0006", "map-0007", "map-0008", "map-0009", "map-0010", "map-0011"}
-	equalNames(t, "the rest", (&harness.List{Items: items}).Names(), want)
+	harness.RequireEqual(t, "the rest", (&harness.List{Items: items}).Names(), want)
 
 	// An exact list at a compacted revision gets 410, too; a list that may be newer does not.
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {

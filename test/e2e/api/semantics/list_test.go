@@ -222,7 +222,7 @@ func TestExactList_EqualsEarlierList(t *testing.T) {
 // equalVersions compares objects by key and resource version, in their order.
 func equalVersions(t *testing.T, what string, got, want []harness.Object) {
 	t.Helper()
-	equalNames(t, what, versions(got), versions(want))
+	harness.RequireEqual(t, what, versions(got), versions(want))
 }
 
 func versions(objects []harness.Object) []string {
@@ -283,7 +283,7 @@ func TestList_FieldSelector_ReturnsMatches(t *testing.T) {
 			} else {
 				names = harness.Must[*harness.List](t)(api.List(ctx, tc.path, query)).Names()
 			}
-			equalNames(t, tc.path+"?"+query, names, tc.want)
+			harness.RequireEqual(t, tc.path+"?"+query, names, tc.want)
 		}
 	}
 	if r := get(t, ctx, maps(ns), "fieldSelector=data.name%3Da"); r.Code != http.StatusBadRequest {

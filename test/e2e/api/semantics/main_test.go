@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"slices"
 	"testing"
 	"time"
 
@@ -73,21 +72,6 @@ func numbered(n int) []string {
 		names[i] = fmt.Sprintf("map-%04d", i)
 	}
 	return names
-}
-
-func equalNames(t *testing.T, what string, got, want []string) {
-	t.Helper()
-	if !slices.Equal(got, want) {
-		t.Errorf("%s: got %d names %v, want %d %v", what, len(got), abbreviated(got), len(want), abbreviated(want))
-	}
-}
-
-func abbreviated(names []string) []string {
-	const most = 12
-	if len(names) <= most {
-		return names
-	}
-	return append(slices.Clone(names[:most]), "...")
 }
 
 // next returns the next event other than bookmarks.

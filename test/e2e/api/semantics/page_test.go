@@ -139,7 +139,7 @@ func TestPagedList_UncachedResource_IsComplete(t *testing.T) {
 	items, _, err := api.ListAll(ctx, path, "", 3)
 	harness.Check(t, err)
 	equalVersions(t, "events", items, want.Items)
-	equalNames(t, "events", want.Names(), numbered(10))
+	harness.RequireEqual(t, "events", want.Names(), numbered(10))
 	w := harness.StartWatch(t, ctx, api, path, "fieldSelector=reason%3DTest&resourceVersion="+want.Metadata.ResourceVersion)
 	harness.Check(t, api.Delete(ctx, path+"/map-0003"))
 	expectEvent(t, ctx, w, "DELETED", "map-0003")

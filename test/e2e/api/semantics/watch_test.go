@@ -188,8 +188,8 @@ func TestWatch_Deleted_CarriesDeletionRevision(t *testing.T) {
 	expectEvent(t, ctx, before, "DELETED", "a")
 	expectEvent(t, ctx, before, "ADDED", "fence")
 	// The lists at both sides agree.
-	equalNames(t, "before", harness.Must[*harness.List](t)(api.List(ctx, maps(ns), fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", at-1))).Names(), []string{"a"})
-	equalNames(t, "after", harness.Must[*harness.List](t)(api.List(ctx, maps(ns), fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", at))).Names(), nil)
+	harness.RequireEqual(t, "before", harness.Must[*harness.List](t)(api.List(ctx, maps(ns), fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", at-1))).Names(), []string{"a"})
+	harness.RequireEqual(t, "after", harness.Must[*harness.List](t)(api.List(ctx, maps(ns), fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", at))).Names(), nil)
 }
 
 // TestWatch_FutureRevision_DeliversLaterEvents watches from a resource version that is reached

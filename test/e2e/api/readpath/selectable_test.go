@@ -1,4 +1,4 @@
-package clients
+package readpath
 
 import (
 	"context"
@@ -21,13 +21,13 @@ import (
 func TestCRD_SelectableFieldAndLabels_OfAnyStoredForm_EqualFilter(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
-	harness.Namespace(t, ctx, api, "stored-forms")
+	newNamespace(t, ctx, "stored-forms")
 	const spec = `{"type":"object","x-kubernetes-preserve-unknown-fields":true,"properties":{"color":{"type":"string"%s},"count":{"type":"integer"}},"description":%q}`
 	// Upstream rejects versions of which either the fields or the schemas are equal.
 	fields, reversed := []string{".spec.color", ".spec.count"}, []string{".spec.count", ".spec.color"}
-	d := definition{"hues", []version{
-		{name: "v1", served: true, storage: true, spec: fmt.Sprintf(spec, "", "first"), fields: fields},
-		{name: "v2", served: true, spec: fmt.Sprintf(spec, "", "second"), fields: reversed},
+	d := definition{group: "hues.example.com", plural: "hues", kind: "Hue", versions: []version{
+		{name: "v1", spec: fmt.Sprintf(spec, "", "first"), fields: fields},
+		{name: "v2", spec: fmt.Sprintf(spec, "", "second"), fields: reversed},
 	}}
 	d.create(t, ctx)
 	colors := []any{nil, "red", `"quoted"`, `back\slash`, "<html>&", "grün", "", "\u2028", "gray"}
@@ -38,7 +38,7 @@ func TestCRD_SelectableFieldAndLabels_OfAnyStoredForm_EqualFilter(t *testing.T) 
 			own["color"] = color
 		}
 		v := []string{"v1", "v2"}[i%2]
-		_, err := api.Create(ctx, d.path(v, "stored-forms"), object{"apiVersion": group + "/" + v, "kind": "Hue", "spec": own,
+		_, err := api.Create(ctx, d.path(v, "stored-forms"), object{"apiVersion": d.in() + "/" + v, "kind": "Hue", "spec": own,
 			"metadata": object{"name": fmt.Sprintf("hue-%03d", i), "labels": object{"of3": fmt.Sprint(i % 3)}, "annotations": object{"color": "red", "quotes": `{"color":"\"red"}`}}})
 		harness.Check(t, err)
 	}
@@ -69,12 +69,12 @@ func TestCRD_SelectableFieldAndLabels_OfAnyStoredForm_EqualFilter(t *testing.T) 
 				} {
 					got, err := hues(ctx, path, "fieldSelector="+url.QueryEscape(query))
 					harness.Check(t, err)
-					equal(t, v+" "+query, hueNames(got, nil), hueNames(all, selects))
+					harness.RequireEqual(t, v+" "+query, hueNames(got, nil), hueNames(all, selects))
 				}
 			}
 			got, err := hues(ctx, path, "labelSelector=of3%3D1")
 			harness.Check(t, err)
-			equal(t, v+" by label", hueNames(got, nil), hueNames(all, func(h hue) bool { return h.Metadata.Labels["of3"] == "1" }))
+			harness.RequireEqual(t, v+" by label", hueNames(got, nil), hueNames(all, func(h hue) bool { return h.Metadata.Labels["of3"] == "1" }))
 		}
 	}
 }
@@ -110,4 +110,49 @@ func hueNames(all []hue, selects func(hue) bool) (names []string) {
 		}
 	}
 	return names
+}
+
+// TestCRD_SelectableField_SelectsInListAndWatch lists and watches by a selectable field of the
+// definition.
+func TestCRD_SelectableField_SelectsInListAndWatch(t *testing.T) {
+	t.Parallel()
+	ctx := harness.Context(t, testTimeout)
+	newNamespace(t, ctx, "fields")
+	d := definition{group: "paints.example.com", plural: "paints", kind: "Paint", versions: []version{{name: "v1",
+		spec: `{"type":"object","properties":{"color":{"type":"string"}}}`, fields: []string{".spec.color"}}}}
+	d.create(t, ctx)
+	path := d.path("v1", "fields")
+	colors := []string{"red", "green", "blue"}
+	var red []string
+	for i := range 30 {
+		name := fmt.Sprintf("paint-%02d", i)
+		d.add(t, ctx, "fields", name, object{"color": colors[i%3]})
+		if i%3 == 0 {
+			red = append(red, name)
+		}
+	}
+	list, err := api.List(ctx, path, "fieldSelector=spec.color%3Dred")
+	harness.Check(t, err)
+	harness.RequireEqual(t, "red", list.Names(), red)
+	items, _, err := api.ListAll(ctx, path, "fieldSelector=spec.color%3Dred", 4)
+	harness.Check(t, err)
+	harness.RequireEqual(t, "red in chunks", (&harness.List{Items: items}).Names(), red)
+	w := harness.StartWatch(t, ctx, api, path, "fieldSelector=spec.color%3Dred&resourceVersion="+list.Metadata.ResourceVersion)
+	for _, step := range []struct{ name, color, event string }{
+		{"paint-00", "blue", "DELETED"}, {"paint-01", "red", "ADDED"}, {"paint-02", "green", ""}, {"paint-03", "red", ""}, {"paint-01", "green", "DELETED"},
+	} {
+		_, err := api.Patch(ctx, path+"/"+step.name, fmt.Sprintf(`{"spec":{"color":%q}}`, step.color))
+		harness.Check(t, err)
+		if step.event == "" {
+			continue // any event would be the next one below
+		}
+		e, err := w.Next(ctx)
+		harness.Check(t, err)
+		if e.Type != step.event || e.Object.Metadata.Name != step.name {
+			t.Fatalf("got %s of %s, want %s of %s", e.Type, e.Object.Metadata.Name, step.event, step.name)
+		}
+	}
+	if r, err := api.Do(ctx, http.MethodGet, path, "fieldSelector=spec.size%3D1", nil); err != nil || r.Code != http.StatusBadRequest {
+		t.Errorf("an undeclared field: %+v, %v, want 400", r, err)
+	}
 }
