@@ -120,12 +120,6 @@ generate verify:
 bench: ## compare with the upstream cacher: make bench ARGS='-quick'
 	$(GO) run ./test/bench $(ARGS)
 
-bench-day: stock ## controllers, kube-scheduler and kwok on each engine: 200 nodes, 3,000 pods are created, rolled out and deleted
-	$(GO) run ./test/bench -engines strata,stock -workloads day $(ARGS)
-
-bench-lived: stock ## a sequence of workloads on one living process of each engine: make bench-lived ARGS='-pods 10000 -repeat 10'; hours
-	$(GO) run ./test/bench lived $(ARGS)
-
 # Kubernetes' own tests of what the engine answers, built from the release that the server is built from. The module
 # test/upstream/conformance is outside the workspace, so that the dependencies of these tests are none of the server's.
 ENGINE ?= strata
