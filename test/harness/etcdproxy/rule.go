@@ -164,9 +164,6 @@ type Request struct {
 // Match selects requests. It must not retain or change them.
 type Match func(Request) bool
 
-// Method matches the requests of a gRPC method.
-func Method(method string) Match { return func(r Request) bool { return r.Method == method } }
-
 // CountsOf matches ranges for a count alone that begin at a key with the prefix. Revision reads
 // have this form.
 func CountsOf(prefix string) Match { return rangesOf(Counts, prefix) }

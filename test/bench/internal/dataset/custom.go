@@ -34,11 +34,6 @@ func ThingKey(index, namespaces int) string {
 	return ThingsPrefix + PodNamespace(index, namespaces) + "/" + thingName(index)
 }
 
-// ThingPath is the path of the object with this index.
-func ThingPath(index, namespaces int) string {
-	return ThingsIn(PodNamespace(index, namespaces)) + "/" + thingName(index)
-}
-
 // Color is the value of spec.color of the object with this index.
 func Color(index int) string { return fmt.Sprintf("color-%d", index) }
 

@@ -100,15 +100,6 @@ func (o output) hides(texts ...string) {
 	}
 }
 
-// rows returns the cells of a table, without its header.
-func (o output) rows() [][]string {
-	var rows [][]string
-	for _, line := range strings.Split(strings.TrimSpace(o.Stdout), "\n")[1:] {
-		rows = append(rows, strings.Fields(line))
-	}
-	return rows
-}
-
 // path writes input to a file and returns its path.
 func (u user) path(name, input string) string {
 	u.t.Helper()
