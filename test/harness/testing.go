@@ -132,5 +132,6 @@ func SilenceKlog() {
 	klog.SetOutput(io.Discard)
 	flags := flag.NewFlagSet("", flag.PanicOnError)
 	klog.InitFlags(flags)
-	_ = flags.Parse([]string{"-logtostderr=false", "-alsologtostderr=false", "-stderrthreshold=FATAL"}) // or panics
+	// an error panics
+	_ = flags.Parse([]string{"-logtostderr=false", "-alsologtostderr=false", "-stderrthreshold=FATAL"})
 }
