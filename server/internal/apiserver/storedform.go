@@ -43,8 +43,7 @@ func storedKinds() map[schema.GroupVersionKind]storedKind {
 			}},
 		core.WithKind("ServiceAccount"): {typ: reflect.TypeFor[corev1.ServiceAccount]()},
 		core.WithKind("Secret"):         {typ: reflect.TypeFor[corev1.Secret](), selectable: []string{"type"}, filled: []string{"type"}},
-		// lint:ignore SA1019 controllers write Endpoints, and clients read them, although
-		// EndpointSlices replace them
+		//lint:ignore SA1019 clients read Endpoints, although EndpointSlices replace them
 		core.WithKind("Endpoints"): {typ: reflect.TypeFor[corev1.Endpoints]()},
 		core.WithKind("Node"):      {typ: reflect.TypeFor[corev1.Node](), selectable: []string{"spec.unschedulable"}},
 		core.WithKind("Pod"): {typ: reflect.TypeFor[corev1.Pod](), selectable: []string{
