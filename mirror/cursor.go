@@ -100,6 +100,28 @@ func (c *Cursor) Err() error {
 	return nil
 }
 
+// SameLineage reports whether both cursors are placed in one lineage. Next may have moved one of
+// them to the next lineage, in which the same keys have other entries.
+func (c *Cursor) SameLineage(o *Cursor) bool { return c.lin == o.lin }
+
+// Since appends the events after the snapshot that a cursor on the whole resource has visited. It
+// reports false if the cursor has not reached the snapshot, if there are more events than most, if
+// the log has dropped one, or if the snapshot belongs to another list of the resource. Cost is O(1)
+// without events.
+func (c *Cursor) Since(s Snapshot, buf []*Event, most int) ([]*Event, bool) {
+	if c.lin != s.lin || c.seq < s.seq || c.seq-s.seq > uint64(most) {
+		return buf, false
+	}
+	for seq := s.seq; seq < c.seq; seq++ {
+		e := c.lin.log.At(seq)
+		if e == nil {
+			return buf, false
+		}
+		buf = append(buf, e)
+	}
+	return buf, true
+}
+
 // Follow limits the cursor to the events of its keys, if they are one key or one directory below
 // the resource: only those wake it and are read by it. The cost of an event then depends on the
 // cursors that follow its key, not on the number of cursors or events.

@@ -453,3 +453,58 @@ func TestCursor_AfterRelistGap_Continues(t *testing.T) {
 		}
 	})
 }
+
+// TestCursor_Since_ReturnsVisitedEvents: events between a snapshot and a cursor on the whole
+// resource, unless the cursor has not reached it, or one of them is of another lineage.
+func TestCursor_Since_ReturnsVisitedEvents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		m := start(t, store, nil)
+		r := claim(t, m, "/registry/a/")
+		put := func(value string) mirror.Snapshot {
+			store.Put("/registry/a/x", value)
+			reach(t, m, store.Revision(), r)
+			return latest(t, r)
+		}
+		require := func(what string, c *mirror.Cursor, s mirror.Snapshot, most int, wantOK bool, want ...string) {
+			t.Helper()
+			events, ok := c.Since(s, nil, most)
+			var got []string
+			for _, ev := range events {
+				got = append(got, string(ev.Entry.Value()))
+			}
+			if ok != wantOK || ok && !slices.Equal(got, want) {
+				t.Errorf("%s: %v %t, want %v %t", what, got, ok, want, wantOK)
+			}
+		}
+		one := put("1")
+		c := one.Cursor("", "")
+		require("at the snapshot", c, one, 0, true)
+		three := []mirror.Snapshot{put("2"), put("3")}[1]
+		require("before the events", c, one, 9, true)
+		require("before the snapshot", c, three, 9, false)
+		next := *c
+		if _, err := next.Next(nil, 1); err != nil {
+			t.Fatal(err)
+		}
+		require("after one event", &next, one, 9, true, "2")
+		if _, err := next.Next(nil, 9); err != nil {
+			t.Fatal(err)
+		}
+		require("after two events", &next, one, 2, true, "2", "3")
+		require("after two events", &next, one, 1, false)
+		require("at the next snapshot", &next, three, 0, true)
+		if !next.SameLineage(c) {
+			t.Error("the cursor has left the lineage")
+		}
+
+		store.Restore(store.Revision(), map[string]string{"/registry/a/x": "other"})
+		time.Sleep(time.Minute)
+		reach(t, m, store.Revision(), r)
+		require("at a snapshot of the ended lineage", &next, three, 9, true)
+		require("at a snapshot of the next lineage", &next, latest(t, r), 9, false)
+		if next.SameLineage(latest(t, r).Cursor("", "")) {
+			t.Error("both lineages are the same")
+		}
+	})
+}
