@@ -175,11 +175,11 @@ func (e *Engine) Decorator() generic.StorageDecorator {
 		newFunc, newListFunc func() runtime.Object,
 		getAttrs storage.AttrFunc,
 		_ storage.IndexerFuncs,
-		_ *cache.Indexers,
+		indexers *cache.Indexers,
 	) (storage.Interface, factory.DestroyFunc, error) {
 		open := func(c *cluster) (storage.Interface, factory.DestroyFunc, error) {
 			uncached := e.opts.Uncached != nil && e.opts.Uncached(config.GroupResource)
-			s, destroy, err := c.newStore(config, resourcePrefix, newFunc, newListFunc, getAttrs, uncached)
+			s, destroy, err := c.newStore(config, resourcePrefix, newFunc, newListFunc, getAttrs, indexers, uncached)
 			if s, ok := s.(*Store); ok && e.opts.Decorated != nil {
 				s.decorated = e.opts.Decorated(config.GroupResource)
 			}

@@ -366,16 +366,7 @@ func TestReload_DuringDecryption_ValueIsNotCached(t *testing.T) {
 			return err
 		},
 		"attributes": func(ctx context.Context) error { _, err := s.view.CurrentGeneration().Attributes(ctx, e); return err },
-		"index": func(ctx context.Context) error {
-			sel := s.view.CurrentGeneration().Selector(onNode("a", true))
-			for e := range s.selections.Plan(ctx, &sel, 1000, 0).Candidates(mustLatest(t, s), "", "") {
-				if _, err := sel.Matches(ctx, e); err != nil {
-					return err
-				}
-			}
-			return nil
-		},
-		"shard": func(ctx context.Context) error { _, err := s.selections.Shard(set).At(ctx, 0); return err },
+		"shard":      func(ctx context.Context) error { _, err := s.selections.Shard(set).At(ctx, 0); return err },
 	}
 	for name, read := range reads {
 		r.load(slow)

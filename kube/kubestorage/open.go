@@ -19,6 +19,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend/factory"
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/stratakube/strata/etcdfeed"
 	"github.com/stratakube/strata/etcdsource"
@@ -160,7 +161,7 @@ func onInconsistency(r consistency.Result) {
 }
 
 // newStore makes a storage for a resource; see Engine.Decorator.
-func (c *cluster) newStore(config *storagebackend.ConfigForResource, resourcePrefix string, newFunc, newListFunc func() runtime.Object, getAttrs storage.AttrFunc, uncached bool) (storage.Interface, factory.DestroyFunc, error) {
+func (c *cluster) newStore(config *storagebackend.ConfigForResource, resourcePrefix string, newFunc, newListFunc func() runtime.Object, getAttrs storage.AttrFunc, indexers *cache.Indexers, uncached bool) (storage.Interface, factory.DestroyFunc, error) {
 	transformer := config.Transformer
 	if transformer == nil {
 		transformer = identity.NewEncryptCheckTransformer()
@@ -172,6 +173,7 @@ func (c *cluster) newStore(config *storagebackend.ConfigForResource, resourcePre
 		NewFunc:        newFunc,
 		NewListFunc:    newListFunc,
 		GetAttrs:       getAttrs,
+		Indexers:       indexers,
 		Transformer:    transformer,
 		Leases:         config.LeaseManagerConfig,
 		Uncached:       uncached,
@@ -293,6 +295,7 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg storeC
 		Context:   s.ctx,
 		Logger:    c.opts.Logger,
 		Eager:     eagerFields(&cfg),
+		Declared:  declaredFields(cfg.Indexers),
 		Start:     s.goroutines.Start,
 		Unindexed: s.watchMetrics.Unindexed,
 		Filtered:  s.watchMetrics.Filtered,
@@ -309,6 +312,19 @@ func finderOf(finder func(obj runtime.Object, label bool, name string) objects.F
 		return nil
 	}
 	return func(label bool, name string) objects.Find { return finder(newFunc(), label, name) }
+}
+
+// declaredFields returns the fields among the indexes that a registry has declared.
+func declaredFields(indexers *cache.Indexers) (names []string) {
+	if indexers == nil {
+		return nil
+	}
+	for name := range *indexers {
+		if field, ok := strings.CutPrefix(name, storage.FieldIndex("")); ok {
+			names = append(names, field)
+		}
+	}
+	return names
 }
 
 // eagerFields returns the fields whose first use in a list makes an index: those that a custom

@@ -207,6 +207,8 @@ func (r *ListRead) count() {
 // planName returns the plan of the list in the metrics.
 func (r *ListRead) planName() string {
 	switch {
+	case r.plan != nil && r.plan.Keyed():
+		return metrics.PlanKeys
 	case r.plan != nil && r.plan.Indexed():
 		return metrics.PlanIndex
 	case r.plan != nil:

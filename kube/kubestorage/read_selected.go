@@ -19,8 +19,7 @@ func (r *ListRead) useIndex(ctx context.Context) {
 		if r.request.exact == 0 && r.request.opts.Predicate.Continue == "" {
 			r.declared = index.DeclaredIndex(&r.selector.Predicate)
 		}
-		n, bytes := r.Snapshot.Count(r.Start, r.End)
-		r.plan = r.store.selections.Plan(ctx, &r.selector, n, bytes)
+		r.plan = r.store.selections.Plan(ctx, &r.selector, r.Snapshot, r.Start, r.End)
 	}
 }
 

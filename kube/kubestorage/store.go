@@ -10,6 +10,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/etcd3"
 	"k8s.io/apiserver/pkg/storage/value"
+	"k8s.io/client-go/tools/cache"
 
 	"github.com/stratakube/strata/kube/internal/index"
 	"github.com/stratakube/strata/kube/internal/keyrotation"
@@ -29,6 +30,7 @@ type storeConfig struct {
 	NewFunc        func() runtime.Object
 	NewListFunc    func() runtime.Object
 	GetAttrs       storage.AttrFunc
+	Indexers       *cache.Indexers // that the registry has declared; may be nil
 	// Transformer decrypts values. Decrypted data is cached: a transformer whose keys change must
 	// be that of Kubernetes' encryption configuration, or implement Rekeyed.
 	Transformer value.Transformer

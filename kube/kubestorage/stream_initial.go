@@ -90,8 +90,7 @@ func few(ctx context.Context, candidates iter.Seq[*mirror.Entry]) (found []*mirr
 // usable index, because it is small or the index was dropped. Each part makes a plan of its own:
 // the keys that decrypt values may have been replaced since the last one.
 func (st *Stream) sift(snap mirror.Snapshot) (delivery, bool) {
-	n, bytes := snap.Count(st.from, st.end)
-	plan := st.store.selections.Plan(st.ctx, &st.selector, n, bytes)
+	plan := st.store.selections.Plan(st.ctx, &st.selector, snap, st.from, st.end)
 	if plan == nil {
 		return delivery{}, false
 	}

@@ -272,6 +272,12 @@ func (t *indexes) get(s *Selections, gen *objects.Generation, x *Index, eager, l
 	return x
 }
 
+// has reports whether there is an index of the name.
+func (t *indexes) has(name string) bool {
+	published := t.published.Load()
+	return published != nil && (*published)[name] != nil
+}
+
 // publishLocked gives the indexes to readers.
 func (t *indexes) publishLocked() {
 	published := maps.Clone(t.byName)
@@ -433,4 +439,7 @@ func (s *Selections) KeysReplaced() {
 		s.indexes.removeLocked(x)
 	}
 	s.indexes.reportLocked(s)
+	for _, k := range s.keyed.load() {
+		k.interrupt()
+	}
 }

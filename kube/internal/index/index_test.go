@@ -1,12 +1,16 @@
 package index
 
 import (
+	"context"
 	"fmt"
 	goruntime "runtime"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 	"weak"
+
+	"k8s.io/apiserver/pkg/storage/value"
 
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/mirror"
@@ -122,6 +126,51 @@ func TestIndex_NotRead_IsDropped(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// pausing is a transformer that waits before it returns a decrypted value.
+type pausing struct {
+	value.Transformer
+	on      atomic.Bool
+	entered chan struct{}
+	release chan struct{}
+}
+
+func (p *pausing) TransformFromStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, bool, error) {
+	out, stale, err := p.Transformer.TransformFromStorage(ctx, data, dataCtx)
+	if p.on.CompareAndSwap(true, false) {
+		p.entered <- struct{}{}
+		<-p.release
+	}
+	return out, stale, err
+}
+
+// TestIndex_KeysReplacedDuringDecryption_CachesNoDigest: later lists do not use a value that was
+// being decrypted while its key was removed.
+func TestIndex_KeysReplacedDuringDecryption_CachesNoDigest(t *testing.T) {
+	slow := &pausing{Transformer: podtest.Encryption(t, "1"), entered: make(chan struct{}), release: make(chan struct{})}
+	codec := podtest.NewSwappable(slow)
+	f := newFixture(t, codec.With)
+	f.Seal(t, slow, podOn("pod", "a"))
+	f.CatchUp(t)
+	list := func() error {
+		sel := f.View.CurrentGeneration().Selector(onNode(t, "a"))
+		_, err := (&read{f, sel, f.s.planDigests(podtest.Context(t), &sel, f.Latest(t), 1000, 0), f.Latest(t)}).selected(podtest.Context(t))
+		return err
+	}
+	slow.on.Store(true)
+	result := make(chan error, 1)
+	go func() { result <- list() }()
+	<-slow.entered
+	codec.Set(podtest.Encryption(t, "2"))
+	if err := list(); err == nil {
+		t.Error("the index is read with a removed key")
+	}
+	slow.release <- struct{}{}
+	<-result // it may meet the end of its generation
+	if err := list(); err == nil || f.Blocks.Stats().Used != 0 {
+		t.Errorf("%d bytes are cached of a removed key; a list: %v", f.Blocks.Stats().Used, err)
 	}
 }
 

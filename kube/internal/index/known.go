@@ -26,6 +26,10 @@ const maxKnown = 4096
 // Known finds candidates without reading stored values, and counts them to most or a little more.
 // Cost is O(parents of leaves + leaves with candidates).
 func (p *Plan) Known(snap mirror.Snapshot, start, end string, most int) *Known {
+	if p.found != nil {
+		first := p.found.in(start, end)
+		return &Known{N: len(first), first: first}
+	}
 	s := knownSieve{plan: &Plan{ctx: p.ctx, terms: slices.Clone(p.terms), known: true, read: p.read}, start: start, most: most, known: &Known{}}
 	k := s.known
 	for e := range snap.Sift(start, end, &s) {

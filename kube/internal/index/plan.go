@@ -21,6 +21,7 @@ import (
 // plan with more terms than one, and to one with known, which is therefore a copy.
 type Plan struct {
 	ctx   context.Context
+	found *found // candidates that keys have found; there are no terms then
 	terms []term
 	known bool // see Known: nothing is read, and no digest is made
 	// with known: the last leaf lacks a digest, or a value to compare
@@ -58,26 +59,41 @@ const (
 	maxTerms  = 8
 )
 
-// Plan returns a plan for the selector on n objects, whose stored values have the bytes. It is nil
-// if examining all of them costs less, or if no requirement has an index or demands a value that
-// can be found in stored values. Requirements that demand a value are used together. Only without
-// any are others used, which usually select most objects.
-func (s *Selections) Plan(ctx context.Context, sel *objects.Selector, n int, bytes int64) *Plan {
+// Plan returns a plan for the selector on the entries of a snapshot with start <= key < end. It is
+// nil if examining all of them costs less, or if no requirement has an index or demands a value
+// that
+// can be found in stored values. It uses the keys of a field, if the snapshot is the newest one or
+// nearly so. Otherwise requirements that demand a value are used together. Only without any are
+// others used, which usually select most objects.
+func (s *Selections) Plan(ctx context.Context, sel *objects.Selector, snap mirror.Snapshot, start, end string) *Plan {
+	n, bytes := snap.Count(start, end)
 	if n <= smallRange {
 		return nil
 	}
+	if found := s.find(ctx, sel, snap, start, end); found != nil {
+		return &Plan{ctx: ctx, found: found, read: s.cfg.Read}
+	}
+	return s.planDigests(ctx, sel, snap, n, bytes)
+}
+
+// planDigests is Plan without keys, of n entries whose stored values have the bytes.
+func (s *Selections) planDigests(ctx context.Context, sel *objects.Selector, snap mirror.Snapshot, n int, bytes int64) *Plan {
 	var terms [missing + 1][]term
 	for _, t := range termsOf(&sel.Predicate) {
 		if len(t.values) <= maxValues {
 			terms[t.test] = append(terms[t.test], t)
 		}
 	}
+	var again []string // fields whose index was used before
 	large := bytes/int64(n) >= largeValue
 	for _, usable := range terms {
 		p := &Plan{ctx: ctx, read: s.cfg.Read}
 		slices.SortStableFunc(usable, func(a, b term) int { return cmp.Compare(b.declared(&sel.Predicate), a.declared(&sel.Predicate)) })
 		for _, t := range usable[:min(len(usable), maxTerms)] {
 			declared := t.index.declared(&sel.Predicate)
+			if !t.index.label && t.single() && s.eager(t.index) && s.indexes.has(t.index.name) {
+				again = append(again, t.index.key)
+			}
 			if x := s.indexes.get(s, sel.Generation, t.index, declared || s.eager(t.index), large); x != nil {
 				t.index = x
 			} else if t.index.useValues(sel.Generation); t.test > exists || t.index.finder == nil {
@@ -92,6 +108,7 @@ func (s *Selections) Plan(ctx context.Context, sel *objects.Selector, n int, byt
 		}
 		if len(p.terms) > 0 {
 			slices.SortStableFunc(p.terms, func(a, b term) int { return a.cost() - b.cost() })
+			s.keepOne(ctx, sel.Generation, snap, again)
 			return p
 		}
 	}
@@ -177,6 +194,7 @@ func (t *term) single() bool {
 // Declared describes the declared index that upstream uses for a selector.
 type Declared struct {
 	Name   string // in upstream's metrics
+	field  string // "" for a label
 	lookup lookup
 	value  string
 }
@@ -186,7 +204,11 @@ type Declared struct {
 func DeclaredIndex(pred *storage.SelectionPredicate) *Declared {
 	for _, t := range termsOf(pred) {
 		if t.single() && t.index.name != storage.FieldIndex("metadata.name") && t.index.name != namespaceField && t.index.declared(pred) {
-			return &Declared{Name: t.index.name, lookup: t.index.lookup, value: t.values[0]}
+			d := &Declared{Name: t.index.name, lookup: t.index.lookup, value: t.values[0]}
+			if !t.index.label {
+				d.field = t.index.key
+			}
+			return d
 		}
 	}
 	return nil
@@ -197,7 +219,11 @@ func DeclaredIndex(pred *storage.SelectionPredicate) *Declared {
 // object that cannot be decoded counts.
 func (d *Declared) Any(ctx context.Context, p *Plan, gen *objects.Generation, snap mirror.Snapshot, start, end string) bool {
 	all := snap.All(start, end)
-	if p != nil {
+	switch {
+	case p == nil:
+	case p.found != nil && p.found.field == d.field:
+		all = p.Candidates(snap, start, end)
+	default:
 		if i := slices.IndexFunc(p.terms, d.is); i >= 0 {
 			all = (&Plan{ctx: ctx, terms: p.terms[i : i+1], read: p.read}).Candidates(snap, start, end)
 		}
@@ -219,18 +245,25 @@ func (d *Declared) is(t term) bool {
 	return t.index.name == d.Name && t.single() && t.values[0] == d.value
 }
 
+// Keyed reports whether the plan has its candidates from the keys of a field.
+func (p *Plan) Keyed() bool { return p.found != nil }
+
 // Indexed reports whether the plan has an index. Without one, it finds candidates in stored values.
-func (p *Plan) Indexed() bool { return !p.terms[0].scans }
+func (p *Plan) Indexed() bool { return p.Keyed() || !p.terms[0].scans }
 
 // DemandsValue reports whether the plan selects by values that objects have. Others usually select
 // most objects.
-func (p *Plan) DemandsValue() bool { return p.terms[0].test == oneOf }
+func (p *Plan) DemandsValue() bool { return p.Keyed() || p.terms[0].test == oneOf }
 
-// Candidates yields the candidates of a snapshot with start <= key < end, in key order: at least
-// the selected entries. Objects whose labels and fields are not known are read leaf by leaf. Those
+// Candidates yields the candidates with start <= key < end of the plan's snapshot and range, in key
+// order: at least the selected entries. Objects whose labels and fields are not known are read leaf
+// by leaf. Those
 // whose value is not found and that cannot be decoded are candidates; an object whose value is
 // found may be one that cannot be decoded.
 func (p *Plan) Candidates(snap mirror.Snapshot, start, end string) iter.Seq[*mirror.Entry] {
+	if p.found != nil {
+		return slices.Values(p.found.in(start, end))
+	}
 	if len(p.terms) > 1 {
 		p = &Plan{ctx: p.ctx, terms: slices.Clone(p.terms), read: p.read} // see advance
 	}

@@ -1,6 +1,7 @@
 // Package index reads parts of a resource without examining all of it: by the values of fields and
-// labels, with digests of the resource's own trees (Index, Plan), and by shards, each a tree of its
-// own (Shard). Both are made when they are first read, and are dropped when they have no readers.
+// labels, with digests of the resource's own trees (Index, Plan) and with the keys of declared
+// fields (keys), and by shards, each a tree of its own (Shard). All but keys of declared fields are
+// made when they are first read, and are dropped when they have no readers.
 // The package also limits the events that a watch reads to those of its part.
 package index
 
@@ -30,6 +31,9 @@ type Config struct {
 	Blocks   *blockcache.Cache // charged with the bytes of indexes
 	Context  context.Context   // ends with the storage
 	Logger   *slog.Logger
+	// Declared are the fields for which the registry has declared an index. Their keys are kept
+	// from the start, as upstream's cache does: each has clients in every cluster that has objects.
+	Declared []string
 	// Eager are the fields whose first use makes an index. They are few: those of Events, and the
 	// selectable fields of a custom resource. The indexes that a registry has declared for a
 	// request need not be among them; upstream's page tokens depend on those alone (DeclaredIndex).
@@ -56,12 +60,20 @@ type Selections struct {
 	cfg     Config
 	start   time.Time
 	indexes indexes
+	keyed   keyed
 	shards  shards
 	watches watches
 }
 
-// New returns the selections of a resource. Each is built on its first read.
-func New(cfg Config) *Selections { return &Selections{cfg: cfg, start: time.Now()} }
+// New returns the selections of a resource. Those of declared fields are built now, others on their
+// first read.
+func New(cfg Config) *Selections {
+	s := &Selections{cfg: cfg, start: time.Now()}
+	for _, field := range cfg.Declared {
+		s.keep(field, true)
+	}
+	return s
+}
 
 // Version is a part of the resource at one revision; immutable.
 type Version[I btree.Item] struct {

@@ -35,6 +35,8 @@ type fixture struct {
 	stored, decoded, refused, indexes, bytes, unindexed, filtered atomic.Int64
 
 	found atomic.Int64 // values in stored bytes, with finds
+
+	started atomic.Int64 // goroutines
 }
 
 // involvedAttrs are the attributes of pods that stand for events: their node is the name of the
@@ -53,6 +55,12 @@ func involvedAttrs(obj runtime.Object) (labels.Set, fields.Set, error) {
 // of events are.
 func newFixture(t testing.TB, change ...func(*podtest.Options)) *fixture {
 	t.Helper()
+	return newDeclaring(t, nil, change...)
+}
+
+// newDeclaring is newFixture of a resource with declared fields.
+func newDeclaring(t testing.TB, declared []string, change ...func(*podtest.Options)) *fixture {
+	t.Helper()
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.ShardedListAndWatch, true)
 	f := &fixture{}
 	attrs := func(o *podtest.Options) { o.Config.GetAttrs = involvedAttrs }
@@ -64,8 +72,9 @@ func newFixture(t testing.TB, change ...func(*podtest.Options)) *fixture {
 	var running sync.WaitGroup
 	f.s = New(Config{Logger: slog.Default(),
 		Resource: f.Resource, View: f.View, Blocks: f.Blocks, Context: ctx,
+		Declared:  declared,
 		Eager:     map[string]bool{"involvedObject.name": true, "involvedObject.kind": true},
-		Start:     func(run func()) bool { running.Go(run); return true },
+		Start:     func(run func()) bool { f.started.Add(1); running.Go(run); return true },
 		Read:      func(stored, decoded int) { f.stored.Add(int64(stored)); f.decoded.Add(int64(decoded)) },
 		Refused:   func() { f.refused.Add(1) },
 		Measured:  func(indexes, bytes int64) { f.indexes.Add(indexes); f.bytes.Add(bytes) },
@@ -129,6 +138,7 @@ func (f *fixture) events(t testing.TB, n int) {
 
 // The plans of a list. Their names are those of the metric strata_list_plans_total.
 const (
+	byKeys   = "keys"
 	byIndex  = "index"
 	byStored = "stored"
 	byScan   = "scan"
@@ -145,8 +155,7 @@ type read struct {
 // read plans a list of all pods of the snapshot.
 func (f *fixture) read(ctx context.Context, snap mirror.Snapshot, pred storage.SelectionPredicate) *read {
 	sel := f.View.CurrentGeneration().Selector(pred)
-	n, bytes := snap.Count("", "")
-	return &read{f, sel, f.s.Plan(ctx, &sel, n, bytes), snap}
+	return &read{f, sel, f.s.Plan(ctx, &sel, snap, "", ""), snap}
 }
 
 // of plans a list of the newest pods.
@@ -159,6 +168,8 @@ func (r *read) name() string {
 	switch {
 	case r.plan == nil:
 		return byScan
+	case r.plan.Keyed():
+		return byKeys
 	case r.plan.Indexed():
 		return byIndex
 	}

@@ -53,7 +53,7 @@ var (
 	}, []string{"group", "resource"})
 	listPlans = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_list_plans_total", StabilityLevel: metrics.ALPHA,
-		Help: "Lists and initial events with a selector, by plan: index, stored, shard, scan.",
+		Help: "Lists and initial events with a selector, by plan: keys, index, stored, shard, scan.",
 	}, []string{"group", "resource", "plan"})
 	listExamined = metrics.NewCounterVec(&metrics.CounterOpts{
 		Name: "strata_list_examined_objects_total", StabilityLevel: metrics.ALPHA,
@@ -119,6 +119,7 @@ func (m Lists) Served(index string, walked, returned int) {
 
 // Plans of lists with a selector: the label plan.
 const (
+	PlanKeys   = "keys"
 	PlanIndex  = "index"
 	PlanStored = "stored"
 	PlanShard  = "shard"

@@ -43,6 +43,7 @@ func TestSelectors_Plan_IsInTrace(t *testing.T) {
 		return err
 	}))
 	const of4 = "plan=index examined=4"
+	const keys4 = of4 + " or plan=keys examined=4" // keys are built from the second use on
 	newEvents := "/apis/events.k8s.io/v1/namespaces/" + namespace + "/events"
 	watch := "watch=true&sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan&timeoutSeconds=1&fieldSelector="
 	for i, test := range []struct{ name, path, query, handler, plan string }{
@@ -54,7 +55,7 @@ func TestSelectors_Plan_IsInTrace(t *testing.T) {
 		{"events by a label twice", events, "labelSelector=" + fields("half=1"), "List", fmt.Sprint("plan=index examined=", selectable/2)},
 		{"services by a label once", services, "labelSelector=" + fields("half=1"), "List", fmt.Sprint("plan=scan examined=", selectable)},
 		{"services by a label twice", services, "labelSelector=" + fields("half=1"), "List", fmt.Sprint("plan=index examined=", selectable/2)},
-		{"watch of events by object", events, watch + fields("involvedObject.name=pod-7"), "WatchList", of4},
+		{"watch of events by object", events, watch + fields("involvedObject.name=pod-7"), "WatchList", keys4},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			// in order: the second use of the label makes its index
@@ -79,7 +80,7 @@ func TestSelectors_Plan_IsInTrace(t *testing.T) {
 							return false, err
 						}
 						plan := planOf(named(all))
-						return plan == test.plan, fmt.Errorf("the trace has the plan %q, want %q", plan, test.plan)
+						return slices.Contains(strings.Split(test.plan, " or "), plan), fmt.Errorf("the trace has the plan %q, want %q", plan, test.plan)
 					}))
 				}
 			}
