@@ -242,12 +242,12 @@ func (r *readRequest) selectPage(p *preparedList) (walked int, last string, more
 		} else if !ok {
 			continue
 		}
-		item, err := r.enc.rep.ItemIn(ctx, e, &buf)
+		size, err := r.enc.rep.ItemSize(ctx, e, &buf)
 		if err != nil {
 			return 0, "", false, err
 		}
 		p.count++
-		p.bytes += int64(len(item))
+		p.bytes += int64(size)
 		last = e.Key()
 		if len(p.selected) < maxSelected && (p.bytes <= maxSelectedBytes || !p.list.FromEtcd()) {
 			p.selected = append(p.selected, e)

@@ -78,6 +78,16 @@ func (p *Representation) ItemIn(ctx context.Context, e *mirror.Entry, buf *[]byt
 	return data, nil
 }
 
+// ItemSize returns the number of bytes of ItemIn, without copying an item that can be spliced. It
+// encodes an item that is not known, and returns its errors.
+func (p *Representation) ItemSize(ctx context.Context, e *mirror.Entry, buf *[]byte) (int, error) {
+	if it, _ := e.Memo(p.memoKey).(*item); it.canSplice() && it.block == nil {
+		return int(it.to - it.from), nil
+	}
+	data, err := p.ItemIn(ctx, e, buf)
+	return len(data), err
+}
+
 // keep makes the entry refer to a part of a block, unless another reader was first.
 func (p *Representation) keep(e *mirror.Entry, old, it *item) {
 	if it.block != nil {

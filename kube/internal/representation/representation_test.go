@@ -158,8 +158,12 @@ func TestRepresentation_SpliceableItems_NeedNoCache(t *testing.T) {
 		}
 		var buf []byte
 		for e := range c.Latest(t).All("", "") {
-			if _, err := rep.ItemIn(podtest.Context(t), e, &buf); err != nil {
+			item, err := rep.ItemIn(podtest.Context(t), e, &buf)
+			if err != nil {
 				t.Fatal(err)
+			}
+			if size, err := rep.ItemSize(podtest.Context(t), e, nil); err != nil || size != len(item) {
+				t.Fatalf("the size of an item is %d (%v), want %d", size, err, len(item))
 			}
 		}
 	}); n != 0 {
