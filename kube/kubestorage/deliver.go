@@ -165,6 +165,9 @@ func (st *Stream) event(sink Sink, ev *mirror.Event) error {
 // selects reports whether the watch selects an initial entry. The error is a decoding error;
 // without a selector the entry is not decoded.
 func (st *Stream) selects(e *mirror.Entry) (bool, error) {
+	if st.initial != nil && st.initial.exact {
+		return true, nil
+	}
 	ok, err := st.selector.Matches(st.ctx, e)
 	if st.selector.Shard != nil && err == nil && !ok && !st.counted {
 		st.countFiltered(e)

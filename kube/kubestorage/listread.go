@@ -194,9 +194,12 @@ func (r *ListRead) estimate(most int) int {
 // Selective reports whether the caller has to filter candidates with Matches.
 func (r *ListRead) Selective() bool { return !r.selector.All && r.shard == nil }
 
-// Matches reports whether the request selects the entry's object. The object is decoded if its
-// labels and fields are not cached; the error is a decoding error.
+// Matches reports whether the request selects the object of a candidate. The object is decoded if
+// its labels and fields are not cached; the error is a decoding error.
 func (r *ListRead) Matches(ctx context.Context, e *mirror.Entry) (bool, error) {
+	if r.plan != nil && r.plan.Exact() {
+		return true, nil
+	}
 	return r.selector.Matches(ctx, e)
 }
 

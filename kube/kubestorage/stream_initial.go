@@ -15,6 +15,7 @@ import (
 // selector; its methods do nothing.
 type initialRead struct {
 	plan               string          // in the metrics
+	exact              bool            // the watch selects all of Stream.found, and no others
 	sifting            bool            // the entries after Stream.found are selected with indexes
 	part               []*mirror.Entry // the last part of them
 	examined, returned int
@@ -53,6 +54,7 @@ func (st *Stream) beginInitial(ctx context.Context, r *ListRead) {
 		return
 	case r.plan.DemandsValue():
 		st.found, i.sifting = few(ctx, r.Candidates())
+		i.exact = r.plan.Exact() && !i.sifting
 	default:
 		i.sifting = true
 	}

@@ -1,6 +1,7 @@
 package index
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -68,8 +69,10 @@ type keys struct {
 	index  *Index // how values are read, with their generation; nil while there are no keys
 	cursor mirror.Cursor
 
-	mu      sync.Mutex    // leaf but for the locks of the block cache
-	set     keySet        // by the hashes of values
+	mu  sync.Mutex // leaf but for the locks of the block cache
+	set keySet     // by the hashes of values
+	// shared has the hashes that entries of different values have, or had.
+	shared  map[uint32]bool
 	unknown keySet        // with the hash 0: objects that cannot be decoded
 	built   chan struct{} // closed when a build has ended; nil if none is due
 	failed  error         // ends the keys; the goroutine has not seen it yet
@@ -231,7 +234,7 @@ func (k *keys) dueLocked(why error) {
 }
 
 func (k *keys) dropLocked() {
-	k.index, k.set, k.unknown, k.cursor = nil, keySet{}, keySet{}, mirror.Cursor{}
+	k.index, k.set, k.unknown, k.shared, k.cursor = nil, keySet{}, keySet{}, nil, mirror.Cursor{}
 	k.chargeLocked()
 }
 
@@ -284,13 +287,20 @@ func (k *keys) build(ctx context.Context) error {
 	x := fieldIndex(k.field)
 	x.useValues(s.cfg.View.CurrentGeneration())
 	known, unknown := make([]hashed, 0, n), []hashed(nil)
+	values, shared := map[uint32]string{}, map[uint32]bool{}
 	for run := range snap.Runs("", "") {
 		r := s.hashes(ctx, x)
 		for _, e := range run.Items() {
-			if hash, ok := r.hash(e); ok {
-				known = append(known, hashed{hash, e})
-			} else {
+			hash, ok := r.hash(e)
+			if !ok {
 				unknown = append(unknown, hashed{0, e})
+				continue
+			}
+			known = append(known, hashed{hash, e})
+			if value, ok := values[hash]; !ok {
+				values[hash] = string(r.text)
+			} else if value != string(r.text) {
+				shared[hash] = true
 			}
 		}
 		if r.end(); len(unknown) > maxUnknown || ctx.Err() != nil {
@@ -304,7 +314,7 @@ func (k *keys) build(ctx context.Context) error {
 	defer k.unlock()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.index, k.set, k.unknown, k.cursor = x, set, buildKeys(unknown), *snap.Cursor("", "")
+	k.index, k.set, k.unknown, k.shared, k.cursor = x, set, buildKeys(unknown), shared, *snap.Cursor("", "")
 	k.chargeLocked()
 	k.builtLocked()
 	return nil
@@ -341,6 +351,8 @@ type move struct {
 	ev              *mirror.Event
 	before, now     uint32
 	wasKnown, known bool
+	same            bool // both are known, and are one value
+	shares          bool // another value has the hash now
 }
 
 // advance follows the events that are due: all, or with most none if there are that many. The
@@ -403,18 +415,42 @@ func (k *keys) moves(ctx context.Context, events []*mirror.Event) []move {
 	}
 	r := k.of.hashes(ctx, k.index)
 	defer r.end()
-	moves := make([]move, len(events))
+	moves, values := make([]move, len(events)), map[uint32]string{} // of moved entries
+	var before []byte
 	for i, ev := range events {
 		m := &moves[i]
 		m.ev = ev
 		if ev.Prev != nil {
 			m.before, m.wasKnown = r.hash(ev.Prev)
+			before = append(before[:0], r.text...)
 		}
-		if ev.Entry != nil {
-			m.now, m.known = r.hash(ev.Entry)
+		if ev.Entry == nil {
+			continue
+		}
+		m.now, m.known = r.hash(ev.Entry)
+		if m.same = m.wasKnown && m.known && bytes.Equal(before, r.text); m.known && !m.same {
+			m.shares = k.shares(r, m.now, values)
 		}
 	}
 	return moves
+}
+
+// shares reports whether entries of the hash have another value than that which was just read.
+// values has the values of the hashes before. The caller holds following.
+func (k *keys) shares(r *hashReader, hash uint32, values map[uint32]string) bool {
+	value, ok := values[hash]
+	if !ok {
+		value = string(r.text)
+		for e := range k.set.of(hash, "", "") {
+			if _, ok := r.hash(e); !ok || string(r.text) != value {
+				return true
+			}
+			break
+		}
+		values[hash] = value
+		return false
+	}
+	return value != string(r.text)
 }
 
 // applyLocked applies events. It reports false if an entry was not found, because its value was
@@ -423,8 +459,7 @@ func (k *keys) applyLocked(moves []move) bool {
 	for i := range moves {
 		m := &moves[i]
 		prev, e := m.ev.Prev, m.ev.Entry
-		// of an entry that stays in its place, which set replaces
-		stays := prev != nil && e != nil && m.wasKnown && m.known && m.before == m.now && k.unknown.n == 0
+		stays := m.same && k.unknown.n == 0 // set replaces the entry
 		if prev != nil && !stays && !(m.wasKnown && k.set.remove(m.before, prev.Key())) && !k.unknown.remove(0, prev.Key()) {
 			return false
 		}
@@ -432,6 +467,9 @@ func (k *keys) applyLocked(moves []move) bool {
 		case e == nil:
 		case m.known:
 			k.set.set(hashed{m.now, e})
+			if m.shares {
+				k.shared[m.now] = true
+			}
 		default:
 			k.unknown.set(hashed{0, e})
 		}
@@ -443,6 +481,7 @@ func (k *keys) applyLocked(moves []move) bool {
 type found struct {
 	field   string
 	entries []*mirror.Entry
+	exact   bool // all of them are known to be selected
 }
 
 // find finds the candidates of a selector in the snapshot with start <= key < end, at most
@@ -458,15 +497,24 @@ func (s *Selections) find(ctx context.Context, sel *objects.Selector, snap mirro
 		if k == nil || !demandsOne(&r) {
 			continue
 		}
-		w := wanted{gen: sel.Generation, hash: hashOf(r.Value), start: start, end: end, most: maxKeyed}
+		w := wanted{gen: sel.Generation, value: r.Value, hash: hashOf(r.Value), start: start, end: end, most: maxKeyed}
 		if best != nil {
 			w.most = len(best.entries)
 		}
-		if entries, ok := k.find(ctx, snap, &w); ok {
-			best = &found{r.Field, entries}
+		if entries, exact, ok := k.find(ctx, snap, &w); ok {
+			best = &found{r.Field, entries, exact}
 		}
 	}
+	if best != nil && !single(sel) {
+		best.exact = false
+	}
 	return best
+}
+
+// single reports whether a selector has one requirement on a field, and no other.
+func single(sel *objects.Selector) bool {
+	pred := &sel.Predicate
+	return sel.Shard == nil && !sel.NeedsObject && (pred.Label == nil || pred.Label.Empty()) && len(pred.Field.Requirements()) == 1
 }
 
 // demandsOne reports whether the requirement demands one value.
@@ -489,27 +537,38 @@ func compareKey(e *mirror.Entry, key string) int { return strings.Compare(e.Key(
 // wanted is what a list wants of keys.
 type wanted struct {
 	gen        *objects.Generation // of its selector
+	value      string
 	hash       uint32
 	start, end string
 	most       int // entries
 }
 
-// find returns the entries of a snapshot that have the wanted value, or may, in key order; false if
-// they are more than wanted, or if the keys cannot be used. It follows the due events, if they are
-// few. It waits for a list that does so, and for a build of declared keys, within bounds.
-func (k *keys) find(ctx context.Context, snap mirror.Snapshot, w *wanted) (entries []*mirror.Entry, ok bool) {
+// find returns the entries of a snapshot that have the wanted value, in key order; unless exact,
+// there may be others among them. It reports false if they are more than wanted, or if the keys
+// cannot be used. It follows the due events, if they are few. It waits for a list that does so, and
+// for a build of declared keys, within bounds.
+func (k *keys) find(ctx context.Context, snap mirror.Snapshot, w *wanted) (entries []*mirror.Entry, exact, ok bool) {
 	k.used.Store(int64(time.Since(k.of.start)))
-	entries, built, err := k.at(ctx, snap, w)
-	if built != nil && k.declared {
-		if !k.waitBuilt(ctx, built) {
-			return nil, false
+	a := k.at(snap, w)
+	if a.built != nil && k.declared {
+		if !k.waitBuilt(ctx, a.built) {
+			return nil, false, false
 		}
-		entries, _, err = k.at(ctx, snap, w)
+		a = k.at(snap, w)
 	}
-	if errors.Is(err, errBehind) && k.catchUp(ctx) {
-		entries, _, err = k.at(ctx, snap, w)
+	if errors.Is(a.err, errBehind) && k.catchUp(ctx) {
+		a = k.at(snap, w)
 	}
-	return entries, err == nil
+	if a.err != nil {
+		return nil, false, false
+	}
+	if a.oneValue && len(a.entries) > 0 {
+		r := k.of.hashes(ctx, a.index)
+		_, read := r.hash(a.entries[0])
+		exact = read && string(r.text) == w.value
+		r.end()
+	}
+	return a.entries, exact, true
 }
 
 // waitBuilt waits for a build.
@@ -543,22 +602,31 @@ func (k *keys) catchUp(ctx context.Context) bool {
 // errOther: the keys have too many entries of the value, or none of its generation.
 var errOther = errors.New("digests are used")
 
-// at returns the wanted entries of a snapshot without following events. With errBehind the keys
-// have not reached the snapshot, or are too far ahead of it; without keys built is not nil if they
-// are being built.
-func (k *keys) at(ctx context.Context, snap mirror.Snapshot, w *wanted) (entries []*mirror.Entry, built chan struct{}, err error) {
+// answer is an answer of keys to a list. Its error is errBehind if they have not reached the
+// snapshot, or are too far ahead of it.
+type answer struct {
+	err      error
+	entries  []*mirror.Entry
+	oneValue bool          // all entries have one value, which may be another one with the hash
+	index    *Index        // of the keys
+	built    chan struct{} // closed when a build has ended; nil if there is none
+}
+
+// at returns the wanted entries of a snapshot without following events.
+func (k *keys) at(snap mirror.Snapshot, w *wanted) answer {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.index == nil {
-		return nil, k.built, errOther
+		return answer{err: errOther, built: k.built}
 	}
 	since, ok := k.cursor.Since(snap, nil, maxAhead)
 	switch {
 	case !ok:
-		return nil, nil, errBehind
+		return answer{err: errBehind}
 	case k.index.gen != w.gen:
-		return nil, nil, errOther
+		return answer{err: errOther}
 	}
+	var entries []*mirror.Entry
 	add := func(e *mirror.Entry) bool {
 		if e.ModRevision() <= snap.Rev { // the snapshot has a newer entry's predecessor, see below
 			entries = append(entries, e)
@@ -574,12 +642,12 @@ func (k *keys) at(ctx context.Context, snap mirror.Snapshot, w *wanted) (entries
 		}
 	}
 	if len(entries) > w.most {
-		return nil, nil, errOther
+		return answer{err: errOther}
 	}
 	if len(entries) > sorted {
 		slices.SortFunc(entries, func(a, b *mirror.Entry) int { return strings.Compare(a.Key(), b.Key()) })
 	}
-	return entries, nil, nil
+	return answer{entries: entries, index: k.index, oneValue: len(entries) == sorted && !k.shared[w.hash]}
 }
 
 // hashReader hashes the values of entries.

@@ -22,7 +22,7 @@ import (
 // keeping returns a fixture that keeps keys of the nodes of pods, found in stored bytes.
 func keeping(t testing.TB, change ...func(*podtest.Options)) *fixture {
 	t.Helper()
-	f := newDeclaring(t, []string{"spec.nodeName"}, change...)
+	f := findingDeclared(t, []string{"spec.nodeName"}, change...)
 	if f.started.Load() != 1 {
 		t.Fatalf("%d goroutines keep the keys of a field", f.started.Load())
 	}
@@ -69,6 +69,9 @@ func (r *read) requireScan(t testing.TB) string {
 	t.Helper()
 	got, err := r.selected(podtest.Context(t))
 	want, failed := r.scan(t)
+	if r.plan != nil && r.plan.Exact() && !slices.Equal(r.candidates(""), got) {
+		t.Fatalf("%q at %d selects %v, not the exact candidates %v", r.sel.Predicate.Field, r.snap.Rev, got, r.candidates(""))
+	}
 	if (err == nil) != (failed == nil) || err == nil && !slices.Equal(got, want) {
 		t.Fatalf("%q at %d with the plan %s: %v (%v), want %v (%v)", r.sel.Predicate.Field, r.snap.Rev, r.name(), got, err, want, failed)
 	}
@@ -117,9 +120,9 @@ func TestKeys_EagerField_AreKeptFromSecondUse(t *testing.T) {
 	})
 }
 
-// TestKeys_List_ReadsNoOtherObject: the first list decodes the pods of its node only, because the
-// keys were built before; it makes no digests.
-func TestKeys_List_ReadsNoOtherObject(t *testing.T) {
+// TestKeys_List_DecodesNoObject: lists know their candidates and that they are selected; they make
+// no digests.
+func TestKeys_List_DecodesNoObject(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := keeping(t)
 		f.fillNodes(t, 400)
@@ -129,6 +132,9 @@ func TestKeys_List_ReadsNoOtherObject(t *testing.T) {
 		r := f.of(t, onNode(t, "node-7"))
 		if got := r.candidates(""); len(got) != 5 || r.name() != byKeys {
 			t.Errorf("plan %s with the candidates %v, want the keys of 5 pods", r.name(), got)
+		}
+		if !r.plan.Exact() || f.attributes(t) != 0 {
+			t.Errorf("the candidates are exact: %t; %d pods were decoded, want none", r.plan.Exact(), f.attributes(t))
 		}
 		if n := r.plan.Known(r.snap, podtest.Root+"ns/pod-0200", "", 1000).N; n != 2 {
 			t.Errorf("%d candidates are known in a part of the range, want 2", n)
@@ -159,14 +165,16 @@ func TestKeys_RandomSteps_EqualScan(t *testing.T) {
 			hashMask = uint32(1<<bits - 1)
 			defer func() { hashMask = ^uint32(0) }()
 			seed := testseed.New(t)
-			plans := map[string]int{}
+			plans, exact := map[string]int{}, 0
 			for round := range 6 {
 				synctest.Test(t, func(t *testing.T) {
-					(&keySteps{rnd: rand.New(rand.NewPCG(seed, uint64(round))), plans: plans}).run(t, 150)
+					s := &keySteps{rnd: rand.New(rand.NewPCG(seed, uint64(round))), plans: plans}
+					s.run(t, 150)
+					exact += s.exact
 				})
 			}
-			if plans[byKeys] < 2*plans[byIndex] || plans[byIndex] == 0 {
-				t.Errorf("plans of lists: %v", plans)
+			if plans[byKeys] < 2*plans[byIndex] || plans[byIndex] == 0 || exact < plans[byKeys]/20 {
+				t.Errorf("plans of lists: %v, %d of them exact", plans, exact)
 			}
 		})
 	}
@@ -179,6 +187,7 @@ type keySteps struct {
 	codec *podtest.Swappable
 	key   int // that encrypts new values
 	plans map[string]int
+	exact int // of them
 }
 
 func (s *keySteps) run(t *testing.T, steps int) {
@@ -218,7 +227,11 @@ func (s *keySteps) pod() string { return fmt.Sprintf("pod-%03d", s.rnd.IntN(200)
 
 func (s *keySteps) list(t *testing.T, snap mirror.Snapshot) (plan string) {
 	t.Helper()
-	return s.f.read(podtest.Context(t), snap, onNode(t, s.node())).requireScan(t)
+	r := s.f.read(podtest.Context(t), snap, onNode(t, s.node()))
+	if r.plan != nil && r.plan.Exact() {
+		s.exact++
+	}
+	return r.requireScan(t)
 }
 
 func (s *keySteps) put(t *testing.T) {

@@ -248,6 +248,9 @@ func (d *Declared) is(t term) bool {
 // Keyed reports whether the plan has its candidates from the keys of a field.
 func (p *Plan) Keyed() bool { return p.found != nil }
 
+// Exact reports whether the selector selects all candidates.
+func (p *Plan) Exact() bool { return p.found != nil && p.found.exact }
+
 // Indexed reports whether the plan has an index. Without one, it finds candidates in stored values.
 func (p *Plan) Indexed() bool { return p.Keyed() || !p.terms[0].scans }
 

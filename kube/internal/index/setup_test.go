@@ -93,6 +93,12 @@ func newDeclaring(t testing.TB, declared []string, change ...func(*podtest.Optio
 // finding returns a fixture whose labels and nodes are found in stored bytes.
 func finding(t testing.TB, change ...func(*podtest.Options)) *fixture {
 	t.Helper()
+	return findingDeclared(t, nil, change...)
+}
+
+// findingDeclared is finding of a resource with declared fields.
+func findingDeclared(t testing.TB, declared []string, change ...func(*podtest.Options)) *fixture {
+	t.Helper()
 	var f *fixture
 	stored := examplev1.SchemeGroupVersion.WithKind("Pod")
 	find := func(label bool, name string) objects.Find {
@@ -114,7 +120,7 @@ func finding(t testing.TB, change ...func(*podtest.Options)) *fixture {
 			return value, present, ok
 		}
 	}
-	f = newFixture(t, append(change, func(o *podtest.Options) { o.Config.Finder = find })...)
+	f = newDeclaring(t, declared, append(change, func(o *podtest.Options) { o.Config.Finder = find })...)
 	return f
 }
 
