@@ -9,6 +9,7 @@ package gcpolicy
 
 import (
 	"context"
+	"math"
 	"os"
 	"runtime/debug"
 	"runtime/metrics"
@@ -23,28 +24,32 @@ const (
 	idleShare = 0.05 // of a processor; leases, bookmarks and metrics of an idle server use less
 )
 
-// Start adjusts the target every second until ctx ends. It does nothing if GOGC is set. GOMEMLIMIT
-// applies beside the target.
+// Start adjusts the target every tenth of a second until ctx ends: a load fills the least room in
+// less than a second, and the collection that it would cause marks the whole heap. Start does
+// nothing if GOGC is set. GOMEMLIMIT applies beside the target.
 func Start(ctx context.Context) {
 	if os.Getenv("GOGC") != "" {
 		return
 	}
 	go func() {
 		heap := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}, {Name: "/gc/heap/live:bytes"}}
-		p, last := policy{}, 100
-		for ctx.Err() == nil {
+		metrics.Read(heap)
+		p, last, began := policy{allocs: heap[0].Value.Uint64()}, 100, time.Now()
+		for ticks := 1; ctx.Err() == nil; ticks++ {
 			select {
 			case <-ctx.Done():
-			case <-time.After(time.Second):
+			case <-time.After(period / 100):
 			}
 			metrics.Read(heap)
-			percent, idle := p.next(heap[0].Value.Uint64(), heap[1].Value.Uint64(), processorTime())
+			now := time.Now()
+			percent := p.target(heap[0].Value.Uint64(), heap[1].Value.Uint64(), now.Sub(began))
+			began = now
 			if max(percent-last, last-percent)*10 > last { // a change stops the world
 				debug.SetGCPercent(percent)
 				last = percent
 			}
-			if idle {
-				debug.FreeOSMemory()
+			if ticks%10 == 0 {
+				p.second(processorTime, debug.FreeOSMemory)
 			}
 		}
 	}()
@@ -57,26 +62,35 @@ func processorTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// policy is the state of Start between two seconds.
+// policy is the state of Start between two adjustments.
 type policy struct {
 	allocs  uint64
+	rate    float64 // highest allocations per second, decaying to a third within the period
 	used    time.Duration
-	rate    float64 // highest allocations in a second, decaying to a third within the period
-	loaded  bool    // since the last collection that was forced
-	seconds int     // without load
+	loaded  bool // since the last collection that was forced
+	seconds int  // without load
 }
 
-// next takes the bytes allocated so far, the live heap in bytes, and the processor time so far. It
-// returns the target for debug.SetGCPercent, and whether a load has ended.
-func (p *policy) next(allocs, live uint64, used time.Duration) (percent int, idle bool) {
-	p.rate = max(0.9*p.rate, float64(allocs-p.allocs))
+// target takes the bytes allocated so far, the live heap in bytes, and the time since the last
+// call. It returns the target for debug.SetGCPercent.
+func (p *policy) target(allocs, live uint64, passed time.Duration) (percent int) {
+	decay := math.Exp(-passed.Seconds() / period.Seconds())
+	p.rate = max(decay*p.rate, float64(allocs-p.allocs)/max(passed, time.Millisecond).Seconds())
+	p.allocs = allocs
 	room := min(max(p.rate*period.Seconds(), leastRoom), max(float64(live), mostRoom))
-	percent = max(1, int(100*room/float64(max(live, 1))))
-	if used-p.used > time.Duration(idleShare*float64(time.Second)) {
+	return max(1, int(100*room/float64(max(live, 1))))
+}
+
+// second is called every second. It collects if a load has ended, which is no load itself.
+func (p *policy) second(processorTime func() time.Duration, collect func()) {
+	used := processorTime()
+	load := used-p.used > time.Duration(idleShare*float64(time.Second))
+	p.used = used
+	if p.seconds++; load {
 		p.loaded, p.seconds = true, 0
-	} else if p.seconds++; p.loaded && p.seconds >= int(period.Seconds()) {
-		p.loaded, idle = false, true
+	} else if p.loaded && p.seconds >= int(period.Seconds()) {
+		p.loaded = false
+		collect()
+		p.used = processorTime()
 	}
-	p.allocs, p.used = allocs, used
-	return percent, idle
 }

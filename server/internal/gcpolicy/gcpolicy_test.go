@@ -5,64 +5,72 @@ import (
 	"time"
 )
 
-// second is one second of a process, with what it allocates and uses in it.
-type second struct {
-	allocs uint64
-	used   time.Duration
-}
-
-// run returns the last results of as many equal seconds, and how many of them ended a load.
-func (p *policy) run(n int, live uint64, s second) (percent, ended int) {
-	for range n {
-		var idle bool
-		if percent, idle = p.next(p.allocs+s.allocs, live, p.used+s.used); idle {
-			ended++
-		}
+// run returns the last target of n seconds with as many bytes allocated in each, in steps.
+func (p *policy) run(n int, live, allocs uint64, step time.Duration) (percent int) {
+	steps := uint64(time.Second / step)
+	for range n * int(steps) {
+		percent = p.target(p.allocs+allocs/steps, live, step)
 	}
-	return percent, ended
+	return percent
 }
 
-func TestNext_Allocations_DecideRoom(t *testing.T) {
-	const mb = 1 << 20
+const mb = 1 << 20
+
+func TestTarget_Allocations_DecideRoom(t *testing.T) {
 	for _, c := range []struct {
 		allocs, live uint64 // a second; bytes
 		percent      int
 	}{
 		{0, 100 * mb, 48},          // the least
 		{4 * mb, 100 * mb, 48},     // ten seconds are less than it
-		{6 * mb, 100 * mb, 60},     // ten seconds
 		{100 * mb, 100 * mb, 256},  // the most for a small heap
 		{20 * mb, 1000 * mb, 20},   // ten seconds
 		{500 * mb, 1000 * mb, 100}, // Go's default
 		{0, 1 << 40, 1},            // 0 would be a collection without end
 		{0, 0, 5033164800},         // before the first collection
 	} {
-		if percent, _ := new(policy).run(3, c.live, second{allocs: c.allocs}); percent != c.percent {
-			t.Errorf("%d MiB a second, %d MiB live: %d %%, want %d", c.allocs/mb, c.live/mb, percent, c.percent)
+		// a busy machine delays some steps
+		for _, step := range []time.Duration{time.Second / 10, time.Second} {
+			if percent := new(policy).run(3, c.live, c.allocs, step); percent != c.percent {
+				t.Errorf("%d MiB a second, %d MiB live, every %v: %d %%, want %d", c.allocs/mb, c.live/mb, step, percent, c.percent)
+			}
 		}
 	}
 }
 
-func TestNext_EndOfLoad_ShrinksRoom(t *testing.T) {
+// TestTarget_BeginOfLoad_GetsRoomBeforeCollection: the collector begins when 70 % of the room are
+// used.
+func TestTarget_BeginOfLoad_GetsRoomBeforeCollection(t *testing.T) {
 	const live = 1 << 30
 	var p policy
-	busy, _ := p.run(1, live, second{allocs: 100 << 20})
-	soon, _ := p.run(5, live, second{})
-	late, _ := p.run(30, live, second{})
+	p.run(60, live, 0, time.Second/10)
+	const used = 15 * mb // of a load of 150 MiB a second
+	if percent := p.target(p.allocs+used, live, time.Second/10); used > leastRoom/2 || percent < 97 {
+		t.Errorf("%d %% after %d MiB, want 100", percent, used/mb)
+	}
+}
+
+func TestTarget_EndOfLoad_ShrinksRoom(t *testing.T) {
+	const live = 1 << 30
+	var p policy
+	busy := p.run(1, live, 100*mb, time.Second/10)
+	soon := p.run(5, live, 0, time.Second/10)
+	late := p.run(30, live, 0, time.Second/10)
 	if busy < 97 || soon < busy/2 || soon >= busy || late != 4 {
 		t.Errorf("%d %% under load, %d after 5 s, %d after 35 s; want about 97, more than half of it, 4", busy, soon, late)
 	}
 }
 
-// TestNext_ForcedCollection_OnlyAfterLoad: a process that writes frames uses a processor, however
-// little it allocates.
-func TestNext_ForcedCollection_OnlyAfterLoad(t *testing.T) {
-	idle, busy := second{used: 20 * time.Millisecond}, second{used: 80 * time.Millisecond}
+// TestSecond_ForcedCollection_OnlyAfterLoad: a process that writes frames uses a processor, however
+// little it allocates. The collection uses one too, and is not followed by another.
+func TestSecond_ForcedCollection_OnlyAfterLoad(t *testing.T) {
+	const idle, busy = 20 * time.Millisecond, 80 * time.Millisecond
 	var p policy
+	var used time.Duration
 	for _, c := range []struct {
 		seconds int
-		second
-		forced int
+		used    time.Duration // in each
+		forced  int
 	}{
 		{100, idle, 0}, // there was no load
 		{100, busy, 0},
@@ -75,7 +83,12 @@ func TestNext_ForcedCollection_OnlyAfterLoad(t *testing.T) {
 		{9, idle, 0},
 		{20, idle, 1},
 	} {
-		if _, forced := p.run(c.seconds, 1<<30, c.second); forced != c.forced {
+		forced := 0
+		for range c.seconds {
+			used += c.used
+			p.second(func() time.Duration { return used }, func() { forced++; used += time.Second })
+		}
+		if forced != c.forced {
 			t.Errorf("%d collections forced in %d s with %v of a processor, want %d", forced, c.seconds, c.used, c.forced)
 		}
 	}
