@@ -21,11 +21,11 @@ func (s *Server) cost(req *http.Request, info *request.RequestInfo) (bytes int64
 		return 0, false
 	}
 	r := &readRequest{server: s, resource: resource, info: info, scope: resource.scope(), req: req}
-	f, why := r.negotiate()
-	if why != "" {
+	n := r.negotiate()
+	if n.reason != "" || n.refused {
 		return 0, false
 	}
-	enc, err := resource.encodings.get(resource, f)
+	enc, err := resource.encodings.get(resource, n.format)
 	if err != nil {
 		return 0, false
 	}

@@ -36,10 +36,6 @@ const (
 	reasonTable reason = "table"
 	// reasonPretty: indented JSON (?pretty=true, curl, browsers).
 	reasonPretty reason = "pretty"
-	// reasonNotAcceptable: the gate ManagedFieldsOptOut excludes all media types of the request,
-	// which
-	// upstream would answer. Such a request is refused here.
-	reasonNotAcceptable reason = "not_acceptable"
 	// reasonMediaType: YAML, CBOR, or another format that only upstream supports.
 	reasonMediaType reason = "media_type"
 	// reasonResource: the resource is not cached, or this server does not serve it.
@@ -129,8 +125,8 @@ func (s *Server) Serves(req *http.Request, info *request.RequestInfo) bool {
 	}
 	r := &readRequest{server: s, resource: resource, info: info, scope: resource.scope(), req: req}
 	// The result is not cached: the client is not authenticated yet.
-	_, why := r.negotiateAs(false)
-	return why == ""
+	n := r.negotiateAs(false)
+	return n.reason == "" && !n.refused
 }
 
 // readRequest is one read request and the state needed to answer it.
@@ -165,17 +161,16 @@ func (s *Server) serve(w http.ResponseWriter, req *http.Request, info *request.R
 	if info.Verb != "watch" && auditsResponse(req.Context()) {
 		return reasonAudit
 	}
-	f, why := r.negotiate()
-	switch why {
-	case "":
-	case reasonNotAcceptable:
+	n := r.negotiate()
+	switch {
+	case n.refused:
 		r.refuseMediaTypes()
 		return ""
-	default:
-		return why
+	case n.reason != "":
+		return n.reason
 	}
 	var err error
-	if r.enc, err = resource.encodings.get(resource, f); err != nil {
+	if r.enc, err = resource.encodings.get(resource, n.format); err != nil {
 		return reasonMediaType
 	}
 	switch info.Verb {

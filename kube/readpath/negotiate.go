@@ -22,17 +22,19 @@ import (
 type negotiated struct {
 	format
 	reason reason // why to pass the request on; empty if format is valid
+	// the gate ManagedFieldsOptOut excludes all media types of the request, which upstream's
+	// handlers would answer
+	refused bool
 }
 
 // negotiate selects the format of the response as upstream's handlers do. Results that depend only
 // on the Accept header are cached per header, up to maxAccepts headers.
-func (r *readRequest) negotiate() (format, reason) { return r.negotiateAs(true) }
+func (r *readRequest) negotiate() negotiated { return r.negotiateAs(true) }
 
 // negotiateAs is negotiate; it caches the result of a new Accept header only if remember is set.
-func (r *readRequest) negotiateAs(remember bool) (format, reason) {
+func (r *readRequest) negotiateAs(remember bool) negotiated {
 	if asksForPretty(r.req) {
-		n := r.negotiateUncached()
-		return n.format, n.reason
+		return r.negotiateUncached()
 	}
 	accept := r.req.Header.Get("Accept")
 	var cache *acceptCache
@@ -45,13 +47,13 @@ func (r *readRequest) negotiateAs(remember bool) (format, reason) {
 		cache = &r.resource.accepted.watch
 	}
 	if n, ok := cache.load(accept); ok {
-		return n.format, n.reason
+		return n
 	}
 	n := r.negotiateUncached()
 	if remember && len(r.req.Header["Accept"]) <= 1 {
 		cache.store(accept, n)
 	}
-	return n.format, n.reason
+	return n
 }
 
 // asksForPretty reports whether the query or the user agent may request indented JSON.
@@ -69,7 +71,7 @@ func (r *readRequest) negotiateUncached() negotiated {
 	if accept := req.Header.Get("Accept"); strings.Contains(accept, dropParameter) && r.resource.Store.Enabled(kubestorage.ManagedFieldsOptOut) {
 		known, ok := knownDrops(accept)
 		if !ok {
-			return negotiated{reason: reasonNotAcceptable}
+			return negotiated{refused: true}
 		}
 		req, drops = r.accepting(known), true
 	}

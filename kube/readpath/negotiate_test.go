@@ -18,8 +18,8 @@ func TestNegotiate_RepeatedAccept_IsNotCached(t *testing.T) {
 		req := httptest.NewRequest(http.MethodGet, "/", nil)
 		req.Header["Accept"] = accept
 		r := &readRequest{server: &Server{}, resource: o.resource, info: &request.RequestInfo{Verb: "list"}, scope: o.resource.scope(), req: req}
-		if f, why := r.negotiate(); why != "" || f.media != mediaJSON {
-			t.Errorf("Accept %q: %q, %q; want JSON", accept, f.media, why)
+		if n := r.negotiate(); n.reason != "" || n.media != mediaJSON {
+			t.Errorf("Accept %q: %q, %q; want JSON", accept, n.media, n.reason)
 		}
 	}
 	negotiate("application/json", "application/json;as=Table;v=v1;g=meta.k8s.io")

@@ -244,12 +244,12 @@ func (w *watched) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 		return
 	}
 	r := &readRequest{server: &Server{minRequestTimeout: w.minimum}, resource: w.resource, info: info, scope: w.resource.scope(), w: rw, req: req}
-	f, why := r.negotiate()
-	if why == "" {
-		r.enc, err = w.resource.encodings.get(w.resource, f)
+	n := r.negotiate()
+	if n.reason == "" {
+		r.enc, err = w.resource.encodings.get(w.resource, n.format)
 	}
-	if err != nil || why != "" {
-		http.Error(rw, fmt.Sprint(why, err), http.StatusNotImplemented)
+	if err != nil || n.reason != "" {
+		http.Error(rw, fmt.Sprint(n.reason, err), http.StatusNotImplemented)
 		return
 	}
 	if info.Verb == "get" {
