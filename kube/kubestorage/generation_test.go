@@ -21,6 +21,7 @@ import (
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/representation"
+	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/memo"
 )
@@ -317,27 +318,10 @@ func TestReload_WithoutReaders_ReleasesMemory(t *testing.T) {
 	eventually(t, "blocks are released", func() bool { return s.cluster.blocks.Stats().Used == 0 })
 }
 
-// pausing is a transformer that waits before it returns decrypted data.
-type pausing struct {
-	value.Transformer
-	on      atomic.Bool
-	entered chan struct{}
-	release chan struct{}
-}
-
-func (p *pausing) TransformFromStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, bool, error) {
-	out, stale, err := p.Transformer.TransformFromStorage(ctx, data, dataCtx)
-	if p.on.CompareAndSwap(true, false) {
-		p.entered <- struct{}{}
-		<-p.release
-	}
-	return out, stale, err
-}
-
 // TestReload_DuringDecryption_ValueIsNotCached: later readers do not get a value that was being
 // decrypted while its key was removed.
 func TestReload_DuringDecryption_ValueIsNotCached(t *testing.T) {
-	slow := &pausing{Transformer: encryption(t, "1"), entered: make(chan struct{}), release: make(chan struct{})}
+	slow := podtest.NewPausing(encryption(t, "1"))
 	r := newReloaded(slow)
 	f := setup(t, withTransformer(r.pods()))
 	s, ctx := f.engine(t), contextFor(t)
@@ -370,10 +354,10 @@ func TestReload_DuringDecryption_ValueIsNotCached(t *testing.T) {
 	}
 	for name, read := range reads {
 		r.load(slow)
-		slow.on.Store(true)
+		slow.Pause()
 		result := make(chan error, 1)
 		go func() { result <- read(ctx) }()
-		<-slow.entered
+		<-slow.Entered
 		r.load(encryption(t, "2"))
 		short, cancel := ctx, context.CancelFunc(func() {})
 		if oneReader[name] {
@@ -383,7 +367,7 @@ func TestReload_DuringDecryption_ValueIsNotCached(t *testing.T) {
 			t.Errorf("%s is read with a removed key: %v", name, err)
 		}
 		cancel()
-		slow.release <- struct{}{}
+		slow.Release <- struct{}{}
 		if err := <-result; err != nil {
 			t.Errorf("%s, started before the reload: %v", name, err)
 		}

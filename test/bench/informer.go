@@ -101,8 +101,7 @@ func startInformer(ctx context.Context, client kubernetes.Interface, namespace s
 // ownWritesLoad is a client that patches a pod of a namespace, waits until its own informer of this
 // namespace has the change, and patches the next. The latency is the time from the answer to the
 // patch until the informer has it; 0 if it came first. Other pods change in etcd meanwhile. A watch
-// of
-// etcd by the same client, which nothing decodes, is the limit.
+// of etcd by the same client, which nothing decodes, is the limit.
 type ownWritesLoad struct {
 	during span
 	others int // changes of other pods per second; asMany means as many as the machine carries

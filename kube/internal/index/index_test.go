@@ -1,16 +1,11 @@
 package index
 
 import (
-	"context"
 	"fmt"
-	goruntime "runtime"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 	"weak"
-
-	"k8s.io/apiserver/pkg/storage/value"
 
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/mirror"
@@ -107,14 +102,7 @@ func TestIndex_NotRead_IsDropped(t *testing.T) {
 				}
 				time.Sleep(2 * indexIdle)
 				synctest.Wait()
-				goruntime.GC()
-				held := 0
-				for _, e := range entries {
-					if e.Value() != nil {
-						held++
-					}
-				}
-				if held > 0 {
+				if held := held(entries); held > 0 {
 					t.Errorf("%d entries that were replaced are held", held)
 				}
 				if left := f.Blocks.Stats().Used; how == "idle" && left != rest || left >= rest+counted || len(f.digests(t)) != 0 {
@@ -129,27 +117,10 @@ func TestIndex_NotRead_IsDropped(t *testing.T) {
 	}
 }
 
-// pausing is a transformer that waits before it returns a decrypted value.
-type pausing struct {
-	value.Transformer
-	on      atomic.Bool
-	entered chan struct{}
-	release chan struct{}
-}
-
-func (p *pausing) TransformFromStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, bool, error) {
-	out, stale, err := p.Transformer.TransformFromStorage(ctx, data, dataCtx)
-	if p.on.CompareAndSwap(true, false) {
-		p.entered <- struct{}{}
-		<-p.release
-	}
-	return out, stale, err
-}
-
 // TestIndex_KeysReplacedDuringDecryption_CachesNoDigest: later lists do not use a value that was
 // being decrypted while its key was removed.
 func TestIndex_KeysReplacedDuringDecryption_CachesNoDigest(t *testing.T) {
-	slow := &pausing{Transformer: podtest.Encryption(t, "1"), entered: make(chan struct{}), release: make(chan struct{})}
+	slow := podtest.NewPausing(podtest.Encryption(t, "1"))
 	codec := podtest.NewSwappable(slow)
 	f := newFixture(t, codec.With)
 	f.Seal(t, slow, podOn("pod", "a"))
@@ -159,15 +130,15 @@ func TestIndex_KeysReplacedDuringDecryption_CachesNoDigest(t *testing.T) {
 		_, err := (&read{f, sel, f.s.planDigests(podtest.Context(t), &sel, f.Latest(t), 1000, 0), f.Latest(t)}).selected(podtest.Context(t))
 		return err
 	}
-	slow.on.Store(true)
+	slow.Pause()
 	result := make(chan error, 1)
 	go func() { result <- list() }()
-	<-slow.entered
+	<-slow.Entered
 	codec.Set(podtest.Encryption(t, "2"))
 	if err := list(); err == nil {
 		t.Error("the index is read with a removed key")
 	}
-	slow.release <- struct{}{}
+	slow.Release <- struct{}{}
 	<-result // it may meet the end of its generation
 	if err := list(); err == nil || f.Blocks.Stats().Used != 0 {
 		t.Errorf("%d bytes are cached of a removed key; a list: %v", f.Blocks.Stats().Used, err)

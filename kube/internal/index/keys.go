@@ -12,10 +12,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/stratakube/strata/kube/internal/objects"
-	"github.com/stratakube/strata/mirror"
 	"k8s.io/apimachinery/pkg/fields"
 	operators "k8s.io/apimachinery/pkg/selection"
+
+	"github.com/stratakube/strata/kube/internal/objects"
+	"github.com/stratakube/strata/mirror"
 )
 
 const (
@@ -69,8 +70,8 @@ type keys struct {
 	index  *Index // how values are read, with their generation; nil while there are no keys
 	cursor mirror.Cursor
 
-	mu  sync.Mutex // leaf but for the locks of the block cache
-	set keySet     // by the hashes of values
+	mu  sync.RWMutex // leaf but for the locks of the block cache
+	set keySet       // by the hashes of values
 	// shared has the hashes that entries of different values have, or had.
 	shared  map[uint32]bool
 	unknown keySet        // with the hash 0: objects that cannot be decoded
@@ -485,8 +486,8 @@ type found struct {
 }
 
 // find finds the candidates of a selector in the snapshot with start <= key < end, at most
-// maxKeyed,
-// with the keys of the field that leave the fewest; nil if there are none that can be used.
+// maxKeyed, with the keys of the field that leave the fewest; nil if there are none that can be
+// used.
 func (s *Selections) find(ctx context.Context, sel *objects.Selector, snap mirror.Snapshot, start, end string) (best *found) {
 	all, field := s.keyed.load(), sel.Predicate.Field
 	if len(all) == 0 || field == nil || field.Empty() {
@@ -614,8 +615,8 @@ type answer struct {
 
 // at returns the wanted entries of a snapshot without following events.
 func (k *keys) at(snap mirror.Snapshot, w *wanted) answer {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	k.mu.RLock()
+	defer k.mu.RUnlock()
 	if k.index == nil {
 		return answer{err: errOther, built: k.built}
 	}

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	goruntime "runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -544,14 +543,7 @@ func TestKeys_Relisted_HoldNoOldEntry(t *testing.T) {
 		}
 		before = mirror.Snapshot{}
 		time.Sleep(2 * indexIdle)
-		goruntime.GC()
-		held := 0
-		for _, e := range entries {
-			if e.Value() != nil {
-				held++
-			}
-		}
-		if held > 0 {
+		if held := held(entries); held > 0 {
 			t.Errorf("%d entries of the list before are held", held)
 		}
 	})

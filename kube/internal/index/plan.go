@@ -61,10 +61,9 @@ const (
 
 // Plan returns a plan for the selector on the entries of a snapshot with start <= key < end. It is
 // nil if examining all of them costs less, or if no requirement has an index or demands a value
-// that
-// can be found in stored values. It uses the keys of a field, if the snapshot is the newest one or
-// nearly so. Otherwise requirements that demand a value are used together. Only without any are
-// others used, which usually select most objects.
+// that can be found in stored values. It uses the keys of a field, if the snapshot is the newest
+// one or nearly so. Otherwise requirements that demand a value are used together. Only without any
+// are others used, which usually select most objects.
 func (s *Selections) Plan(ctx context.Context, sel *objects.Selector, snap mirror.Snapshot, start, end string) *Plan {
 	n, bytes := snap.Count(start, end)
 	if n <= smallRange {
@@ -260,9 +259,8 @@ func (p *Plan) DemandsValue() bool { return p.Keyed() || p.terms[0].test == oneO
 
 // Candidates yields the candidates with start <= key < end of the plan's snapshot and range, in key
 // order: at least the selected entries. Objects whose labels and fields are not known are read leaf
-// by leaf. Those
-// whose value is not found and that cannot be decoded are candidates; an object whose value is
-// found may be one that cannot be decoded.
+// by leaf. Those whose value is not found and that cannot be decoded are candidates; an object
+// whose value is found may be one that cannot be decoded.
 func (p *Plan) Candidates(snap mirror.Snapshot, start, end string) iter.Seq[*mirror.Entry] {
 	if p.found != nil {
 		return slices.Values(p.found.in(start, end))

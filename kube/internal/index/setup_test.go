@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	goruntime "runtime"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"weak"
 
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -257,6 +259,17 @@ func (f *fixture) attributes(t testing.TB) (n int) {
 	gen := f.View.CurrentGeneration()
 	for e := range f.Latest(t).All("", "") {
 		if gen.KnownAttributes(e) != nil {
+			n++
+		}
+	}
+	return n
+}
+
+// held collects garbage and returns the number of entries that something still holds.
+func held(entries []weak.Pointer[mirror.Entry]) (n int) {
+	goruntime.GC()
+	for _, e := range entries {
+		if e.Value() != nil {
 			n++
 		}
 	}

@@ -73,3 +73,28 @@ func (s *Swappable) TransformToStorage(ctx context.Context, data []byte, dataCtx
 
 // With makes a cluster use the transformer, whose keys change when it is replaced.
 func (s *Swappable) With(o *Options) { o.Config.Transformer, o.Config.Keys = s, s.Keys }
+
+// Pausing is a transformer that can wait before it returns a decrypted value.
+type Pausing struct {
+	value.Transformer
+	Entered, Release chan struct{} // sent when it waits; ends the wait
+	on               atomic.Bool
+}
+
+// NewPausing returns a transformer that does not wait yet.
+func NewPausing(t value.Transformer) *Pausing {
+	return &Pausing{Transformer: t, Entered: make(chan struct{}), Release: make(chan struct{})}
+}
+
+// Pause makes the next decryption wait.
+func (p *Pausing) Pause() { p.on.Store(true) }
+
+// TransformFromStorage implements value.Transformer.
+func (p *Pausing) TransformFromStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, bool, error) {
+	out, stale, err := p.Transformer.TransformFromStorage(ctx, data, dataCtx)
+	if p.on.CompareAndSwap(true, false) {
+		p.Entered <- struct{}{}
+		<-p.Release
+	}
+	return out, stale, err
+}
