@@ -15,6 +15,9 @@ import (
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
 
 	"k8s.io/apiserver/pkg/server/egressselector"
 	"k8s.io/apiserver/pkg/storage/etcd3"
@@ -41,38 +44,62 @@ const (
 )
 
 // New connects to etcd and returns when a connection is up, or an error after the time timeout or
-// at the end of ctx, which has no effect on a connected client. The client serves all resources:
-// writes, reads of the latest revision, and the feed. A read-only client sends no request that
-// changes etcd; such requests return ErrReadOnly.
+// at the end of ctx, which has no effect on a connected client. The error names the cause of the
+// last failed attempt. The client serves all resources: writes, reads of the latest revision, and
+// the feed. A read-only client sends no request that changes etcd; such requests return
+// ErrReadOnly.
 func New(ctx context.Context, timeout time.Duration, c storagebackend.TransportConfig, readOnly bool) (*kubernetes.Client, error) {
-	life, cancel := context.WithCancel(context.Background())
-	connected := context.AfterFunc(ctx, cancel)
-	client, err := dial(life, timeout, c, readOnly)
-	if !connected() && err == nil {
-		_ = client.Close()
-		err = ctx.Err()
-	}
+	client, err := unconnected(c, readOnly)
 	if err != nil {
-		cancel()
 		return nil, err
 	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	if err := awaitReady(ctx, client.ActiveConnection()); err != nil {
+		_ = client.Close() // err is the reason
+		return nil, fmt.Errorf("connect to etcd at %s: %w", strings.Join(c.ServerList, ","), err)
+	}
+	// A request's time in etcd is part of its latency record.
+	client.KV = etcd3.NewETCDLatencyTracker(client.KV)
 	return client, nil
 }
 
-// dial is New with a context for the life of the client.
-func dial(life context.Context, timeout time.Duration, c storagebackend.TransportConfig, readOnly bool) (*kubernetes.Client, error) {
+// awaitReady connects, and returns when a connection is up. The client of etcd does not wait for
+// one since v3.7.
+func awaitReady(ctx context.Context, conn *grpc.ClientConn) error {
+	for {
+		state := conn.GetState()
+		switch state {
+		case connectivity.Ready:
+			return nil
+		case connectivity.Idle:
+			conn.Connect()
+		}
+		if conn.WaitForStateChange(ctx, state) {
+			continue
+		}
+		if state == connectivity.TransientFailure {
+			// A request then fails at once, with the cause of the last failed attempt.
+			at, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+			defer cancel()
+			if _, err := healthpb.NewHealthClient(conn).Check(at, &healthpb.HealthCheckRequest{}); err != nil {
+				return fmt.Errorf("%w: %s", ctx.Err(), status.Convert(err).Message())
+			}
+		}
+		return ctx.Err()
+	}
+}
+
+// unconnected is New without waiting for a connection.
+func unconnected(c storagebackend.TransportConfig, readOnly bool) (*kubernetes.Client, error) {
 	cfg := clientv3.Config{
 		Endpoints:            c.ServerList,
-		Context:              life,
-		DialTimeout:          timeout,
 		DialKeepAliveTime:    keepaliveTime,
 		DialKeepAliveTimeout: keepaliveTimeout,
 		// relevant errors are returned, or logged by this package's callers
 		Logger: zap.NewNop(),
 	}
 	cfg.DialOptions = []grpc.DialOption{
-		//lint:ignore SA1019 a client without a connection is of no use here
-		grpc.WithBlock(),
 		grpc.WithInitialWindowSize(streamWindow),
 		grpc.WithInitialConnWindowSize(connectionWindow),
 	}
@@ -114,9 +141,7 @@ func dial(life context.Context, timeout time.Duration, c storagebackend.Transpor
 	}
 	client, err := kubernetes.New(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("connect to etcd at %s: %w", strings.Join(c.ServerList, ","), err)
+		return nil, fmt.Errorf("client of etcd at %s: %w", strings.Join(c.ServerList, ","), err)
 	}
-	// A request's time in etcd is part of its latency record.
-	client.KV = etcd3.NewETCDLatencyTracker(client.KV)
 	return client, nil
 }
