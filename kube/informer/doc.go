@@ -19,7 +19,11 @@
 //     objects.
 //   - While a resource is relisted (D5), the store shows the last version before. Handlers then get
 //     the differences, deletions as cache.DeletedFinalStateUnknown.
-//   - An object that cannot be decoded is reported to the WatchErrorHandler and omitted from lists.
-//     A handler waits until it can be decoded or is replaced, because later events must not
-//     overtake it.
+//   - An object that cannot be decoded is reported to the WatchErrorHandler. Source.Keep decides
+//     whether the store shows it as it was last decoded, as client-go's does, or List omits it. A
+//     handler waits until it can be decoded or is replaced, because later events must not overtake
+//     it.
+//   - The WatchErrorHandler is called by readers and handlers, concurrently, and not while the
+//     storage waits for etcd. Transforms are called for each decoding.
+//   - A resync decodes every object again, unless the source keeps them.
 package informer

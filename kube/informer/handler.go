@@ -3,6 +3,7 @@ package informer
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -75,6 +76,8 @@ func (r *registration) ShutdownChan() <-chan struct{} { return r.finished }
 
 // run delivers until ctx ends: the objects of the newest version, then the events after it.
 func (r *registration) run(ctx context.Context) {
+	// a handle may be retained
+	defer func() { r.base, r.seen, r.skipped = mirror.Snapshot{}, nil, nil }()
 	select {
 	case <-r.in.synced:
 	case <-ctx.Done():
@@ -205,18 +208,14 @@ func (r *registration) known() map[string]*mirror.Entry {
 // lookup returns the object of an entry, which handlers share.
 func (r *registration) lookup(ctx context.Context, e *mirror.Entry) (any, error) {
 	v := &r.in.view
-	if obj, ok := v.recent.get(e); ok {
-		return obj, nil
+	if last, ok := v.kept.last(e.Key()); ok && last.entry == e {
+		return last.obj, nil
 	}
-	obj, err := v.source.Load().Decode(ctx, e, e.ModRevision())
-	if err == nil {
-		v.recent.add(e, obj)
-	}
-	return obj, err
+	return v.recent.get(e, func() (any, error) { return v.source.Load().Decode(ctx, e, e.ModRevision()) })
 }
 
 // decode is lookup, repeated until it succeeds. nil: the entry was replaced or deleted meanwhile,
-// or ctx has ended.
+// its transform failed, or ctx has ended.
 func (r *registration) decode(ctx context.Context, e *mirror.Entry) any {
 	for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
 		obj, err := r.lookup(ctx, e)
@@ -229,7 +228,7 @@ func (r *registration) decode(ctx context.Context, e *mirror.Entry) any {
 			}
 		}
 		r.in.report(ctx, fmt.Errorf("decode %s: %w", r.in.view.keyOf(e.Key()), err))
-		if !sleep(ctx, pause) {
+		if transform := (*TransformError)(nil); errors.As(err, &transform) || !sleep(ctx, pause) {
 			return nil
 		}
 	}
@@ -290,8 +289,13 @@ func same(a, b *mirror.Entry) bool {
 func (r *registration) resyncAll(ctx context.Context) {
 	known := r.known()
 	for _, key := range slices.Sorted(maps.Keys(known)) {
-		// not Shared: it would fill the block cache with objects that have no other reader
-		obj, err := r.lookup(ctx, known[key])
+		// not Shared or recent: they would fill with objects that have no other reader
+		e := known[key]
+		last, ok := r.in.view.kept.last(e.Key())
+		obj, err := last.obj, error(nil)
+		if !ok || last.entry != e {
+			obj, err = r.in.view.source.Load().Decode(ctx, e, e.ModRevision())
+		}
 		if ctx.Err() != nil {
 			return
 		}

@@ -36,6 +36,8 @@ type fixture struct {
 	resource *mirror.Resource
 	// readable: values that begin with "!" can be decoded.
 	readable atomic.Bool
+	keep     bool // informer.Source.Keep
+	decoded  atomic.Int64
 }
 
 func newFixture(t testing.TB, change func(*mirror.Options)) *fixture {
@@ -73,6 +75,7 @@ func (f *fixture) settle() {
 // decode returns the object of an entry.
 func (f *fixture) decode(e *mirror.Entry, rev mirror.Revision) (any, error) {
 	value := string(e.Value())
+	f.decoded.Add(1)
 	if strings.HasPrefix(value, "!") && !f.readable.Load() {
 		return nil, errors.New("cannot be decoded")
 	}
@@ -91,11 +94,14 @@ func (f *fixture) open(_ context.Context, transform cache.TransformFunc) (inform
 	decode := func(_ context.Context, e *mirror.Entry, rev mirror.Revision) (any, error) {
 		obj, err := f.decode(e, rev)
 		if err == nil && transform != nil {
-			return transform(obj)
+			if obj, err = transform(obj); err != nil {
+				return nil, &informer.TransformError{Err: err}
+			}
 		}
 		return obj, err
 	}
 	return informer.Source{
+		Keep:     f.keep,
 		Resource: f.resource,
 		Decode:   decode,
 		Shared: func(ctx context.Context, e *mirror.Entry) (any, error) {

@@ -202,12 +202,16 @@ func (x *indexes) set(key string, e *mirror.Entry) {
 	}
 	obj, err := x.view.source.Load().Shared(context.Background(), e)
 	if err != nil {
-		x.errs = append(x.errs, fmt.Errorf("decode %s for an index: %w", key, err))
 		if x.failed == nil {
 			x.failed = map[string]*mirror.Entry{}
 		}
 		x.failed[key] = e
-		return
+		last, ok := x.view.kept.last(e.Key())
+		if !ok {
+			x.errs = append(x.errs, fmt.Errorf("decode %s for an index: %w", key, err))
+			return
+		}
+		obj = last.obj // which readers get too
 	}
 	if x.entries == nil {
 		x.entries, x.having = map[string]*indexed{}, map[string]map[string]set{}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"strconv"
 	"sync"
 	"time"
 
@@ -28,7 +27,18 @@ type Source struct {
 	Shared func(ctx context.Context, e *mirror.Entry) (any, error)
 	// Loop returns Shared for a loop over many entries, which is not retained; nil: it is Shared.
 	Loop func() func(ctx context.Context, e *mirror.Entry) (any, error)
+	// Keep makes the store show an object as it was last decoded while it cannot be decoded, and
+	// the informer sync only when every object was decoded, as those of client-go do. It costs one
+	// object for each key. Without Keep such an object is an error of Get, and is missing in List.
+	Keep bool
 }
+
+// TransformError is the error of a Source whose transform failed. The handler does not get the
+// object, as in client-go.
+type TransformError struct{ Err error }
+
+func (e *TransformError) Error() string { return "transform: " + e.Err.Error() }
+func (e *TransformError) Unwrap() error { return e.Err }
 
 // Opener returns the source of an informer when its storage is open, or ctx's error. The source
 // applies transform, which may be nil, to each object.
@@ -101,11 +111,24 @@ func (in *Informer) RunWithContext(ctx context.Context) {
 		return
 	}
 	if err := source.Resource.WaitReady(ctx); err != nil {
-		<-ctx.Done() // the mirror may have closed before
+		if ctx.Err() == nil { // the mirror has closed
+			in.report(ctx, err)
+		}
+		<-ctx.Done()
 		return
 	}
-	in.view.source.Store(&source)
-	close(in.synced)
+	if !source.Keep {
+		in.view.source.Store(&source)
+		close(in.synced)
+		<-ctx.Done()
+		return
+	}
+	k := &keeper{in: in, source: &source}
+	if snap, ok := k.begin(ctx); ok {
+		in.view.source.Store(&source)
+		close(in.synced)
+		k.follow(ctx, snap)
+	}
 	<-ctx.Done()
 }
 
@@ -258,11 +281,7 @@ func (d done) Done() <-chan struct{} { return d.ch }
 // LastSyncResourceVersion implements cache.SharedInformer: the revision that the store shows, empty
 // before it has synced.
 func (in *Informer) LastSyncResourceVersion() string {
-	snap, ok := in.view.snapshot()
-	if !ok {
-		return ""
-	}
-	return strconv.FormatInt(snap.Rev, 10)
+	return in.view.LastStoreSyncResourceVersion()
 }
 
 // SetWatchErrorHandler implements cache.SharedInformer.
@@ -318,28 +337,40 @@ const recentObjects = 64
 // recent holds the objects of the newest events.
 type recent struct {
 	mu      sync.Mutex // leaf
-	objects map[*mirror.Entry]any
+	objects map[*mirror.Entry]*decoding
 	ring    [recentObjects]*mirror.Entry
 	next    int
 }
 
-func (r *recent) get(e *mirror.Entry) (any, bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	obj, ok := r.objects[e]
-	return obj, ok
+// decoding is the object of an entry, which the first handler that needs it decodes for all.
+type decoding struct {
+	once sync.Once
+	obj  any
+	err  error
 }
 
-func (r *recent) add(e *mirror.Entry, obj any) {
+// get returns the object of an entry, which decode returns the first time. After an error it is
+// decoded again.
+func (r *recent) get(e *mirror.Entry, decode func() (any, error)) (any, error) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if _, ok := r.objects[e]; ok {
-		return
+	d, ok := r.objects[e]
+	if !ok {
+		if r.objects == nil {
+			r.objects = map[*mirror.Entry]*decoding{}
+		}
+		d = &decoding{}
+		delete(r.objects, r.ring[r.next])
+		r.objects[e], r.ring[r.next] = d, e
+		r.next = (r.next + 1) % len(r.ring)
 	}
-	if r.objects == nil {
-		r.objects = map[*mirror.Entry]any{}
+	r.mu.Unlock()
+	d.once.Do(func() { d.obj, d.err = decode() })
+	if d.err != nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.objects[e] == d {
+			delete(r.objects, e)
+		}
 	}
-	delete(r.objects, r.ring[r.next])
-	r.objects[e], r.ring[r.next] = obj, e
-	r.next = (r.next + 1) % len(r.ring)
+	return d.obj, d.err
 }

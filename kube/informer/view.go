@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 
@@ -20,6 +21,7 @@ import (
 type view struct {
 	source  atomic.Pointer[Source] // set once, when the informer has synced
 	recent  recent
+	kept    kept
 	indexes indexes
 	// report is called with each error of decoding.
 	report func(context.Context, error)
@@ -49,8 +51,8 @@ func (v *view) keyOf(etcdKey string) string {
 	return strings.TrimPrefix(etcdKey, v.source.Load().Resource.Prefix())
 }
 
-// objects appends the objects of the entries to list. Objects that cannot be decoded are reported
-// and omitted.
+// objects appends the objects of the entries to list. Objects that cannot be decoded, and are not
+// kept, are reported and omitted.
 func (v *view) objects(list []any, entries iter.Seq[*mirror.Entry]) []any {
 	source := v.source.Load()
 	shared := source.Shared
@@ -58,7 +60,7 @@ func (v *view) objects(list []any, entries iter.Seq[*mirror.Entry]) []any {
 		shared = source.Loop()
 	}
 	for e := range entries {
-		obj, err := shared(context.Background(), e)
+		obj, err := v.object(shared, e)
 		if err != nil {
 			v.report(context.Background(), fmt.Errorf("decode %s: %w", v.keyOf(e.Key()), err))
 			continue
@@ -89,11 +91,23 @@ func (v *view) GetByKey(key string) (any, bool, error) {
 	if !ok {
 		return nil, false, nil
 	}
-	obj, err := source.Shared(context.Background(), e)
+	obj, err := v.object(source.Shared, e)
 	if err != nil {
 		return nil, false, err
 	}
 	return obj, true, nil
+}
+
+// object returns the object of an entry with a function of the source. If that cannot decode it,
+// the object is as it was last decoded, if the source keeps it.
+func (v *view) object(shared func(context.Context, *mirror.Entry) (any, error), e *mirror.Entry) (any, error) {
+	obj, err := shared(context.Background(), e)
+	if err != nil {
+		if last, ok := v.kept.last(e.Key()); ok {
+			return last.obj, nil
+		}
+	}
+	return obj, err
 }
 
 // List implements cache.Store. Objects are in the order of their keys. Cost is O(n), and decoding
@@ -175,9 +189,15 @@ func namespaceOf(key string) string {
 	return namespace
 }
 
-// LastStoreSyncResourceVersion implements cache.Store. A view has no such version: it is always
-// that of the storage.
-func (v *view) LastStoreSyncResourceVersion() string { return "" }
+// LastStoreSyncResourceVersion implements cache.Store: the revision that the store shows, empty
+// before the informer has synced (KEP-5647).
+func (v *view) LastStoreSyncResourceVersion() string {
+	snap, ok := v.snapshot()
+	if !ok {
+		return ""
+	}
+	return strconv.FormatInt(snap.Rev, 10)
+}
 
 // Bookmark implements cache.Store. It has no effect.
 func (v *view) Bookmark(string) {}

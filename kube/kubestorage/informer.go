@@ -14,17 +14,20 @@ import (
 // Objects returns the opener of informers on the objects of a built-in resource, whose storage may
 // be opened later:
 //
-//	pods := informer.New(&v1.Pod{}, engine.Objects(resource, toV1), 0, indexers)
+//	pods := informer.New(&v1.Pod{}, engine.Objects(resource, toV1, false), 0, indexers)
 //
 // convert makes an object for readers of one in the registry's version, which it owns; nil: they
-// are the same. The opener waits for ever if the resource is not served from memory.
-func (e *Engine) Objects(resource schema.GroupResource, convert func(runtime.Object) (runtime.Object, error)) informer.Opener {
+// are the same. keep is informer.Source.Keep. The opener waits for ever if the resource is not
+// served from memory.
+func (e *Engine) Objects(resource schema.GroupResource, convert func(runtime.Object) (runtime.Object, error), keep bool) informer.Opener {
 	return func(ctx context.Context, transform cache.TransformFunc) (informer.Source, error) {
 		s, err := e.waitStore(ctx, resource)
 		if err != nil {
 			return informer.Source{}, err
 		}
-		return s.informerSource(convert, transform), nil
+		source := s.informerSource(convert, transform)
+		source.Keep = keep
+		return source, nil
 	}
 }
 
@@ -54,7 +57,11 @@ func (s *Store) informerSource(convert func(runtime.Object) (runtime.Object, err
 			}
 		}
 		if transform != nil {
-			return transform(obj)
+			transformed, err := transform(obj)
+			if err != nil {
+				return nil, &informer.TransformError{Err: err}
+			}
+			return transformed, nil
 		}
 		return obj, nil
 	}

@@ -56,6 +56,29 @@ type engineInformers struct {
 // resync is the period that upstream gives the informers of a kube-apiserver.
 const resync = 10 * time.Minute
 
+// readByKey are kinds of many or large objects that the server reads one at a time: without the
+// object, it refuses the request. Their informers keep no objects and have no resync, which would
+// decode all of them. A missing object of another kind, such as a ResourceQuota, would admit what
+// it forbids; informers of those keep each object as it was last decoded.
+var readByKey = map[schema.GroupResource]bool{
+	{Resource: "pods"}:                                 true,
+	{Resource: "nodes"}:                                true,
+	{Resource: "secrets"}:                              true,
+	{Resource: "configmaps"}:                           true,
+	{Resource: "services"}:                             true,
+	{Resource: "endpoints"}:                            true,
+	{Resource: "serviceaccounts"}:                      true,
+	{Resource: "persistentvolumes"}:                    true,
+	{Resource: "persistentvolumeclaims"}:               true,
+	{Group: "coordination.k8s.io", Resource: "leases"}: true,
+	{Group: "certificates.k8s.io", Resource: "podcertificaterequests"}: true,
+	{Group: "discovery.k8s.io", Resource: "endpointslices"}:            true,
+	{Group: "resource.k8s.io", Resource: "resourceclaims"}:             true,
+	{Group: "resource.k8s.io", Resource: "resourceslices"}:             true,
+	{Group: "storage.k8s.io", Resource: "csinodes"}:                    true,
+	{Group: "storage.k8s.io", Resource: "volumeattachments"}:           true,
+}
+
 // newEngineInformers returns a factory with the options of upstream's. client is for resources that
 // are not held in memory.
 func newEngineInformers(client kubernetes.Interface, name *cache.InformerName, uncached func(schema.GroupResource) bool) *engineInformers {
@@ -93,6 +116,9 @@ func (f *engineInformers) InformerFor(obj runtime.Object, newFunc internalinterf
 		if !f.inMemory(group) {
 			return newFunc(client, resync)
 		}
+		if readByKey[group] {
+			resync = 0
+		}
 		return informer.New(obj, f.open(group, kinds[0].GroupVersion()), resync, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 	})
 }
@@ -116,7 +142,7 @@ func (f *engineInformers) open(resource schema.GroupResource, gv schema.GroupVer
 				obj.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{})
 			}
 			return obj, err
-		})(ctx, transform)
+		}, !readByKey[resource])(ctx, transform)
 	}
 }
 
