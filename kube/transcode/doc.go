@@ -8,6 +8,8 @@
 // them, has an unexpected form, or has a field of an unsupported type is declined, and the caller
 // decodes it. A declined object costs at most one scan of its bytes.
 //
+// A Custom does the same for custom resources, which are stored as JSON.
+//
 // An Abridger cuts stored objects down to the fields that selectors evaluate, so that decoding them
 // costs little.
 package transcode
