@@ -24,7 +24,7 @@ import (
 func TestWatch_ClientStopsReading_HoldsNoVersion(t *testing.T) {
 	t.Parallel()
 	f := setup(t, withWindow(mirror.Window{MaxBytes: 20_000}))
-	const n = 2*initialAtOnce + 10
+	const n = 522 // more than a watch holds for its client
 	for i := range n {
 		f.create(t, newPod(fmt.Sprintf("pod-%04d", i)))
 	}

@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 
-	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/kube/consistency"
 	"github.com/stratakube/strata/kube/internal/blockcache"
 	"github.com/stratakube/strata/kube/internal/etcdread"
@@ -33,25 +32,35 @@ type cluster struct {
 	checker   *consistency.Checker // nil without a mirror
 	cache     *metrics.Cache
 	scraped   *metrics.Cluster
-	stop      context.CancelFunc // stops the goroutines that wg counts
-	wg        sync.WaitGroup
+	running   running
 	blocks    *blockcache.Cache // of the engine
 	tokens    *pages.Tokens
 	watches   watchset.Watches
 	// from resource prefix, without slashes at its ends, to the name of the resource
-	resources    sync.Map
-	total        atomic.Int64 // see totalKeys
-	reloads      keyrotation.Reloads
-	latestReads  latestReads
-	progressMode etcdsource.ProgressMode
-	// eventsOnly: see mirror.Options. Reads at or above a revision beyond the published revision
-	// then go to etcd, because the mirror may not reach that revision soon.
-	eventsOnly bool
-	lag        replicaLag // followed with Options.ReadOnly
+	resources sync.Map
+	total     atomic.Int64 // see totalKeys
+	reloads   keyrotation.Reloads
+	// detected is what etcd can do. With eventsOnly reads at or above a revision beyond the
+	// published revision go to etcd, because the mirror may not reach that revision soon.
+	detected detectedSource
+	lag      replicaLag // followed with Options.ReadOnly
 
 	// Places for reads that memory cannot answer: one per key, and one per page of a list.
 	getPlaces, listPlaces etcdread.Places
 	ranges                clientv3.KV // for listPlaces: bounds the size of a response
+}
+
+// running is goroutines that end together. The zero value has none.
+type running struct {
+	stop context.CancelFunc
+	wg   sync.WaitGroup
+}
+
+func (r *running) end() {
+	if r.stop != nil {
+		r.stop()
+		r.wg.Wait()
+	}
 }
 
 // Bounds of the reads of etcd that a stalled feed or lists of old revisions can cause (D6, D7). A
@@ -88,10 +97,7 @@ func (c *cluster) endpoints() string { return strings.Join(c.client.Endpoints(),
 // close ends all goroutines of the cluster and waits for them.
 func (c *cluster) close() {
 	metrics.Remove(c.scraped)
-	if c.stop != nil {
-		c.stop()
-		c.wg.Wait()
-	}
+	c.running.end()
 	if c.checker != nil {
 		c.checker.Close()
 	}

@@ -45,7 +45,7 @@ func (s writeAndSee) Create(ctx context.Context, key string, obj, out runtime.Ob
 	if err := s.Store.Create(ctx, key, obj, out, ttl); err != nil {
 		return err
 	}
-	rev, err := s.versioner.ObjectResourceVersion(out)
+	rev, err := s.Versioner().ObjectResourceVersion(out)
 	if err != nil {
 		return err
 	}
@@ -76,7 +76,7 @@ func (s writeAndSee) Delete(ctx context.Context, key string, out runtime.Object,
 }
 
 func (s writeAndSee) see(ctx context.Context, written runtime.Object) error {
-	rev, err := s.versioner.ObjectResourceVersion(written)
+	rev, err := s.Versioner().ObjectResourceVersion(written)
 	if err != nil {
 		return err
 	}

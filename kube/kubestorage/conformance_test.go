@@ -273,7 +273,7 @@ func TestStorageSuitesBeyondCacher(t *testing.T) {
 			featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, false)
 			swap := newSwappable(storagetesting.NewPrefixTransformer([]byte(suitePrefix), false))
 			f := setup(t, withTransformer(swap))
-			f.engine(t).retryFor = time.Second
+			f.engine(t).watches.RetryFor = time.Second
 			s.run(contextFor(t), t, f, prefixStore{f.engine(t), swap})
 		})
 	}

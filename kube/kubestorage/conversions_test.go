@@ -10,12 +10,14 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stratakube/strata/kube/internal/watch"
+
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/watch"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/kube/internal/representation"
@@ -117,7 +119,7 @@ var ofJSON = representation.Format{Encode: func(dst []byte, obj runtime.Object) 
 
 // discard is a Sink that reads the items of what it is given.
 type discard struct {
-	st  *Stream
+	st  *watch.Stream
 	rep *representation.Representation
 }
 
@@ -134,9 +136,9 @@ func (d discard) Added(e *mirror.Entry) error {
 	_, err := d.rep.Item(d.st.Context(), e)
 	return err
 }
-func (d discard) Listed()                 {}
-func (d discard) Bookmark(Bookmark) error { return nil }
-func (d discard) Flush() error            { return nil }
+func (d discard) Listed()                       {}
+func (d discard) Bookmark(watch.Bookmark) error { return nil }
+func (d discard) Flush() error                  { return nil }
 
 // convertingReads returns reads of widgets by name. Each returns when it is answered or ctx has
 // ended.
@@ -146,7 +148,7 @@ func (w *twin) convertingReads(t *testing.T) map[string]func(ctx context.Context
 	atZero.ResourceVersion = "0"
 	list := func(opts storage.ListOptions) func(context.Context) error {
 		return func(ctx context.Context) error {
-			return w.GetList(ctx, "/pods/", opts, w.newListFunc())
+			return w.GetList(ctx, "/pods/", opts, w.NewListFunc())
 		}
 	}
 	initial := func(opts storage.ListOptions) func(context.Context) error {
@@ -156,7 +158,7 @@ func (w *twin) convertingReads(t *testing.T) map[string]func(ctx context.Context
 				return err
 			}
 			defer st.Close()
-			return st.deliverPending(nil, discardItems{discard{st, rep}})
+			return pending(st, discardItems{discard{st, rep}})
 		}
 	}
 	return map[string]func(ctx context.Context) error{
@@ -182,7 +184,7 @@ func (w *twin) convertingReads(t *testing.T) map[string]func(ctx context.Context
 // discardItems is discard with the items of events.
 type discardItems struct{ discard }
 
-func (d discardItems) Event(_ watch.EventType, ev *mirror.Event) error {
+func (d discardItems) Event(_ apiwatch.EventType, ev *mirror.Event) error {
 	_, err := d.rep.ItemAfter(d.st.Context(), ev)
 	return err
 }
@@ -204,7 +206,7 @@ func TestConversion_WebhookHangs_ReadsEndWithTheirContexts(t *testing.T) {
 				err := read(ctx)
 				if took := time.Since(began); err == nil || took > patience {
 					t.Errorf("it ended after %v with %v, want an error after %v", took, err, patience)
-				} else if !errors.Is(err, ErrStreamEnded) && (!apierrors.IsTimeout(err) || took == patience) {
+				} else if !errors.Is(err, watch.ErrEnded) && (!apierrors.IsTimeout(err) || took == patience) {
 					// At the deadline, upstream's timeout filter would cut off the answer.
 					t.Errorf("it ended after %v with %v, want a 504 before %v", took, err, patience)
 				}
@@ -354,7 +356,7 @@ func TestConversion_SlowForPastEvent_IsNotLost(t *testing.T) {
 		defer answer()
 		time.AfterFunc(webhookTimeout-5*time.Second, answer)
 		st := w.open(t, t.Context(), opts)
-		if err := st.deliverPending(nil, discardItems{discard{st, w.Representation("widgets", ofJSON)}}); err != nil {
+		if err := pending(st, discardItems{discard{st, w.Representation("widgets", ofJSON)}}); err != nil {
 			t.Errorf("the watch ended with %v", err)
 		}
 	})

@@ -4,11 +4,12 @@ import (
 	"context"
 
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/pages"
+	"github.com/stratakube/strata/kube/internal/watch"
 	"github.com/stratakube/strata/kube/internal/watchset"
 )
 
@@ -51,7 +52,7 @@ func (d direct) GetList(ctx context.Context, key string, opts storage.ListOption
 	return d.listMetrics.Failed(d.pages.List(ctx, d.Interface, key, prefix, d.keys.Scope(ctx, prefix, opts), opts, out))
 }
 
-func (d direct) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
+func (d direct) Watch(ctx context.Context, key string, opts storage.ListOptions) (apiwatch.Interface, error) {
 	endProbe(ctx, nil, key, nil)
-	return d.running.Direct(ctx, d.Interface, key, opts, isWithoutDrain(ctx))
+	return d.running.Direct(ctx, d.Interface, key, opts, watch.IsWithoutDrain(ctx))
 }

@@ -2,8 +2,6 @@ package kubestorage
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"strings"
@@ -11,11 +9,12 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stratakube/strata/kube/internal/watch"
+
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/watch"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
 
-	"github.com/stratakube/strata/etcdsource/memory"
 	enginemetrics "github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/watchset"
 	"github.com/stratakube/strata/mirror"
@@ -27,24 +26,6 @@ func (w *twin) engine() *Engine {
 	w.cluster.opts.Logger = e.opts.Logger
 	e.clusters["twin"] = w.cluster
 	return e
-}
-
-// record reads a stream to its end, closes it, and returns its batches.
-func record(st *Stream) (got []delivery, err error) {
-	defer st.Close()
-	for {
-		b, err := st.next()
-		if err == nil && b.empty() {
-			err = st.wait(nil)
-		}
-		if err != nil {
-			return got, err
-		}
-		if !b.empty() {
-			b.events = append([]*mirror.Event(nil), b.events...)
-			got = append(got, b)
-		}
-	}
 }
 
 // TestDrain_Watch_GetsPendingEventsAndBookmark: each watch gets its pending events, up to etcd's
@@ -60,7 +41,7 @@ func TestDrain_Watch_GetsPendingEventsAndBookmark(t *testing.T) {
 				opts = withBookmarks(opts)
 			}
 			type result struct {
-				got []delivery
+				got recorder
 				err error
 			}
 			results := make(chan result)
@@ -82,18 +63,14 @@ func TestDrain_Watch_GetsPendingEventsAndBookmark(t *testing.T) {
 			go func() { drained <- e.Drain(t.Context(), time.Second) }()
 			for range n {
 				r := <-results
-				if !errors.Is(r.err, ErrStreamEnded) {
+				if r.err != nil {
 					t.Errorf("the watch ends with %v", r.err)
 				}
-				want := 1
-				if bookmarks {
-					want = 2
-				}
-				if len(r.got) != want || len(r.got[0].events) != 1 {
+				if len(r.got.events) != 1 || (len(r.got.bookmarks) == 1) != bookmarks {
 					t.Fatalf("got %+v, want an event, and a bookmark: %t", r.got, bookmarks)
 				}
-				if bookmarks && (r.got[1].bookmark.Revision < last || r.got[1].bookmark.InitialEventsEnd) {
-					t.Errorf("the bookmark is %+v, want one at %d", r.got[1], last)
+				if bookmarks && (r.got.bookmarks[0].Revision < last || r.got.bookmarks[0].InitialEventsEnd) {
+					t.Errorf("the bookmark is %+v, want one at %d", r.got.bookmarks[0], last)
 				}
 			}
 			if err := <-drained; err != nil {
@@ -112,7 +89,7 @@ func TestDrain_WatchWithoutDrain_Continues(t *testing.T) {
 		w := newTwin(t, mirror.DefaultWindow)
 		e := w.engine()
 		type result struct {
-			got []delivery
+			got recorder
 			err error
 		}
 		open := func(ctx context.Context) <-chan result {
@@ -128,13 +105,13 @@ func TestDrain_WatchWithoutDrain_Continues(t *testing.T) {
 			return results
 		}
 		other := open(t.Context())
-		before := open(WithoutDrain(t.Context()))
+		before := open(watch.WithoutDrain(t.Context()))
 		synctest.Wait()
 		if err := e.Drain(t.Context(), time.Second); err != nil {
 			t.Error(err)
 		}
 		<-other
-		during := open(WithoutDrain(t.Context()))
+		during := open(watch.WithoutDrain(t.Context()))
 		w.put(t, newPod("a"))
 		synctest.Wait()
 		select {
@@ -146,46 +123,11 @@ func TestDrain_WatchWithoutDrain_Continues(t *testing.T) {
 		}
 		w.cancel()
 		for _, results := range []<-chan result{before, during} {
-			if r := <-results; !errors.Is(r.err, ErrStreamEnded) || len(r.got) != 1 || len(r.got[0].events) != 1 {
+			if r := <-results; r.err != nil || len(r.got.events) != 1 {
 				t.Errorf("got %+v, %v, want an event and the end", r.got, r.err)
 			}
 		}
 	})
-}
-
-// TestDrain_DuringInitialEvents_SendsNoBookmark of initial events ends a watch without a bookmark,
-// because the list is not complete.
-func TestDrain_DuringInitialEvents_SendsNoBookmark(t *testing.T) {
-	w := newTwin(t, mirror.DefaultWindow)
-	for _, name := range []string{"a", "b"} {
-		w.put(t, newPod(name))
-	}
-	w.catchUp(t)
-	yes := true
-	opts := withBookmarks(everything())
-	opts.SendInitialEvents = &yes
-	listing, complete := w.open(t, contextFor(t), opts), w.open(t, contextFor(t), opts)
-	take(t, complete)
-	drained := make(chan error, 1)
-	go func() { drained <- w.cluster.watches.Drain(contextFor(t)) }()
-	eventually(t, "the watches are drained", w.cluster.watches.Draining)
-	if b, err := listing.next(); !errors.Is(err, ErrStreamEnded) {
-		t.Errorf("in the middle: %+v, %v; want the end", b, err)
-	}
-	// A complete list may be confirmed by a bookmark.
-	for _, end := range []bool{true, false} {
-		if b := take(t, complete); b.bookmark.Revision == 0 || b.bookmark.InitialEventsEnd != end {
-			t.Errorf("behind the list: %+v, want a bookmark that closes it: %t", b, end)
-		}
-	}
-	if b, err := complete.next(); !errors.Is(err, ErrStreamEnded) {
-		t.Errorf("behind the bookmark: %+v, %v; want the end", b, err)
-	}
-	listing.Close()
-	complete.Close()
-	if err := <-drained; err != nil {
-		t.Error(err)
-	}
 }
 
 // TestDrain_EtcdOrClientHangs_IsBounded: neither an etcd that does not answer nor a client that
@@ -241,7 +183,7 @@ func TestDrain_ThroughStorageInterface_EndsWatches(t *testing.T) {
 			e := New(f.cluster.opts)
 			e.clusters["test"] = f.cluster
 			var got []string
-			took := func(ev watch.Event) { got = append(got, string(ev.Type)) }
+			took := func(ev apiwatch.Event) { got = append(got, string(ev.Type)) }
 			took(<-w.ResultChan())
 			drained := make(chan error, 1)
 			go func() { drained <- e.Drain(contextFor(t), time.Second) }()
@@ -259,24 +201,6 @@ func TestDrain_ThroughStorageInterface_EndsWatches(t *testing.T) {
 			requireRetry(t, "a later watch", err)
 		})
 	}
-}
-
-// TestBookmark_GateOff_OnlyEndsInitialEvents: without the gate only the bookmark that closes
-// initial events is sent.
-func TestBookmark_GateOff_OnlyEndsInitialEvents(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newTwin(t, mirror.DefaultWindow)
-		w.bookmarks = false
-		yes := true
-		opts := withBookmarks(everything())
-		opts.SendInitialEvents = &yes
-		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-		defer cancel()
-		got, err := record(w.open(t, ctx, opts))
-		if len(got) != 1 || !got[0].bookmark.InitialEventsEnd || !errors.Is(err, ErrStreamEnded) {
-			t.Errorf("got %+v, %v; want the one that closes the initial events", got, err)
-		}
-	})
 }
 
 // TestEventsOnly_WatchResumptionGateOff_RequestsNoProgress: without EfficientWatchResumption etcd
@@ -309,11 +233,11 @@ func TestEventsOnly_WatchResumptionGateOff_RequestsNoProgress(t *testing.T) {
 func TestWatchMetrics_CountStartsBookmarksAndEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTwin(t, mirror.DefaultWindow)
-		w.group = schema.GroupResource{Group: "metrics", Resource: t.Name()}
-		w.watchMetrics = enginemetrics.NewWatches(w.group)
+		w.lists.Group = schema.GroupResource{Group: "metrics", Resource: t.Name()}
+		w.watches.Metrics = enginemetrics.NewWatches(w.lists.Group)
 		value := func(name string, labels ...string) int {
 			t.Helper()
-			v, _ := series(t, name, w.group, labels...)
+			v, _ := series(t, name, w.lists.Group, labels...)
 			return int(v)
 		}
 		requireCounts := func(what string, initial, replayed, marks int) {
@@ -331,7 +255,7 @@ func TestWatchMetrics_CountStartsBookmarksAndEnds(t *testing.T) {
 		lag := func() int {
 			all := map[schema.GroupResource]int{}
 			w.cluster.addLag(all)
-			return all[w.group]
+			return all[w.lists.Group]
 		}
 		from := w.fromNow()
 		for range 3 {
@@ -340,7 +264,7 @@ func TestWatchMetrics_CountStartsBookmarksAndEnds(t *testing.T) {
 		w.catchUp(t)
 
 		st := w.open(t, t.Context(), everything())
-		take(t, st)
+		st.DeliverPending(nil, &recorder{})
 		requireCounts("a list", 1, 0, 0)
 		st.Close()
 		st.Close()
@@ -352,13 +276,13 @@ func TestWatchMetrics_CountStartsBookmarksAndEnds(t *testing.T) {
 		if got := lag(); got != 3 {
 			t.Errorf("the watch is %d events behind, want 3", got)
 		}
-		take(t, st)
+		st.DeliverPending(nil, &recorder{})
 		w.put(t, newPod("b"))
 		w.catchUp(t)
 		if got := lag(); got != 1 {
 			t.Errorf("the watch is %d events behind, want 1", got)
 		}
-		if _, err := record(st); !errors.Is(err, ErrStreamEnded) {
+		if _, err := record(st); err != nil {
 			t.Fatal(err)
 		}
 		requireCounts("a watch that resumes", 4, 3, 2)
@@ -369,46 +293,9 @@ func TestWatchMetrics_CountStartsBookmarksAndEnds(t *testing.T) {
 
 		st = w.open(t, t.Context(), from)
 		w.etcd.Restore(1000, nil)
-		for {
-			if _, err := endOf(st); apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
-				break
-			}
+		if _, err := record(st); !apierrors.IsResourceExpired(err) {
+			t.Errorf("the watch ends with %v, want 410", err)
 		}
-		st.Close()
 		requireEnded(watchset.Expired)
 	})
-}
-
-// TestDrain_LargeRevision_IsDeliveredWhole: a watch that has begun to deliver a revision when the
-// drain's last revision is behind it gets the rest before its end. A part of a transaction would be
-// lost to a client that resumes at its revision.
-func TestDrain_LargeRevision_IsDeliveredWhole(t *testing.T) {
-	w := newTwin(t, mirror.DefaultWindow)
-	st := w.open(t, contextFor(t), withBookmarks(w.fromNow()))
-	const before, large = readAhead + 1, 3 * readAhead
-	for i := range before {
-		w.put(t, newPod(fmt.Sprint(i)))
-	}
-	w.catchUp(t)
-	drained := make(chan error, 1)
-	go func() { drained <- w.cluster.watches.Drain(contextFor(t)) }()
-	eventually(t, "the watches are drained", w.cluster.watches.Draining)
-	if b := take(t, st); len(b.events) != readAhead {
-		// the last revision of the drain is that of the next event
-		t.Fatalf("%d events, want %d", len(b.events), readAhead)
-	}
-	var ops []memory.Op
-	for i := range large {
-		pod := newPod(fmt.Sprint(i))
-		ops = append(ops, memory.Op{Key: etcdKey(pod), Value: storedPod(t, withLabel(pod, "in", "transaction"))})
-	}
-	w.etcd.Txn(ops...)
-	w.catchUp(t)
-	if events, err := endOf(st); events != before-readAhead+large || !errors.Is(err, ErrStreamEnded) {
-		t.Errorf("%d events, %v; want %d and the end", events, err, before-readAhead+large)
-	}
-	st.Close()
-	if err := <-drained; err != nil {
-		t.Error(err)
-	}
 }

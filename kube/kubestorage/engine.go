@@ -1,6 +1,6 @@
 // Package kubestorage implements storage.Interface of k8s.io/apiserver on the engine (package
 // mirror): writes go to upstream's etcd3 store; reads and watches are answered from memory, except
-// those that memory cannot answer (ErrReadEtcd, ListRead.FromEtcd), which go to etcd.
+// those that memory cannot answer (ErrReadEtcd, list.Read.FromEtcd), which go to etcd.
 //
 // An API server uses it by wrapping the getter that gives its registries their
 // storage:
@@ -181,7 +181,7 @@ func (e *Engine) Decorator() generic.StorageDecorator {
 			uncached := e.opts.Uncached != nil && e.opts.Uncached(config.GroupResource)
 			s, destroy, err := c.newStore(config, resourcePrefix, newFunc, newListFunc, getAttrs, indexers, uncached)
 			if s, ok := s.(*Store); ok && e.opts.Decorated != nil {
-				s.decorated = e.opts.Decorated(config.GroupResource)
+				s.watches.Decorated = e.opts.Decorated(config.GroupResource)
 			}
 			if _, custom := newFunc().(runtime.Unstructured); !custom && err == nil {
 				e.noteBuiltIn(config.GroupResource, s)
@@ -319,7 +319,7 @@ func (e *Engine) Drain(ctx context.Context, progress time.Duration) error {
 
 // catchUp returns when the mirror has caught up with etcd, or after atMost.
 func (c *cluster) catchUp(ctx context.Context, atMost time.Duration) {
-	if c.mirror == nil || c.eventsOnly || atMost <= 0 || c.watches.Len() == 0 {
+	if c.mirror == nil || c.detected.eventsOnly || atMost <= 0 || c.watches.Len() == 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, atMost)

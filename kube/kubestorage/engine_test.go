@@ -175,8 +175,8 @@ func TestEngine_EtcdWithoutProgress_ServesFromMemory(t *testing.T) {
 		o.watcher = func(w clientv3.Watcher) clientv3.Watcher { return mute{Watcher: w} }
 		o.engine.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	})
-	if n := strings.Count(log.String(), "the feed watches all keys"); n != 1 || f.cluster.progressMode != etcdsource.ByEvents {
-		t.Errorf("progress mode is %s, %d log lines report it in\n%s", f.cluster.progressMode, n, log.String())
+	if n := strings.Count(log.String(), "the feed watches all keys"); n != 1 || f.cluster.detected.progressMode != etcdsource.ByEvents {
+		t.Errorf("progress mode is %s, %d log lines report it in\n%s", f.cluster.detected.progressMode, n, log.String())
 	}
 	ctx := contextFor(t)
 	for i := range 5 {

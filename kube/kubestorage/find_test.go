@@ -71,7 +71,7 @@ func TestFinder_UndecodableObjects_FailListsThatMaySelectThem(t *testing.T) {
 	for _, unsafe := range []bool{false, true} {
 		var found atomic.Int64
 		w := foundTwin(t, 200, &found)
-		w.unsafeDelete = unsafe
+		w.lists.Gates.UnsafeDelete = unsafe
 		// reports are the objects that a list reports: the first one, or all with
 		// AllowUnsafeMalformedObjectDeletion.
 		reports := func(selector string) (n int) {

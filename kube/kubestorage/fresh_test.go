@@ -244,7 +244,7 @@ func TestConsistentRead_EtcdRestored_IsNotReady(t *testing.T) {
 		w.etcd.Stall(true) // the feed does not find it
 		w.etcd.FailLists(errors.New("not yet"))
 		w.etcd.Restore(was-1, nil)
-		if err := w.consistent(t.Context(), nil); !errors.Is(err, mirror.ErrNotReady) {
+		if err := w.fresh.Consistent(t.Context(), nil); !errors.Is(err, mirror.ErrNotReady) {
 			t.Errorf("got %v, want ErrNotReady", err)
 		}
 	})

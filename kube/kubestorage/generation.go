@@ -18,6 +18,9 @@ func dropReplaced(s *Store) {
 	})
 }
 
+// readAtOnce is the number of events per read of the log.
+const readAtOnce = 256
+
 // dropClosed drops the derived data that entries, leaves and events of the resource reference under
 // closed keys, so that data decrypted with removed keys does not stay in memory until its entry is
 // replaced. Versions of old revisions may contain the positions of items, but no items. Cost is

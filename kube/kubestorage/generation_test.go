@@ -59,7 +59,7 @@ type derivedReads struct {
 func newDerivedReads(t *testing.T, f *fixture) *derivedReads {
 	t.Helper()
 	d := &derivedReads{f: f, s: f.engine(t)}
-	d.s.retryFor = 0
+	d.s.watches.RetryFor = 0
 	d.from = f.create(t, newPod("first"))[0].ResourceVersion
 	pod := newPod("second")
 	pod.Spec.NodeName = "a"
@@ -242,7 +242,7 @@ func boolInt(b bool) int {
 func (s *Store) currentRevision(t testing.TB) string {
 	t.Helper()
 	u := &unstructured.Unstructured{Object: map[string]any{}}
-	if err := s.versioner.UpdateObject(u, uint64(s.mirror.PublishedRevision())); err != nil {
+	if err := s.Versioner().UpdateObject(u, uint64(s.mirror.PublishedRevision())); err != nil {
 		t.Fatal(err)
 	}
 	return u.GetResourceVersion()

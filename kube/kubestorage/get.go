@@ -10,15 +10,31 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/kube/internal/etcdread"
+	"github.com/stratakube/strata/kube/internal/freshness"
 	"github.com/stratakube/strata/kube/internal/objects"
+	"github.com/stratakube/strata/kube/internal/trace"
 	"github.com/stratakube/strata/mirror"
 )
+
+type skipCacheWaitKey struct{}
+
+// SkipCacheWait returns a context for a request that was answered with ErrReadEtcd: a Get of the
+// latest revision does not wait for memory again.
+func SkipCacheWait(ctx context.Context) context.Context {
+	return context.WithValue(ctx, skipCacheWaitKey{}, true)
+}
+
+// ErrReadEtcd: this read is served by etcd through upstream's store, not from memory. For a list: a
+// gate is off, the resource is not loaded and the page is small, or etcd's progress is unreliable.
+// For a single key: the resource is not loaded, or the mirror does not catch up soon.
+var ErrReadEtcd = etcdread.ErrNeeded
 
 // Get implements storage.Interface. Without a resource version the answer is
 // linearizable.
 func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, out runtime.Object) error {
 	endProbe(ctx, s, key, nil)
-	if opts.ResourceVersion == "" && !s.latestReads.gets {
+	if opts.ResourceVersion == "" && !s.cluster.detected.latestReads.gets {
 		return s.getFromEtcd(ctx, s.etcd.Get, key, opts, out)
 	}
 	e, err := s.Entry(ctx, key, opts.ResourceVersion)
@@ -26,7 +42,7 @@ func (s *Store) Get(ctx context.Context, key string, opts storage.GetOptions, ou
 	case errors.Is(err, ErrReadEtcd):
 		err := s.getFromEtcd(ctx, s.getInPlace, key, opts, out)
 		if opts.ResourceVersion == "" {
-			s.metrics.Consistent(err == nil || storage.IsNotFound(err), true)
+			s.fresh.Metrics.Consistent(err == nil || storage.IsNotFound(err), true)
 		}
 		return err
 	case storage.IsNotFound(err) && opts.IgnoreNotFound:
@@ -52,9 +68,9 @@ func (s *Store) DecodeError(ctx context.Context, key string, err error) error {
 		return ctx.Err()
 	case apierrors.IsTimeout(err):
 		return err
-	case s.conversions == nil || storage.IsInternalError(err): // of the decryption
+	case s.watches.Conversions == nil || storage.IsInternalError(err): // of the decryption
 		return fmt.Errorf("%w: %w", ErrReadEtcd, err)
-	case s.unsafeDelete:
+	case s.lists.Gates.UnsafeDelete:
 		return storage.NewCorruptObjError(key, objects.Cause(err)) // as upstream's
 	}
 	return err
@@ -70,10 +86,10 @@ func (s *Store) getInPlace(ctx context.Context, key string, opts storage.GetOpti
 func (s *Store) getFromEtcd(ctx context.Context, get func(context.Context, string, storage.GetOptions, runtime.Object) error,
 	key string, opts storage.GetOptions, out runtime.Object) error {
 	into, custom := out.(*unstructured.Unstructured)
-	if s.conversions == nil || !custom {
+	if s.watches.Conversions == nil || !custom {
 		return get(ctx, key, opts, out)
 	}
-	obj, err := s.conversions.Detach(ctx, func() (runtime.Object, error) {
+	obj, err := s.watches.Conversions.Detach(ctx, func() (runtime.Object, error) {
 		obj := s.newFunc()
 		return obj, get(ctx, key, opts, obj)
 	})
@@ -91,40 +107,40 @@ func (s *Store) Entry(ctx context.Context, key, resourceVersion string) (*mirror
 	if err != nil {
 		return nil, err
 	}
-	asked, err := s.parseRevision(resourceVersion)
+	asked, err := s.fresh.ParseRevision(resourceVersion)
 	if err != nil {
 		return nil, err
 	}
 	if !s.resource.Ready() {
 		return nil, ErrReadEtcd
 	}
-	span := traceGet(ctx, key, resourceVersion)
-	defer span.end()
+	span := trace.StartGet(ctx, key, resourceVersion)
+	defer span.End()
 	if resourceVersion == "" {
-		if !s.latestReads.gets || ctx.Value(skipCacheWaitKey{}) != nil {
+		if !s.cluster.detected.latestReads.gets || ctx.Value(skipCacheWaitKey{}) != nil {
 			return nil, ErrReadEtcd
 		}
-		if err := s.soonConsistent(ctx, span); err != nil {
+		if err := s.fresh.SoonConsistent(ctx, span); err != nil {
 			return nil, ErrReadEtcd
 		}
-	} else if s.outOfReach(revisionOf(asked)) {
+	} else if s.fresh.OutOfReach(freshness.RevisionOf(asked)) {
 		return nil, ErrReadEtcd
 	} else {
-		span.event(eventWaiting)
-		if err := s.waitFor(ctx, asked); err != nil {
+		span.Event(trace.Waiting)
+		if err := s.fresh.WaitFor(ctx, asked); err != nil {
 			return nil, err
 		}
 	}
-	span.event(eventFresh)
+	span.Event(trace.Fresh)
 	snap, err := s.resource.Latest()
 	if err != nil {
 		return nil, ErrReadEtcd
 	}
 	if resourceVersion == "" {
-		s.metrics.Consistent(true, false)
+		s.fresh.Metrics.Consistent(true, false)
 	}
 	e, ok := snap.Get(etcdKey)
-	span.event(eventByKey)
+	span.Event(trace.ByKey)
 	if !ok {
 		return nil, storage.NewKeyNotFoundError(etcdKey, snap.Rev)
 	}

@@ -3,13 +3,14 @@ package kubestorage
 import (
 	"testing"
 
-	"github.com/stratakube/strata/mirror"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/stratakube/strata/mirror"
 )
 
 // onNode selects the pods of a node; with the index that registries declare for it

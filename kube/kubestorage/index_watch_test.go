@@ -11,8 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stratakube/strata/kube/internal/watch"
+
 	kruntime "k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/value"
@@ -49,7 +51,7 @@ func inMemory(t testing.TB, opts ...func(*options)) (*fixture, *memory.Store) {
 }
 
 // after starts a watch after a revision.
-func (f *fixture) after(ctx context.Context, t testing.TB, rev mirror.Revision, pred storage.SelectionPredicate) watch.Interface {
+func (f *fixture) after(ctx context.Context, t testing.TB, rev mirror.Revision, pred storage.SelectionPredicate) apiwatch.Interface {
 	t.Helper()
 	w, err := f.Watch(ctx, "/pods", storage.ListOptions{Recursive: true, ResourceVersion: fmt.Sprint(rev), Predicate: pred})
 	if err != nil {
@@ -66,7 +68,7 @@ func TestIndexedWatch_StoreEnds_LeavesNoFollower(t *testing.T) {
 	ctx := contextFor(t)
 	rev := etcd.Revision()
 	f.catchUp(t)
-	var watches []watch.Interface
+	var watches []apiwatch.Interface
 	for i := range 10 {
 		watches = append(watches, f.after(ctx, t, rev, onNode(fmt.Sprint("node-", i), true)))
 	}
@@ -119,14 +121,11 @@ func BenchmarkWatchesOfNodes(b *testing.B) {
 			var wg sync.WaitGroup
 			defer wg.Wait()
 			defer cancel()
-			var delivered, waiting, wakes atomic.Int64
-			var streams []*Stream
+			counts := &nodeWatches{}
+			var streams []*watch.Stream
 			before := heap()
 			for i := range n {
 				st, err := s.OpenStream(ctx, "/pods", storage.ListOptions{Recursive: true, ResourceVersion: fmt.Sprint(rev), Predicate: onNode(node(i), indexed)})
-				if err == nil {
-					_, err = st.next()
-				}
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -136,30 +135,11 @@ func BenchmarkWatchesOfNodes(b *testing.B) {
 			for _, st := range streams {
 				wg.Go(func() {
 					defer st.Close()
-					for {
-						batch, err := st.next()
-						if err != nil {
-							return
-						}
-						for _, ev := range batch.events {
-							if what, err := st.translate(ev); err == nil && what != "" {
-								delivered.Add(1)
-							}
-						}
-						if !batch.empty() {
-							continue
-						}
-						waiting.Add(1)
-						if st.wait(nil) != nil {
-							return
-						}
-						waiting.Add(-1)
-						wakes.Add(1)
-					}
+					_ = st.Deliver(nil, &nodeWatch{all: counts}) // until ctx ends
 				})
 			}
 			settle := func() {
-				for s.mirror.PublishedRevision() < etcd.Revision() || waiting.Load() < n {
+				for s.mirror.PublishedRevision() < etcd.Revision() || counts.waiting.Load() < n {
 					runtime.Gosched()
 				}
 			}
@@ -171,16 +151,48 @@ func BenchmarkWatchesOfNodes(b *testing.B) {
 				events++
 				i := int(events*7919) % n
 				put(b, etcd, podOn(fmt.Sprintf("pod-%04d", i), node(i), int(events)))
-				for delivered.Load() < events {
+				for counts.delivered.Load() < events {
 					runtime.Gosched()
 				}
 				settle()
 			}
 			b.ReportMetric(float64(cpuTime()-cpu)/float64(events), "cpu-ns/event")
-			b.ReportMetric(float64(wakes.Load())/float64(events), "wakes/event")
+			b.ReportMetric(float64(counts.wakes.Load())/float64(events), "wakes/event")
 			b.ReportMetric(float64(held)/n, "B/watch")
 		})
 	}
+}
+
+// nodeWatches counts what the watches of a benchmark do.
+type nodeWatches struct{ delivered, waiting, wakes atomic.Int64 }
+
+// nodeWatch is the Sink of one of them.
+type nodeWatch struct {
+	recorder
+	all   *nodeWatches
+	waits bool
+}
+
+func (w *nodeWatch) Refresh() error {
+	if w.waits {
+		w.waits = false
+		w.all.waiting.Add(-1)
+		w.all.wakes.Add(1)
+	}
+	return nil
+}
+
+func (w *nodeWatch) Flush() error {
+	if !w.waits {
+		w.waits = true
+		w.all.waiting.Add(1)
+	}
+	return nil
+}
+
+func (w *nodeWatch) Event(apiwatch.EventType, *mirror.Event) error {
+	w.all.delivered.Add(1)
+	return nil
 }
 
 // heap returns the bytes in use.

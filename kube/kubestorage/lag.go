@@ -3,25 +3,27 @@ package kubestorage
 import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/stratakube/strata/kube/internal/watch"
 	"github.com/stratakube/strata/kube/internal/watchset"
 	"github.com/stratakube/strata/mirror"
 )
 
 // addLag adds, by resource, the number of events of the log that the slowest watch has not read.
 func (c *cluster) addLag(lag map[schema.GroupResource]int) {
-	behind := map[*Store]mirror.Revision{}
+	behind := map[*watch.Env]mirror.Revision{}
 	c.watches.EachDrainable(func(w watchset.Watch) {
-		st, ok := w.(*runningStream)
+		st, ok := w.(*watch.Stream)
 		if !ok {
 			return
 		}
-		at := st.logPosition.Load()
-		if least, known := behind[st.store]; !known || at < least {
-			behind[st.store] = at
+		at := st.Position()
+		if least, known := behind[st.Env()]; !known || at < least {
+			behind[st.Env()] = at
 		}
 	})
-	for s, at := range behind {
-		lag[s.group] = max(lag[s.group], eventsAfter(s.resource, s.mirror.PublishedRevision(), at))
+	for env, at := range behind {
+		l := env.Lists
+		lag[l.Group] = max(lag[l.Group], eventsAfter(l.Memory, l.Mirror.PublishedRevision(), at))
 	}
 }
 

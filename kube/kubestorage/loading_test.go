@@ -15,6 +15,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 
 	"github.com/stratakube/strata/internal/test/testetcd"
+	"github.com/stratakube/strata/kube/internal/etcdread"
 )
 
 // An engine that has loaded reports the objects of etcd; the names of resources come from the keys,
@@ -97,7 +98,7 @@ func TestRead_ExactPageDuringLoad_WaitsForMemory(t *testing.T) {
 	store := f.engine(t)
 	now := everything()
 	now.Predicate.Limit = 1
-	if _, err := store.Read(contextFor(t), "/pods/", now); !errors.Is(err, errNotLoaded) {
+	if _, err := store.Read(contextFor(t), "/pods/", now); !errors.Is(err, etcdread.NotLoaded) {
 		t.Errorf("a page of the present: %v, want that etcd is read", err)
 	}
 	exact := now

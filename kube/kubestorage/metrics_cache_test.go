@@ -77,11 +77,10 @@ func TestCacheMetrics_OfSlowWatch_CountTerminated(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer stream.Close()
 	f.update(t, pod, "x")
 	f.outrun(contextFor(t), t, f.update(t, pod, "y").ResourceVersion)
-	if _, err = stream.next(); err == nil {
-		t.Fatal("the stream has an event, want that history has left it behind")
+	if got, err := record(stream); err == nil || len(got.events) > 0 {
+		t.Fatalf("the stream has %d events and ends with %v, want that history has left it behind", len(got.events), err)
 	}
 	requireSeries(t, 1, "apiserver_terminated_watchers_total", pods)
 }

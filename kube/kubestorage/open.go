@@ -11,7 +11,6 @@ import (
 
 	"go.etcd.io/etcd/client/v3/kubernetes"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/etcd3"
@@ -27,11 +26,14 @@ import (
 	"github.com/stratakube/strata/kube/internal/blockcache"
 	"github.com/stratakube/strata/kube/internal/etcdclient"
 	"github.com/stratakube/strata/kube/internal/etcdread"
+	"github.com/stratakube/strata/kube/internal/freshness"
 	"github.com/stratakube/strata/kube/internal/index"
 	"github.com/stratakube/strata/kube/internal/keyrotation"
+	"github.com/stratakube/strata/kube/internal/list"
 	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/pages"
+	"github.com/stratakube/strata/kube/internal/watch"
 	"github.com/stratakube/strata/kube/internal/watchset"
 	"github.com/stratakube/strata/mirror"
 )
@@ -60,8 +62,7 @@ func newCluster(ctx context.Context, dial time.Duration, config *storagebackend.
 // startCluster mirrors the feed; without a source its storages read from etcd. The cluster owns the
 // client and the compactor, which may be nil.
 func startCluster(client *kubernetes.Client, compactor *compactor, f detectedSource, prefix string, opts Options, blocks *blockcache.Cache) (*cluster, error) {
-	c := &cluster{opts: opts, prefix: prefix, client: client, compactor: compactor, blocks: blocks,
-		latestReads: f.latestReads, progressMode: f.progressMode, eventsOnly: f.eventsOnly,
+	c := &cluster{opts: opts, prefix: prefix, client: client, compactor: compactor, blocks: blocks, detected: f,
 		getPlaces: make(etcdread.Places, maxEtcdGets), listPlaces: make(etcdread.Places, maxEtcdPages), ranges: etcdsource.Bounded(client.Client)}
 	c.tokens = pages.NewTokens(client.KV, prefix, pages.TokenOptions{
 		Seal:        opts.enabled(SealedContinueTokens),
@@ -72,17 +73,27 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f detectedSou
 		Keep:        2 * opts.Window.MaxAge,
 		Logger:      opts.Logger,
 	})
-	ctx, cancel := context.WithCancel(context.Background())
-	c.stop = cancel
 	if f.source == nil {
 		return c, nil
 	}
-	source, tap := f.source, feedTap(opts, f, prefix)
+	if err := c.startMirror(); err != nil {
+		c.close()
+		return nil, err
+	}
+	c.observe()
+	return c, nil
+}
+
+// startMirror starts the mirror of the detected source, the feed of other replicas, and the
+// comparison with etcd.
+func (c *cluster) startMirror() error {
+	opts, f := c.opts, c.detected
+	source, tap := f.source, feedTap(opts, f, c.prefix)
 	if tap != nil {
 		source = tap.Source()
 	}
 	m, err := mirror.New(mirror.Options{
-		Prefix:         prefix,
+		Prefix:         c.prefix,
 		Source:         source,
 		Window:         opts.Window,
 		Replay:         opts.replayBounds(),
@@ -93,14 +104,12 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f detectedSou
 		Logger:         opts.Logger,
 	})
 	if err != nil {
-		c.close()
-		return nil, err
+		return err
 	}
 	c.mirror = m
 	if tap != nil {
-		if err := tap.Attach(m, client.Client); err != nil {
-			c.close()
-			return nil, fmt.Errorf("serve the feed of etcd at %s: %w", c.endpoints(), err)
+		if err := tap.Attach(m, c.client.Client); err != nil {
+			return fmt.Errorf("serve the feed of etcd at %s: %w", c.endpoints(), err)
 		}
 	}
 	c.checker = consistency.New(consistency.Options{
@@ -110,28 +119,34 @@ func startCluster(client *kubernetes.Client, compactor *compactor, f detectedSou
 		OnFailure:        onInconsistency,
 		Logger:           opts.Logger,
 	})
-	c.cache = metrics.NewCache(m)
-	c.wg.Go(func() { c.cache.Run(ctx) })
-	if opts.ReadOnly {
-		c.wg.Go(func() { c.lag.follow(ctx, m) })
+	if c.compactor != nil {
+		c.compactor.add(m)
 	}
-	if compactor != nil {
-		compactor.add(m)
+	return nil
+}
+
+// observe starts the goroutines of the metrics and of the lag of the mirror.
+func (c *cluster) observe() {
+	ctx, cancel := context.WithCancel(context.Background())
+	c.running.stop = cancel
+	c.cache = metrics.NewCache(c.mirror)
+	c.running.wg.Go(func() { c.cache.Run(ctx) })
+	if c.opts.ReadOnly {
+		c.running.wg.Go(func() { c.lag.follow(ctx, c.mirror) })
 	}
 	c.scraped = &metrics.Cluster{
-		Mirror:       m,
+		Mirror:       c.mirror,
 		Blocks:       c.blocks,
 		Prefix:       c.prefix,
-		ProgressMode: c.progressMode,
+		ProgressMode: c.detected.progressMode,
 		Endpoints:    c.endpoints,
 		EtcdPages:    func() (reading, limit int) { return len(c.listPlaces), cap(c.listPlaces) },
 		AddLag:       c.addLag,
 	}
-	if compactor != nil {
-		c.scraped.Compactor = compactor.Compactor
+	if c.compactor != nil {
+		c.scraped.Compactor = c.compactor.Compactor
 	}
 	metrics.Add(c.scraped)
-	return c, nil
 }
 
 // feedTap returns the tap of Options.FeedServer on a source, nil if there is none. A store without
@@ -252,41 +267,23 @@ func (c *cluster) claim(cfg storeConfig) (*mirror.Resource, error) {
 	return c.mirror.Claim(prefix)
 }
 
-// undecodableFor bounds the time for which a watch waits for an event that
-// cannot be decrypted or converted, for example because a KMS is down.
+// undecodableFor is watch.Env.RetryFor.
 const undecodableFor = 30 * time.Second
 
 func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg storeConfig, view objects.Config, unsafeDelete bool) *Store {
 	s := &Store{
-		cluster: c,
-		etcd:    etcd,
-		revisionWaiter: revisionWaiter{
-			mirror:     c.mirror,
-			resource:   r,
-			versioner:  storage.APIObjectVersioner{},
-			metrics:    metrics.NewReads(cfg.GroupResource),
-			eventsOnly: c.eventsOnly,
-		},
-		conversions:     view.Conversions,
-		unsafeDelete:    unsafeDelete,
-		retryFor:        undecodableFor,
-		keys:            pages.Keys{PathPrefix: c.prefix, ResourcePrefix: cfg.ResourcePrefix},
-		newFunc:         cfg.NewFunc,
-		newListFunc:     cfg.NewListFunc,
-		group:           cfg.GroupResource,
-		latestReads:     c.latestReads,
-		listsAtRevision: c.opts.enabled(ListFromCacheSnapshot),
-		bookmarks:       c.opts.enabled(WatchBookmark),
-		logger:          c.opts.Logger,
-		shards:          utilfeature.DefaultFeatureGate.Enabled(features.ShardedListAndWatch),
-		sizes:           utilfeature.DefaultFeatureGate.Enabled(features.SizeBasedListCostEstimate),
-		watchList:       utilfeature.DefaultFeatureGate.Enabled(features.WatchList),
-		pages:           c.pages(cfg.GroupResource),
-		listMetrics:     metrics.NewLists(cfg.GroupResource),
-		watchMetrics:    metrics.NewWatches(cfg.GroupResource),
+		cluster:  c,
+		etcd:     etcd,
+		group:    cfg.GroupResource,
+		keys:     pages.Keys{PathPrefix: c.prefix, ResourcePrefix: cfg.ResourcePrefix},
+		newFunc:  cfg.NewFunc,
+		mirror:   c.mirror,
+		resource: r,
+		fresh:    freshness.New(c.mirror, r, cfg.GroupResource, c.detected.eventsOnly),
+		sizes:    utilfeature.DefaultFeatureGate.Enabled(features.SizeBasedListCostEstimate),
 	}
+	lists, watches := metrics.NewLists(cfg.GroupResource), metrics.NewWatches(cfg.GroupResource)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	context.AfterFunc(s.ctx, func() { c.endStreams(s) })
 	s.view = objects.New(view, func() { dropReplaced(s) })
 	s.selections = index.New(index.Config{
 		Resource:  r,
@@ -294,15 +291,33 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg storeC
 		Blocks:    c.blocks,
 		Context:   s.ctx,
 		Logger:    c.opts.Logger,
-		Eager:     eagerFields(&cfg),
-		Declared:  declaredFields(cfg.Indexers),
+		Eager:     index.EagerFields(cfg.GroupResource, cfg.NewFunc(), cfg.GetAttrs),
+		Declared:  index.DeclaredFields(cfg.Indexers),
 		Start:     s.goroutines.Start,
-		Unindexed: s.watchMetrics.Unindexed,
-		Filtered:  s.watchMetrics.Filtered,
-		Read:      s.listMetrics.Read,
-		Refused:   s.listMetrics.IndexRefused,
-		Measured:  s.listMetrics.Indexes,
+		Unindexed: watches.Unindexed,
+		Filtered:  watches.Filtered,
+		Read:      lists.Read,
+		Refused:   lists.IndexRefused,
+		Measured:  lists.Indexes,
 	})
+	s.lists = &list.Env{
+		Group: cfg.GroupResource, NewListFunc: cfg.NewListFunc, Mirror: c.mirror, Memory: r, Fresh: s.fresh, View: s.view, Selections: s.selections,
+		Keys:  s.keys,
+		Pages: c.pages(cfg.GroupResource),
+		Etcd:  etcd,
+		Past:  etcdread.Reader{Places: c.listPlaces, Ranges: c.ranges, Mirror: c.mirror, Group: cfg.GroupResource, Keep: list.KeepBytes},
+		Gates: list.Gates{
+			Latest: c.detected.latestReads.lists, AtRevision: c.opts.enabled(ListFromCacheSnapshot), UnsafeDelete: unsafeDelete,
+			Shards: utilfeature.DefaultFeatureGate.Enabled(features.ShardedListAndWatch),
+		},
+		Metrics: lists,
+	}
+	s.watches = &watch.Env{
+		Lists: s.lists, Running: &c.watches, Goroutines: &s.goroutines, Context: s.ctx, NewFunc: cfg.NewFunc, Conversions: view.Conversions,
+		Metrics: watches, Logger: c.opts.Logger, RetryFor: undecodableFor,
+		Gates: watch.Gates{Bookmarks: c.opts.enabled(WatchBookmark), WatchList: utilfeature.DefaultFeatureGate.Enabled(features.WatchList)},
+	}
+	context.AfterFunc(s.ctx, func() { c.endStreams(s) })
 	return s
 }
 
@@ -314,45 +329,10 @@ func finderOf(finder func(obj runtime.Object, label bool, name string) objects.F
 	return func(label bool, name string) objects.Find { return finder(newFunc(), label, name) }
 }
 
-// declaredFields returns the fields among the indexes that a registry has declared.
-func declaredFields(indexers *cache.Indexers) (names []string) {
-	if indexers == nil {
-		return nil
-	}
-	for name := range *indexers {
-		if field, ok := strings.CutPrefix(name, storage.FieldIndex("")); ok {
-			names = append(names, field)
-		}
-	}
-	return names
-}
-
-// eagerFields returns the fields whose first use in a list makes an index: those that a custom
-// resource declares selectable, and those that name the object of an event, because clients that
-// describe an object ask once. Upstream declares no index for either.
-func eagerFields(cfg *storeConfig) map[string]bool {
-	obj := cfg.NewFunc()
-	_, custom := obj.(runtime.Unstructured)
-	if cfg.GetAttrs == nil || !custom && cfg.GroupResource != (schema.GroupResource{Resource: "events"}) {
-		return nil
-	}
-	_, known, err := cfg.GetAttrs(obj)
-	if err != nil {
-		return nil // a selectable field whose path is invalid: no object has attributes
-	}
-	eager := map[string]bool{}
-	for field := range known {
-		if custom && !strings.HasPrefix(field, "metadata.") || strings.HasPrefix(field, "involvedObject.") {
-			eager[field] = true
-		}
-	}
-	return eager
-}
-
 // endStreams ends the streams of a store that is being destroyed.
 func (c *cluster) endStreams(s *Store) {
 	c.watches.Every(func(w watchset.Watch) {
-		if st, ok := w.(*runningStream); ok && st.store == s {
+		if st, ok := w.(*watch.Stream); ok && st.Env() == s.watches {
 			st.Abort(watchset.ByStorage)
 		}
 	})

@@ -170,7 +170,7 @@ func testSelectors(t *testing.T, opts ...func(*options)) {
 			if err != nil {
 				t.Fatal(describe, err)
 			}
-			if r.plan != nil {
+			if r.Plan() != nil {
 				planned++
 			}
 			r.Close()

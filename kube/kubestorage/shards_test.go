@@ -432,20 +432,3 @@ func TestShardedWatch_Event_ReachesOnlyItsShard(t *testing.T) {
 		})
 	}
 }
-
-// TestShardedWatch_OfNamespace_FollowsItsKeys: a watch of a part of the resource follows its keys.
-func TestShardedWatch_OfNamespace_FollowsItsKeys(t *testing.T) {
-	shardGate(t)
-	f := setup(t)
-	s := f.engine(t)
-	f.catchUp(t)
-	sel := shardOf(uidField, 0, 2)
-	st, err := s.OpenStream(contextFor(t), "/pods/ns", storage.ListOptions{Recursive: true, ResourceVersion: "0", Predicate: ofShard(sel)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer st.Close()
-	if st.unfollow != nil {
-		t.Error("a watch of a namespace follows the events of all of them")
-	}
-}

@@ -11,7 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/stratakube/strata/kube/internal/list"
 	"github.com/stratakube/strata/kube/internal/metrics"
+	"github.com/stratakube/strata/kube/internal/watch"
 	"github.com/stratakube/strata/kube/internal/watchset"
 	"github.com/stratakube/strata/kube/status"
 	"github.com/stratakube/strata/mirror"
@@ -88,7 +90,7 @@ func (c *cluster) addStatus(s *status.Status, lists map[schema.GroupResource]met
 
 // laggingStream is an open stream with events that it has not examined.
 type laggingStream struct {
-	store *Store
+	lists *list.Env
 	ctx   context.Context
 	at    mirror.Revision
 }
@@ -99,13 +101,13 @@ func (c *cluster) openStreams() (count map[schema.GroupResource]int, lagging []l
 	count = map[schema.GroupResource]int{}
 	now := c.mirror.PublishedRevision()
 	c.watches.Every(func(w watchset.Watch) {
-		st, ok := w.(*runningStream)
+		st, ok := w.(*watch.Stream)
 		if !ok {
 			return
 		}
-		count[st.store.group]++
-		if at := st.logPosition.Load(); at < now {
-			lagging = append(lagging, laggingStream{st.store, st.ctx, at})
+		count[st.Env().Lists.Group]++
+		if at := st.Position(); at < now {
+			lagging = append(lagging, laggingStream{st.Env().Lists, st.Context(), at})
 		}
 	})
 	return count, lagging
@@ -126,11 +128,11 @@ func slow(streams []laggingStream, now mirror.Revision) (all []status.Watch) {
 	}
 	delays := map[position]delay{}
 	for _, st := range streams {
-		at := position{st.store.resource, st.at}
+		at := position{st.lists.Memory, st.at}
 		d, ok := delays[at]
 		if !ok {
 			var ev *mirror.Event
-			if ev, d.expired = nextEvent(st.store.resource, st.at); ev != nil {
+			if ev, d.expired = nextEvent(st.lists.Memory, st.at); ev != nil {
 				d.pending = true
 				if ev.Arrived != 0 {
 					d.time, d.known = time.Duration(driver.Now()-ev.Arrived), true
@@ -141,7 +143,7 @@ func slow(streams []laggingStream, now mirror.Revision) (all []status.Watch) {
 		if !d.expired && (!d.pending || d.known && d.time <= status.SlowAfter) {
 			continue
 		}
-		w := status.Watch{Group: st.store.group.Group, Resource: st.store.group.Resource, Revision: st.at,
+		w := status.Watch{Group: st.lists.Group.Group, Resource: st.lists.Group.Resource, Revision: st.at,
 			BehindSeconds: d.time.Seconds(), BehindRevisions: now - st.at, Expired: d.expired}
 		if info, ok := request.RequestInfoFrom(st.ctx); ok {
 			w.Namespace = info.Namespace

@@ -73,7 +73,7 @@ func TestStatus_WatchWithOldPendingEvent_IsSlow(t *testing.T) {
 			all[0].BehindSeconds < 3 || all[0].BehindSeconds > 4 || all[0].BehindRevisions != 2 {
 			t.Errorf("slow watches: %+v, want the one of jane, 3 s and 2 revisions behind", all)
 		}
-		take(t, st)
+		st.DeliverPending(nil, &recorder{})
 		if all := readings(); len(all) != 0 {
 			t.Errorf("a watch that has examined its events is slow: %+v", all)
 		}

@@ -2,22 +2,24 @@ package kubestorage
 
 import (
 	"context"
-	"log/slog"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/etcd3"
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/stratakube/strata/kube/internal/freshness"
 	"github.com/stratakube/strata/kube/internal/index"
 	"github.com/stratakube/strata/kube/internal/keyrotation"
-	"github.com/stratakube/strata/kube/internal/metrics"
+	"github.com/stratakube/strata/kube/internal/list"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/pages"
 	"github.com/stratakube/strata/kube/internal/representation"
+	"github.com/stratakube/strata/kube/internal/watch"
 	"github.com/stratakube/strata/kube/internal/watchset"
 	"github.com/stratakube/strata/mirror"
 )
@@ -41,38 +43,20 @@ type storeConfig struct {
 // Store is a storage.Interface on one resource of a mirror. Writes go to etcd through upstream's
 // store, reads and watches are served from memory.
 type Store struct {
-	cluster *cluster
-	etcd    storage.Interface // upstream's store: writes, and reads that memory cannot answer
-
-	revisionWaiter
-	view        *objects.View
-	conversions *objects.Conversions // nil if no conversion blocks
-	// unsafeDelete is AllowUnsafeMalformedObjectDeletion: LISTs report all corrupt objects instead
-	// of the first.
-	unsafeDelete bool
-	// retryFor is how long a watch retries to decode an event.
-	retryFor    time.Duration
-	keys        pages.Keys
-	newFunc     func() runtime.Object
-	newListFunc func() runtime.Object
-	group       schema.GroupResource
-	decorated   bool // see Options.Decorated; written before the store is used
-	// latestReads and listsAtRevision (the gate ListFromCacheSnapshot) select the reads served from
-	// memory.
-	latestReads     latestReads
-	listsAtRevision bool
-	bookmarks       bool // the gate WatchBookmark
-	logger          *slog.Logger
-	// Gates of Kubernetes, read when the store is made.
-	shards       bool // ShardedListAndWatch
-	sizes        bool // SizeBasedListCostEstimate
-	watchList    bool // WatchList
-	pages        pages.Pages
-	listMetrics  metrics.Lists
-	watchMetrics metrics.Watches
-
-	selections *index.Selections // indexes and shards
-
+	cluster  *cluster
+	etcd     storage.Interface // upstream's store: writes, and reads that memory cannot answer
+	group    schema.GroupResource
+	keys     pages.Keys
+	newFunc  func() runtime.Object
+	mirror   *mirror.Mirror
+	resource *mirror.Resource
+	fresh    *freshness.Waiter
+	view     *objects.View
+	// selections are the indexes and shards.
+	selections *index.Selections
+	lists      *list.Env
+	watches    *watch.Env
+	sizes      bool            // the gate SizeBasedListCostEstimate
 	ctx        context.Context // ends when the store is destroyed
 	cancel     context.CancelFunc
 	goroutines watchset.Group // watches, and goroutines that build indexes
@@ -105,10 +89,43 @@ func (s *Store) Representation(name any, f representation.Format) *representatio
 func (s *Store) NewFunc() runtime.Object { return s.newFunc() }
 
 // NewListFunc is NewFunc for a list.
-func (s *Store) NewListFunc() runtime.Object { return s.newListFunc() }
+func (s *Store) NewListFunc() runtime.Object { return s.lists.NewListFunc() }
 
 // Versioner implements storage.Interface.
-func (s *Store) Versioner() storage.Versioner { return s.versioner }
+func (s *Store) Versioner() storage.Versioner { return storage.APIObjectVersioner{} }
+
+// Read resolves a LIST; see list.Env.Read. Errors: ErrReadEtcd, and API errors for the client (400,
+// 410, 429, 504).
+func (s *Store) Read(ctx context.Context, key string, opts storage.ListOptions) (*list.Read, error) {
+	return s.lists.Read(ctx, key, opts)
+}
+
+// EstimateList estimates the result of Read; see list.Env.Estimate.
+func (s *Store) EstimateList(key string, opts storage.ListOptions) (x list.Estimate, ok bool) {
+	return s.lists.Estimate(key, opts)
+}
+
+// GetList implements storage.Interface.
+func (s *Store) GetList(ctx context.Context, key string, opts storage.ListOptions, listObj runtime.Object) error {
+	endProbe(ctx, s, key, &opts.Predicate)
+	return s.lists.GetList(ctx, key, opts, listObj)
+}
+
+// OpenStream opens a watch; see watch.Env.Open.
+func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOptions) (*watch.Stream, error) {
+	return s.watches.Open(ctx, key, opts)
+}
+
+// OpenStreamFor is OpenStream for a watch that ends after timeout at the latest.
+func (s *Store) OpenStreamFor(ctx context.Context, timeout time.Duration, key string, opts storage.ListOptions) (*watch.Stream, error) {
+	return s.watches.OpenFor(ctx, timeout, key, opts)
+}
+
+// Watch implements storage.Interface; see watch.Env.Watch.
+func (s *Store) Watch(ctx context.Context, key string, opts storage.ListOptions) (apiwatch.Interface, error) {
+	endProbe(ctx, s, key, &opts.Predicate)
+	return s.watches.Watch(ctx, key, opts)
+}
 
 // Stats implements storage.Interface: the number of objects in memory and, if the
 // gate SizeBasedListCostEstimate is on, their average stored size.

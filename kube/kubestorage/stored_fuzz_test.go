@@ -140,7 +140,7 @@ func storedWidgets(f *testing.F, codec runtime.Codec, found *atomic.Int64) *stor
 		}
 	})
 	store := s.engine(f)
-	s.key, s.newFunc, s.newList = "/example.com/widgets/ns/fuzzed", store.newFunc, store.newListFunc
+	s.key, s.newFunc, s.newList = "/example.com/widgets/ns/fuzzed", store.newFunc, store.NewListFunc
 	return s
 }
 

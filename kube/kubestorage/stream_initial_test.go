@@ -18,7 +18,7 @@ import (
 // change before they are read. Metrics have the plan and the numbers.
 func TestInitialEvents_MoreThanHeld_AreSifted(t *testing.T) {
 	t.Parallel()
-	const pods = 2*maxFound + 2000
+	const pods = 10_000
 	w := indexTwin(t, "initial")
 	pod := func(i int, half string) {
 		w.put(t, withLabel(newPod(fmt.Sprintf("pod-%05d", i)), "half", half))

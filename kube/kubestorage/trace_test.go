@@ -13,6 +13,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/kube/internal/metrics"
+	"github.com/stratakube/strata/kube/internal/trace"
 )
 
 // recordedSpan is a span of a collected trace that records the events of itself and of its
@@ -59,16 +60,16 @@ func (t recordingTracer) Start(ctx context.Context, _ string, _ ...oteltrace.Spa
 func TestTrace_ListBySelector_HasIndexEventWithIndexOnly(t *testing.T) {
 	w := foundTwin(t, 200, new(atomic.Int64))
 	pred := storage.SelectionPredicate{Label: parseLabels(t, "n=7"), Field: fields.Everything(), GetAttrs: involvedAttrs}
-	for _, c := range []struct{ plan, event string }{{metrics.PlanStored, eventLatest}, {metrics.PlanIndex, eventByIndex}} {
+	for _, c := range []struct{ plan, event string }{{metrics.PlanStored, trace.Latest}, {metrics.PlanIndex, trace.ByIndex}} {
 		span := &recordedSpan{}
 		r, err := w.Read(oteltrace.ContextWithSpan(contextFor(t), span), "/pods/", storage.ListOptions{Recursive: true, ResourceVersion: "0", Predicate: pred})
 		if err != nil {
 			t.Fatal(err)
 		}
-		plan := r.planName()
+		plan := r.PlanName()
 		r.Close()
 		var got []string
-		for _, event := range []string{eventLatest, eventByIndex} {
+		for _, event := range []string{trace.Latest, trace.ByIndex} {
 			if slices.Contains(span.events, event) {
 				got = append(got, event)
 			}

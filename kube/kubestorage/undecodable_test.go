@@ -163,7 +163,7 @@ func TestUnsafeDeletion_UnreadableObject_IsDeleted(t *testing.T) {
 // TestUndecodableObject_ManyInList_FirstHundredAreNamed: a LIST names the first hundred.
 func TestUndecodableObject_ManyInList_FirstHundredAreNamed(t *testing.T) {
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, true)
-	for _, n := range []int{maxCorrupt, maxCorrupt + 1, maxCorrupt + 2} {
+	for _, n := range []int{100, 101, 102} {
 		f := setup(t, withTransformer(encryption(t, "1")), withData(func(client *kubernetes.Client) {
 			for i := range n {
 				if _, err := client.Put(contextFor(t), fmt.Sprintf("%spods/ns/pod-%03d", testPrefix, i), "key1:too short"); err != nil {
@@ -247,7 +247,7 @@ func TestUndecodableEvent_IsRetriedInOrder(t *testing.T) {
 func TestUndecodableEvent_StaysUndecodable_EndsWatch(t *testing.T) {
 	swap := newSwappable(storagetesting.NewPrefixTransformer([]byte("x"), false))
 	f := setup(t, withTransformer(swap))
-	f.engine(t).retryFor = 500 * time.Millisecond
+	f.engine(t).watches.RetryFor = 500 * time.Millisecond
 	pod := f.create(t, newPod("a"))[0]
 	w := f.watchPods(t, afterRevision(pod.ResourceVersion))
 	if _, err := f.client.Put(contextFor(t), etcdKey(newPod("bad")), "no prefix"); err != nil {

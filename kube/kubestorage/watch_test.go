@@ -26,6 +26,7 @@ func TestWatch_SlowClient_DoesNotDelayOthers(t *testing.T) {
 	slow := f.watchPods(t, afterRevision(pod.ResourceVersion))
 	fast := f.watchPods(t, afterRevision(pod.ResourceVersion))
 
+	const held = 75 // above the events that a watcher holds
 	var revisions []string
 	for i := 0; ; i++ {
 		out := f.update(t, pod, strings.Repeat(string(rune('a'+i%26)), 100<<10))
@@ -38,7 +39,7 @@ func TestWatch_SlowClient_DoesNotDelayOthers(t *testing.T) {
 			t.Fatal(err)
 		}
 		// A watcher still delivers the events that it has read from the log.
-		if i > resultBuffer+readAhead+1 && floor > parseRevision(t, revisions[resultBuffer+readAhead+1]) {
+		if i > held && floor > parseRevision(t, revisions[held]) {
 			break
 		}
 		if i == 500 {
@@ -102,7 +103,7 @@ func TestWatch_StopContextOrStorageEnd_EndsWatch(t *testing.T) {
 		}
 	}
 	// All of them are blocked on an event that is not read.
-	for i := range 2 * resultBuffer {
+	for i := range 20 {
 		f.update(t, pod, fmt.Sprint(i))
 	}
 	f.catchUp(t)
@@ -204,7 +205,7 @@ func watchersRunning() int {
 	buf := make([]byte, 1<<20)
 	for n := len(buf); n == len(buf); buf = make([]byte, 2*len(buf)) {
 		if n = runtime.Stack(buf, true); n < len(buf) {
-			return strings.Count(string(buf[:n]), "kubestorage.(*watcher).run(")
+			return strings.Count(string(buf[:n]), "internal/watch.(*watcher).run(")
 		}
 	}
 	return 0

@@ -47,7 +47,7 @@ func suggest(ctx context.Context, s *Store, key string) runtime.Object {
 	}
 	obj, err := s.view.CurrentGeneration().Decode(ctx, e, e.ModRevision())
 	if err != nil {
-		s.logger.Debug("Failed to decode cached object; reading it from etcd", "key", key, "err", err)
+		s.cluster.opts.Logger.Debug("Failed to decode cached object; reading it from etcd", "key", key, "err", err)
 		return nil
 	}
 	return obj

@@ -12,7 +12,7 @@ import (
 
 	"github.com/stratakube/strata/kube/internal/handlerchain"
 	"github.com/stratakube/strata/kube/internal/slowclient"
-	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/kube/internal/watch"
 	"github.com/stratakube/strata/kube/listadmission"
 )
 
@@ -79,7 +79,7 @@ func (s *Server) passWatch(next http.Handler, w http.ResponseWriter, req *http.R
 		stop()
 		isSlow() // releases the context
 	}
-	ctx := kubestorage.WithSlowClient(req.Context(), isSlow)
+	ctx := watch.WithSlowClient(req.Context(), isSlow)
 	task := routine.TaskFrom(ctx)
 	defer func() {
 		if task == nil || task.Func == nil {

@@ -106,6 +106,14 @@ func newEncoding(r *Resource, f format) (*encoding, error) {
 				items.Transcode = r.spliceCanonical
 			}
 		}
+		if f.media == mediaJSON && r.CustomTranscoder != nil {
+			items.Transcode = r.CustomTranscoder.AppendItem
+		}
+	}
+	if f.media == mediaJSON && !f.target.Empty() && r.Transcoder != nil && r.Decorate == nil {
+		if err := e.cutMetadata(&items); err != nil {
+			return nil, err
+		}
 	}
 	if f.noManagedFields {
 		if err := e.cutManagedFields(&items); err != nil {
@@ -114,6 +122,20 @@ func newEncoding(r *Resource, f format) (*encoding, error) {
 	}
 	e.rep = r.Store.Representation(representationName{r.GVR.GroupVersion(), f}, items)
 	return e, nil
+}
+
+// cutMetadata makes the format, of metadata in JSON, cut it out of whole objects. Kinds without a
+// transcoder may differ: some conversions put fields of other versions into annotations, which are
+// not in the metadata that upstream's handlers return.
+func (e *encoding) cutMetadata(items *representation.Format) error {
+	whole, err := e.resource.encodings.get(e.resource, format{media: mediaJSON})
+	if err != nil {
+		return err
+	}
+	head := fmt.Appendf(nil, `{"kind":"PartialObjectMetadata","apiVersion":%s,`, strconv.Quote(e.target.String()))
+	items.Whole, items.Cut = whole.rep, representation.CutJSONMetadata(head)
+	items.Transcode = representation.Cutting(e.resource.Transcoder.AppendItem, items.Cut)
+	return nil
 }
 
 // cutManagedFields makes the format cut managed fields out of stored objects, and out of items that
@@ -132,7 +154,10 @@ func (e *encoding) cutManagedFields(items *representation.Format) error {
 	if items.Splice != nil {
 		items.Splice = representation.WithoutManagedFields(items.Splice)
 	}
-	if items.Transcode != nil {
+	switch {
+	case e.resource.Custom && items.Transcode != nil:
+		items.Transcode = representation.Cutting(items.Transcode, items.Cut)
+	case items.Transcode != nil:
 		items.Transcode = representation.WithoutManagedFields(items.Transcode)
 	}
 	return nil
@@ -284,14 +309,18 @@ func (e *encoding) emptyList(m listMeta, items bool) (runtime.Object, error) {
 		}
 		list = l
 	}
+	return list, setListMeta(list, m)
+}
+
+func setListMeta(list runtime.Object, m listMeta) error {
 	acc, err := meta.ListAccessor(list)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	acc.SetResourceVersion(m.resourceVersion)
 	acc.SetContinue(m.token)
 	acc.SetRemainingItemCount(m.remaining)
-	return list, nil
+	return nil
 }
 
 // envelope returns the bytes before and after the items of a list. The items take itemsBytes,

@@ -1,8 +1,13 @@
 package readpath
 
 import (
+	"bytes"
 	"strings"
 	"testing"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/stratakube/strata/kube/internal/representation"
 )
@@ -27,5 +32,55 @@ func TestEncoding_InvalidData_IsNotQuotedInError(t *testing.T) {
 	obj := w.resource.Store.NewFunc()
 	if _, err := enc.appendItem(nil, obj); err == nil || strings.Contains(err.Error(), "metadata") {
 		t.Errorf("an object without its head: %v", err)
+	}
+}
+
+// TestEncoding_CustomResourceWithSchema_IsTranscoded: the items that are made of stored JSON, with
+// and without managed fields, are those of the encoder.
+func TestEncoding_CustomResourceWithSchema_IsTranscoded(t *testing.T) {
+	t.Parallel()
+	r := newResolving(t)
+	d := r.define("1", 0, "v1", "v2", "v3")
+	for i := range d.Spec.Versions[:2] {
+		d.Spec.Versions[i].Schema = &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{
+			Type: "object", Properties: map[string]apiextensionsv1.JSONSchemaProps{"spec": {Type: "object", XPreserveUnknownFields: new(true)}},
+		}}
+	}
+	res := r.want(widgetsPath, r.widgets("v1"), 1)
+	if res.CustomTranscoder == nil {
+		t.Fatal("not transcoded")
+	}
+	stored := []byte(`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"creationTimestamp":"2026-01-02T03:04:05Z","generation":1,` +
+		`"managedFields":[{"manager":"a","operation":"Apply"}],"name":"a","uid":"u"},"spec":{"a":1}}` + "\n")
+	for _, cut := range []bool{false, true} {
+		enc, err := res.encodings.get(res, format{media: mediaJSON, noManagedFields: cut})
+		if err != nil {
+			t.Fatal(err)
+		}
+		obj := &unstructured.Unstructured{}
+		if err := runtime.DecodeInto(unstructured.UnstructuredJSONScheme, stored, obj); err != nil {
+			t.Fatal(err)
+		}
+		obj.SetResourceVersion("5")
+		want, err := enc.appendItem([]byte("x"), obj)
+		if err != nil {
+			t.Fatal(err)
+		}
+		transcode := representation.Splicer(res.CustomTranscoder.AppendItem)
+		if cut {
+			transcode = representation.Cutting(transcode, representation.CutJSONItem)
+		}
+		if got, ok := transcode([]byte("x"), stored, 5); !ok || !bytes.Equal(got, want) {
+			t.Errorf("transcoded %v\n%s, want\n%s", ok, got, want)
+		}
+		if got, ok := transcode([]byte("x"), []byte("{}"), 5); ok || string(got) != "x" {
+			t.Errorf("an object without metadata is transcoded to %s", got)
+		}
+	}
+	d.Spec.PreserveUnknownFields = true
+	for _, version := range []string{"v2", "v3"} {
+		if res := r.want("/apis/example.com/"+version+"/widgets", r.widgets(version), 1); res.CustomTranscoder != nil {
+			t.Errorf("%s, which is not pruned or has no schema, is transcoded", version)
+		}
 	}
 }

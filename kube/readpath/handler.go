@@ -31,8 +31,8 @@ import (
 type reason string
 
 const (
-	// reasonTable: kubectl get requests tables, which upstream's code builds from cached decoded
-	// objects.
+	// reasonTable: a table of a single object, a watch of tables, and tables whose convertor is not
+	// known here.
 	reasonTable reason = "table"
 	// reasonPretty: indented JSON (?pretty=true, curl, browsers).
 	reasonPretty reason = "pretty"
@@ -134,7 +134,8 @@ type readRequest struct {
 	server   *Server
 	resource *Resource
 	info     *request.RequestInfo
-	enc      *encoding
+	enc      *encoding // of objects
+	table    *table    // nil: the response is not a table
 	scope    *handlers.RequestScope
 	w        http.ResponseWriter
 	req      *http.Request
@@ -169,16 +170,26 @@ func (s *Server) serve(w http.ResponseWriter, req *http.Request, info *request.R
 	case n.reason != "":
 		return n.reason
 	}
+	return r.answer(n)
+}
+
+// answer answers the request in the form that was negotiated, or returns the reason to pass it on.
+func (r *readRequest) answer(n negotiated) reason {
+	if n.table {
+		var ok bool
+		if r.table, ok = r.tableOf(n.target); !ok {
+			return reasonTable
+		}
+		n.format = r.table.items()
+	}
 	var err error
-	if r.enc, err = resource.encodings.get(resource, n.format); err != nil {
+	if r.enc, err = r.resource.encodings.get(r.resource, n.format); err != nil {
 		return reasonMediaType
 	}
-	switch info.Verb {
-	case "get":
+	if r.info.Verb == "get" {
 		return r.get()
-	default:
-		return r.listOrWatch()
 	}
+	return r.listOrWatch()
 }
 
 // canonical reports whether the path is exactly the canonical path of the RequestInfo, so that path
@@ -245,9 +256,10 @@ func (r *readRequest) instrument(serve func()) {
 // request.
 func (r *readRequest) observe() (record func()) {
 	answered.WithLabelValues(r.info.Verb).Inc()
-	for _, text := range r.resource.Warnings {
-		warning.AddWarning(r.req.Context(), "", text)
+	if d := r.resource.Deprecation; d != nil {
+		warning.AddWarning(r.req.Context(), "", d.Warning)
 	}
+	deprecated, removedRelease := r.resource.Deprecation.labels()
 	received, ok := request.ReceivedTimestampFrom(r.req.Context())
 	if !ok {
 		received = time.Now()
@@ -257,7 +269,7 @@ func (r *readRequest) observe() (record func()) {
 	return func() {
 		verb, scope := r.metricsLabels()
 		endpointmetrics.MonitorRequest(req, verb, r.resource.GVR.Group, r.resource.GVR.Version, r.resource.GVR.Resource, "",
-			scope, endpointmetrics.APIServerComponent, r.resource.Deprecated, r.resource.RemovedRelease,
+			scope, endpointmetrics.APIServerComponent, deprecated, removedRelease,
 			response.Status(), response.ContentLength(), time.Since(received))
 	}
 }

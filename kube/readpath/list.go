@@ -8,7 +8,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	storeerr "k8s.io/apiserver/pkg/storage/errors"
 
-	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/kube/internal/list"
 	"github.com/stratakube/strata/kube/listadmission"
 	"github.com/stratakube/strata/mirror"
 )
@@ -59,7 +59,7 @@ func (r *readRequest) listOrWatch() reason {
 // preparedList is a list, or one page of it, ready to be written: its objects are known to be
 // readable, and its size is known.
 type preparedList struct {
-	list       *kubestorage.ListRead
+	list       *list.Read
 	level      listadmission.Level
 	share      *listadmission.Share
 	start, end string // the key range walked
@@ -88,7 +88,7 @@ func (r *readRequest) prepare(key string, opts storage.ListOptions) (p *prepared
 		}
 	}()
 	ctx, lists := r.req.Context(), r.server.lists
-	p.list, err = r.resource.Store.Read(kubestorage.WithAdmission(ctx, func(bytes int64) (err error) {
+	p.list, err = r.resource.Store.Read(list.WithAdmission(ctx, func(bytes int64) (err error) {
 		p.share, err = lists.Enter(ctx, p.level, bytes)
 		return err
 	}), key, opts)
@@ -119,7 +119,7 @@ func (r *readRequest) prepare(key string, opts storage.ListOptions) (p *prepared
 const lookingShare = 8
 
 // estimatedBytes estimates the size of the list in bytes.
-func (r *readRequest) estimatedBytes(list *kubestorage.ListRead) int64 {
+func (r *readRequest) estimatedBytes(list *list.Read) int64 {
 	stored := list.EstimatedBytes()
 	if list.Selective() {
 		return stored / lookingShare
@@ -155,6 +155,9 @@ func (r *readRequest) measure(p *preparedList) (err error) {
 	}
 	if err != nil {
 		return err
+	}
+	if r.table != nil {
+		p.bytes += int64(p.count) * rowCells
 	}
 	p.meta.resourceVersion = strconv.FormatInt(list.Rev, 10)
 	p.meta.shard = list.ShardSelector()

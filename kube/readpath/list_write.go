@@ -12,12 +12,15 @@ import (
 	"github.com/stratakube/strata/kube/internal/flight"
 	"github.com/stratakube/strata/kube/internal/gzipjoin"
 	"github.com/stratakube/strata/kube/internal/representation"
-	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/mirror"
 )
 
 // writePage writes the list to the client.
 func (r *readRequest) writePage(p *preparedList) {
+	if r.table != nil {
+		r.writeTable(p)
+		return
+	}
 	head, tail, err := r.enc.envelope(p.meta, p.count, p.bytes)
 	if err != nil {
 		r.fail(err)
@@ -41,7 +44,9 @@ func (r *readRequest) writePage(p *preparedList) {
 			w.entry(e)
 		}
 	case p.list.Selective():
-		w.selected(p.list)
+		for e := range w.matching(p) {
+			w.entry(e)
+		}
 	case w.once:
 		w.each(p.list.Runs())
 	default:
@@ -96,19 +101,22 @@ func (w *itemWriter) fail(err error) {
 	panic(http.ErrAbortHandler)
 }
 
-// selected walks the candidates again and writes the matching ones.
-func (w *itemWriter) selected(list *kubestorage.ListRead) {
+// matching walks the candidates again and yields the selected ones of the page.
+func (w *itemWriter) matching(p *preparedList) iter.Seq[*mirror.Entry] {
 	ctx := w.read.req.Context()
-	for e := range list.Candidates() {
-		ok, err := list.Matches(ctx, e)
-		if err != nil {
-			w.fail(err)
-		}
-		if !ok {
-			continue
-		}
-		if w.entry(e); w.remaining == 0 {
-			return
+	return func(yield func(*mirror.Entry) bool) {
+		remaining := p.count
+		for e := range p.list.Candidates() {
+			ok, err := p.list.Matches(ctx, e)
+			if err != nil {
+				w.fail(err)
+			}
+			if !ok {
+				continue
+			}
+			if remaining--; !yield(e) || remaining == 0 {
+				return
+			}
 		}
 	}
 }

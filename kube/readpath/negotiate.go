@@ -22,6 +22,8 @@ import (
 type negotiated struct {
 	format
 	reason reason // why to pass the request on; empty if format is valid
+	// a list as a Table of the version format.target
+	table bool
 	// the gate ManagedFieldsOptOut excludes all media types of the request, which upstream's
 	// handlers would answer
 	refused bool
@@ -83,21 +85,25 @@ func (r *readRequest) negotiateUncached() negotiated {
 	if f.media != mediaJSON && f.media != mediaProtobuf {
 		return negotiated{reason: reasonMediaType}
 	}
+	isTable := false
 	if target := opts.Convert; target != nil {
+		f.target = target.GroupVersion()
+		known := f.target == metav1.SchemeGroupVersion || f.target == metav1beta1.SchemeGroupVersion
 		switch {
+		case target.Kind == "Table" && known && f.media == mediaJSON && r.info.Verb == "list" && r.resource.Table != nil:
+			isTable = true
 		case target.Kind == "Table":
 			return negotiated{reason: reasonTable}
-		case target.Kind != r.partialKind():
+		case target.Kind != r.partialKind() || !known:
 			return negotiated{reason: reasonMediaType} // upstream words the error
-		}
-		f.target = target.GroupVersion()
-		if f.target != metav1.SchemeGroupVersion && f.target != metav1beta1.SchemeGroupVersion {
-			return negotiated{reason: reasonMediaType}
 		}
 	}
 	// Watches are not indented.
 	if info.PrettySerializer != nil && info.Serializer == info.PrettySerializer && r.info.Verb != "watch" {
 		return negotiated{reason: reasonPretty}
+	}
+	if isTable {
+		return negotiated{format: f, table: true}
 	}
 	f.noManagedFields = drops && r.dropsManagedFields(req.Header.Get("Accept"), info.MediaType, opts.Convert)
 	return negotiated{format: f}

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/apiserver/pkg/registry/rest"
 
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/kube/transcode"
@@ -35,6 +36,9 @@ type ResolverConfig struct {
 	Local func(schema.GroupVersion) bool
 	// Decorators modify objects after they were read from the storage (registry.Store.Decorator).
 	Decorators map[schema.GroupResource]func(runtime.Object)
+	// Tables makes tables of built-in kinds, as their registries do; it returns an error for a kind
+	// that it does not know. nil: upstream's handlers make them.
+	Tables rest.TableConvertor
 	// Transcoders make JSON from stored objects of built-in kinds that are stored in the served
 	// version.
 	Transcoders map[schema.GroupVersionKind]*transcode.Transcoder

@@ -1,11 +1,13 @@
 package readpath
 
 import (
+	"context"
 	"net/http"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/endpoints/deprecation"
+	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/component-base/version"
 
 	"github.com/stratakube/strata/kube/kubestorage"
@@ -44,6 +46,11 @@ func (r *Resolver) builtInResource(t route, s *kubestorage.Store, next http.Hand
 			},
 			Decorate:   r.config.Decorators[t.gvr().GroupResource()],
 			Transcoder: r.config.Transcoders[gvk],
+		}
+		if tables := r.config.Tables; tables != nil {
+			if _, err := tables.ConvertToTable(context.Background(), s.NewListFunc(), rowsOnly); err == nil {
+				res.Table = func() rest.TableConvertor { return tables }
+			}
 		}
 		// Only a namespaced resource can be listed in a namespace.
 		list := t
@@ -84,8 +91,7 @@ func (r *Resource) deprecate(obj runtime.Object) {
 	obj.GetObjectKind().SetGroupVersionKind(r.Kind)
 	// Unknown version numbers are zero; then every deprecated version counts as deprecated now.
 	major, minor, _ := deprecation.MajorMinor(version.Get())
-	if r.Deprecated = deprecation.IsDeprecated(obj, major, minor); r.Deprecated {
-		r.RemovedRelease = deprecation.RemovedRelease(obj)
-		r.Warnings = []string{deprecation.WarningMessage(obj)}
+	if deprecation.IsDeprecated(obj, major, minor) {
+		r.Deprecation = &Deprecation{deprecation.WarningMessage(obj), deprecation.RemovedRelease(obj)}
 	}
 }

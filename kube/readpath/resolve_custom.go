@@ -7,12 +7,16 @@ import (
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensionsfeatures "k8s.io/apiextensions-apiserver/pkg/features"
+	"k8s.io/apiextensions-apiserver/pkg/registry/customresource/tableconvertor"
 	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/version"
+	"k8s.io/apiserver/pkg/registry/rest"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
 	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/kube/transcode"
 )
 
 // definition returns the definition that serves the resource and version of a route, or nil.
@@ -59,8 +63,13 @@ func customResource(gvr schema.GroupVersionResource, s *kubestorage.Store, def *
 		Store:               s,
 		Serializer:          serializer,
 		StandardSerializers: serializer.standard(),
-		Deprecated:          v.Deprecated,
 	}
+	if v.Schema != nil && v.Schema.OpenAPIV3Schema != nil && !def.Spec.PreserveUnknownFields {
+		// nil for a schema that is not supported
+		res.CustomTranscoder, _ = transcode.NewCustom(kind, v.Schema.OpenAPIV3Schema)
+	}
+	// Evaluating a column changes its JSONPath, so requests do not share them.
+	res.Table = func() rest.TableConvertor { return tableOfColumns(v.AdditionalPrinterColumns) }
 	selectable := map[string]bool{}
 	for _, f := range v.SelectableFields {
 		selectable[strings.TrimPrefix(f.JSONPath, ".")] = true
@@ -75,7 +84,7 @@ func customResource(gvr schema.GroupVersionResource, s *kubestorage.Store, def *
 		return label, value, nil
 	}
 	if v.Deprecated {
-		res.Warnings = []string{deprecationWarning(def, v)}
+		res.Deprecation = &Deprecation{Warning: deprecationWarning(def, v)}
 	}
 	return res
 }
@@ -97,4 +106,16 @@ func deprecationWarning(def *apiextensionsv1.CustomResourceDefinition, v *apiext
 		text += fmt.Sprintf("; use %s/%s %s", def.Spec.Group, newest, def.Spec.Names.Kind)
 	}
 	return text
+}
+
+// tableOfColumns returns the convertor of custom resources whose definition has these columns. If
+// one cannot be parsed, tables end before it, as upstream's do.
+func tableOfColumns(columns []apiextensionsv1.CustomResourceColumnDefinition) rest.TableConvertor {
+	if len(columns) == 0 {
+		columns = []apiextensionsv1.CustomResourceColumnDefinition{{
+			Name: "Age", Type: "date", Description: metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"], JSONPath: ".metadata.creationTimestamp",
+		}}
+	}
+	convertor, _ := tableconvertor.New(columns)
+	return convertor
 }

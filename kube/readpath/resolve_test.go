@@ -184,8 +184,8 @@ func TestResolver_DefinitionChangesDuringProbe_UsesNewForm(t *testing.T) {
 	if res == nil {
 		return
 	}
-	if _, _, err := res.FieldLabel("spec.size", "x"); err != nil || !res.Deprecated {
-		t.Errorf("the storage is described as it was before: %v, deprecated %v", err, res.Deprecated)
+	if _, _, err := res.FieldLabel("spec.size", "x"); err != nil || res.Deprecation == nil {
+		t.Errorf("the storage is described as it was before: %v, deprecated %t", err, res.Deprecation != nil)
 	}
 }
 
@@ -265,8 +265,8 @@ func TestResolver_CustomResource_FollowsDefinition(t *testing.T) {
 		if res == nil {
 			continue
 		}
-		if got := strings.Join(res.Warnings, "|"); got != want || res.Deprecated != (want != "") {
-			t.Errorf("%s: warnings are %q, want %q", version, got, want)
+		if got := cmp.Or(res.Deprecation, &Deprecation{}).Warning; got != want {
+			t.Errorf("%s: the warning is %q, want %q", version, got, want)
 		}
 		if res.Kind.Kind != "Widget" || res.Kind.Version != version || res.ListKind != "WidgetCollection" || !res.Namespaced || !res.Custom {
 			t.Errorf("%s: bound as %+v", version, res)

@@ -6,6 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/endpoints/handlers"
+	"k8s.io/apiserver/pkg/registry/rest"
 
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/kube/transcode"
@@ -43,13 +44,29 @@ type Resource struct {
 	Decorate func(runtime.Object)
 	// Transcoder makes JSON from stored objects of Kind; nil: they are decoded.
 	Transcoder *transcode.Transcoder
-	// Warnings are sent with each response, for a deprecated version.
-	Warnings []string
-	// Deprecated and RemovedRelease are the labels of request metrics.
-	Deprecated     bool
-	RemovedRelease string
+	// CustomTranscoder does so for custom resources.
+	CustomTranscoder *transcode.Custom
+	// Table returns the convertor that upstream's handlers make tables with. It is used by one
+	// request. nil: they answer requests for tables.
+	Table func() rest.TableConvertor
+	// Deprecation is that of the version, nil if it is not deprecated.
+	Deprecation *Deprecation
 
 	encodings    encodings
 	requestScope atomic.Pointer[handlers.RequestScope]
 	accepted     struct{ get, list, watch acceptCache }
+}
+
+// Deprecation is of a version of a resource.
+type Deprecation struct {
+	Warning        string // sent with each response
+	RemovedRelease string // a label of request metrics; "" if it is not known
+}
+
+// labels returns the labels of request metrics.
+func (d *Deprecation) labels() (deprecated bool, removedRelease string) {
+	if d == nil {
+		return false, ""
+	}
+	return true, d.RemovedRelease
 }

@@ -49,13 +49,19 @@ func whileThere(write func()) {
 	write()
 }
 
-// body writes a response of known size. It buffers at most writeAtOnce bytes, in addition to the
-// buffers of gzip. Writing ends when the client has disconnected (breakOff).
+// body writes a response. It buffers at most writeAtOnce bytes, in addition to the buffers of gzip,
+// and the first gzipThreshold bytes of a response of unknown size. Writing ends when the client has
+// disconnected (breakOff).
 type body struct {
+	req  *http.Request
 	w    http.ResponseWriter
 	gz   *gzipjoin.Writer // nil: not compressed
 	buf  *[]byte
 	size int64 // bytes still to be written, before compression
+	// about: size is an estimate. begun are the first bytes until the header is sent: with the last
+	// byte, or with more than gzipThreshold bytes. It is nil afterwards.
+	about bool
+	begun []byte
 
 	// Set for an admitted list, whose client must read it in time.
 	paced  *slowclient.Pace
@@ -102,6 +108,9 @@ func (b *body) out(p []byte) error {
 // wrote counts bytes, before compression, that were written to the body.
 func (b *body) wrote(n int64) {
 	b.size -= n
+	if b.about {
+		b.size = max(b.size, 0)
+	}
 	if b.paced != nil {
 		b.paced.Earn(n)
 	}
@@ -114,18 +123,40 @@ var writeBuffers = sync.Pool{New: func() any {
 
 // newBody sends the header of a response of size bytes.
 func newBody(r *readRequest, size int64) *body {
-	b := &body{w: r.w, buf: writeBuffers.Get().(*[]byte), size: size}
-	h := r.w.Header()
-	h.Set("Content-Type", string(r.enc.media))
-	if size > gzipThreshold && negotiateGzip(r.req) {
+	b := &body{req: r.req, w: r.w, buf: writeBuffers.Get().(*[]byte), size: size}
+	b.w.Header().Set("Content-Type", string(r.enc.media))
+	b.header(size)
+	return b
+}
+
+// newBodyAbout returns the body of a response of about size bytes.
+func newBodyAbout(r *readRequest, size int64) *body {
+	b := &body{req: r.req, w: r.w, buf: writeBuffers.Get().(*[]byte), size: size, about: true, begun: []byte{}}
+	b.w.Header().Set("Content-Type", string(r.enc.media))
+	return b
+}
+
+// header sends the header of a response of size bytes, or of more than gzipThreshold bytes if size
+// is negative.
+func (b *body) header(size int64) {
+	h := b.w.Header()
+	switch {
+	case (size < 0 || size > gzipThreshold) && negotiateGzip(b.req):
 		h.Set("Content-Encoding", "gzip")
 		h.Add("Vary", "Accept-Encoding")
 		b.gz = gzipjoin.NewWriter(sink{b})
-	} else {
+	case size >= 0:
 		h.Set("Content-Length", strconv.FormatInt(size, 10))
 	}
-	r.w.WriteHeader(http.StatusOK)
-	return b
+	b.w.WriteHeader(http.StatusOK)
+}
+
+// begin sends the header, as header does, and what was written before.
+func (b *body) begin(size int64) {
+	begun := b.begun
+	b.begun = nil
+	b.header(size)
+	b.write(begun)
 }
 
 // sink is the io.Writer below a body's gzip writer.
@@ -138,6 +169,12 @@ func (s sink) Write(p []byte) (int, error) {
 
 // write adds bytes to the body.
 func (b *body) write(p []byte) {
+	if b.begun != nil {
+		if b.begun = append(b.begun, p...); len(b.begun) > gzipThreshold {
+			b.begin(-1)
+		}
+		return
+	}
 	b.wrote(int64(len(p)))
 	if b.gz != nil {
 		if _, err := b.gz.Write(p); err != nil {
@@ -190,7 +227,10 @@ func (b *body) flush() {
 // close ends the body. A body that differs from its announced size is aborted, so that no client
 // mistakes it for a complete one.
 func (b *body) close() {
-	if b.size != 0 {
+	if b.begun != nil {
+		b.begin(int64(len(b.begun)))
+	}
+	if b.size != 0 && !b.about {
 		panic(http.ErrAbortHandler)
 	}
 	if b.gz != nil {

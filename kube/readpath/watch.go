@@ -14,7 +14,7 @@ import (
 	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/audit"
 	endpointmetrics "k8s.io/apiserver/pkg/endpoints/metrics"
 	"k8s.io/apiserver/pkg/endpoints/request"
@@ -26,7 +26,7 @@ import (
 
 	"github.com/stratakube/strata/kube/internal/representation"
 	"github.com/stratakube/strata/kube/internal/slowclient"
-	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/kube/internal/watch"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -130,7 +130,7 @@ func (s *Server) watchTimeout(opts *metainternalversion.ListOptions) time.Durati
 // watchServer is a Sink that writes frames to a response, on the goroutine of the request.
 type watchServer struct {
 	read     *readRequest
-	stream   *kubestorage.Stream
+	stream   *watch.Stream
 	conn     *slowclient.Conn // of the initial events; nil without them
 	cutoff   *slowclient.Cutoff
 	finish   func()          // of cutoff; nil before begin
@@ -198,16 +198,16 @@ func (s *watchServer) last(part func()) {
 func (s *watchServer) serve() {
 	err := s.stream.Deliver(s.shutdown, s)
 	if s.slow.Load() {
-		_ = s.status(kubestorage.SlowClient()) // the client may be gone
+		_ = s.status(watch.SlowClient()) // the client may be gone
 	} else if err != nil {
-		if err := s.status(kubestorage.ErrorStatus(err)); err != nil {
+		if err := s.status(watch.ErrorStatus(err)); err != nil {
 			klog.FromContext(s.read.req.Context()).Error(err, "Failed to send the error that ended the watch")
 		}
 	}
 	_ = s.out.flush() // the client may be gone
 }
 
-// Runs implements kubestorage.Sink.
+// Runs implements watch.Sink.
 func (s *watchServer) Runs(runs []mirror.Run) error {
 	s.runs, s.frames = s.runs[:0], s.frames[:0]
 	defer func() {
@@ -223,7 +223,7 @@ func (s *watchServer) Runs(runs []mirror.Run) error {
 		}
 		var err error
 		if s.frames, err = rep.DeflatedFrames(s.stream.Context(), s.frames, s.runs, s.out.Frame); err != nil {
-			return kubestorage.ErrStreamEnded
+			return watch.ErrEnded
 		}
 	}
 	next := 0 // index into s.runs
@@ -277,7 +277,7 @@ func (s *watchServer) leaf(run mirror.Run, n int) (done bool, err error) {
 		for _, span := range s.spans.All {
 			for len(span) > 0 {
 				end := representation.ItemLen(span)
-				if err := s.out.item(watch.Added, span[:end]); err != nil {
+				if err := s.out.item(apiwatch.Added, span[:end]); err != nil {
 					return false, err
 				}
 				span = span[end:]
@@ -285,7 +285,7 @@ func (s *watchServer) leaf(run mirror.Run, n int) (done bool, err error) {
 		}
 	case len(s.spans.All) == n:
 		for _, item := range s.spans.All {
-			if err := s.out.item(watch.Added, item); err != nil {
+			if err := s.out.item(apiwatch.Added, item); err != nil {
 				return false, err
 			}
 		}
@@ -295,32 +295,32 @@ func (s *watchServer) leaf(run mirror.Run, n int) (done bool, err error) {
 	return true, nil
 }
 
-// Added implements kubestorage.Sink.
+// Added implements watch.Sink.
 func (s *watchServer) Added(e *mirror.Entry) error {
 	item, err := s.read.enc.rep.ItemIn(s.stream.Context(), e, &s.buf)
 	if err != nil {
 		return err
 	}
-	return s.out.item(watch.Added, item)
+	return s.out.item(apiwatch.Added, item)
 }
 
-// Listed implements kubestorage.Sink: later events are not paced.
+// Listed implements watch.Sink: later events are not paced.
 func (s *watchServer) Listed() { s.out.unpace() }
 
 // watchEvent is the encoded form of an event.
 type watchEvent struct {
-	t     watch.EventType
+	t     apiwatch.EventType
 	item  []byte
 	frame *representation.Frame // set instead of item if the watch is compressed
 }
 
-// Event implements kubestorage.Sink.
-func (s *watchServer) Event(t watch.EventType, ev *mirror.Event) (err error) {
+// Event implements watch.Sink.
+func (s *watchServer) Event(t apiwatch.EventType, ev *mirror.Event) (err error) {
 	e, rep, ctx := watchEvent{t: t}, s.read.enc.rep, s.stream.EventContext()
 	switch {
 	case s.out.gzip:
 		e.frame, err = rep.DeflatedEvent(ctx, ev, t, s.out.Frame)
-	case t == watch.Deleted:
+	case t == apiwatch.Deleted:
 		e.item, err = rep.ItemBefore(ctx, ev)
 	default:
 		e.item, err = rep.ItemAfter(ctx, ev)
@@ -333,10 +333,10 @@ func (s *watchServer) Event(t watch.EventType, ev *mirror.Event) (err error) {
 	return err
 }
 
-// Flush implements kubestorage.Sink.
+// Flush implements watch.Sink.
 func (s *watchServer) Flush() error { return s.out.flush() }
 
-// Refresh implements kubestorage.Sink. It replaces the encoding if the decryption keys of the
+// Refresh implements watch.Sink. It replaces the encoding if the decryption keys of the
 // resource have changed, so that a running watch sends no item that was decrypted with removed
 // keys.
 func (s *watchServer) Refresh() (err error) {
@@ -353,9 +353,9 @@ type encodedBookmark struct {
 	object           []byte
 }
 
-// Bookmark implements kubestorage.Sink. The last bookmark is cached: many watches send theirs at
+// Bookmark implements watch.Sink. The last bookmark is cached: many watches send theirs at
 // the same revision, when there are no events and when the server shuts down.
-func (s *watchServer) Bookmark(b kubestorage.Bookmark) error {
+func (s *watchServer) Bookmark(b watch.Bookmark) error {
 	last := s.read.enc.lastBookmark.Load()
 	if last == nil || last.rev != b.Revision || last.initialEventsEnd != b.InitialEventsEnd {
 		obj, err := s.stream.BookmarkObject(b)
@@ -371,7 +371,7 @@ func (s *watchServer) Bookmark(b kubestorage.Bookmark) error {
 		}
 		s.read.enc.lastBookmark.Store(last)
 	}
-	if err := s.out.object(watch.Bookmark, last.object); err != nil {
+	if err := s.out.object(apiwatch.Bookmark, last.object); err != nil {
 		return err
 	}
 	if !b.InitialEventsEnd {
@@ -409,7 +409,7 @@ func (s *watchServer) status(status *metav1.Status) error {
 	if err != nil {
 		return err
 	}
-	return s.out.object(watch.Error, object)
+	return s.out.object(apiwatch.Error, object)
 }
 
 // encode encodes a bookmark's object or a Status as upstream's handlers do: the object as

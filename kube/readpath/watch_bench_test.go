@@ -14,10 +14,10 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/watch"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
 
-	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/kube/internal/watch"
 )
 
 // discard is a ResponseWriter that implements net/http's optional interfaces and discards the
@@ -62,7 +62,7 @@ func BenchmarkWatchFanout(b *testing.B) {
 						b.Fatal(err)
 					}
 					framer := enc.framer()
-					buf, body, _ := framer.Begin(nil, watch.Modified, item)
+					buf, body, _ := framer.Begin(nil, apiwatch.Modified, item)
 					frame = framer.End(append(buf, body...))
 					server, write = newFloor(b, accept, frame)
 				}
@@ -182,7 +182,7 @@ func BenchmarkWatchFrames(b *testing.B) {
 			b.SetBytes(int64(len(item)))
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := out.item(watch.Modified, item); err != nil {
+				if err := out.item(apiwatch.Modified, item); err != nil {
 					b.Fatal(err)
 				}
 				if err := out.flush(); err != nil {
@@ -251,7 +251,7 @@ func BenchmarkWatchBookmark(b *testing.B) {
 				sink := &discard{header: http.Header{}}
 				s := &watchServer{read: &readRequest{enc: enc, resource: w.resource}, stream: stream,
 					out: watchWriter{FrameEncoder: enc.framer(), w: sink, flusher: sink, count: nopMetric{}, sizes: nopMetric{}}}
-				mark := kubestorage.Bookmark{Revision: 1}
+				mark := watch.Bookmark{Revision: 1}
 				b.ReportAllocs()
 				for b.Loop() {
 					if !shared {

@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/stratakube/strata/kube/internal/slowclient"
+	"github.com/stratakube/strata/kube/internal/watch"
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
@@ -107,15 +108,15 @@ func (d *drainer) handler(next http.Handler) http.Handler {
 		if d.leaving.Load() {
 			d.askToReconnect(w, req)
 		}
-		begun, watch := d.begun.Load(), mayBeWatch(req)
+		begun, isWatch := d.begun.Load(), mayBeWatch(req)
 		switch {
-		case (begun || watch) && d.isOwn(req):
-			next.ServeHTTP(w, req.WithContext(kubestorage.WithoutDrain(req.Context())))
+		case (begun || isWatch) && d.isOwn(req):
+			next.ServeHTTP(w, req.WithContext(watch.WithoutDrain(req.Context())))
 			return
 		case begun && d.refuses(req):
 			refuse(w)
 			return
-		case !watch:
+		case !isWatch:
 			next.ServeHTTP(w, req)
 			return
 		}

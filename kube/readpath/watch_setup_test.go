@@ -38,6 +38,7 @@ import (
 
 	"github.com/stratakube/strata/internal/test/testrace"
 	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/kube/listadmission"
 )
 
 // watched serves one resource over one storage in two ways: by the byte path, and by upstream's
@@ -49,6 +50,8 @@ type watched struct {
 	destroy  func()
 	server   *httptest.Server
 	minimum  time.Duration // MinRequestTimeout
+	lists    *listadmission.Admission
+	lister   http.HandlerFunc // upstream's handler of lists
 	context  func(context.Context) context.Context
 	serving  atomic.Int32
 	locked   atomic.Bool // objects whose names begin with locked cannot be decrypted
@@ -117,7 +120,7 @@ func newWatched(t testing.TB, res *Resource, codec runtime.Codec, newFunc, newLi
 	noReplay := func(o *kubestorage.Options) { o.Replay.Revisions = -1 }
 	etcd := newResolving(t, append([]func(*kubestorage.Options){noReplay}, options...)...)
 	res.FieldLabel = func(label, value string) (string, string, error) { return label, value, nil }
-	w := &watched{resource: res, engine: etcd.engine, codec: codec, minimum: time.Hour}
+	w := &watched{resource: res, engine: etcd.engine, codec: codec, minimum: time.Hour, lists: listadmission.New(0)}
 	config := &storagebackend.ConfigForResource{
 		Config: storagebackend.Config{
 			Prefix:      "/registry",
@@ -239,26 +242,24 @@ func (w *watched) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 		ctx = w.context(ctx)
 	}
 	req = req.WithContext(ctx)
-	if req.Header.Get("Engine") != "" {
+	switch {
+	case req.Header.Get("Engine") == "":
+	case info.Verb == "list":
+		w.lister(rw, req)
+		return
+	default:
 		w.upstream()(rw, req)
 		return
 	}
-	r := &readRequest{server: &Server{minRequestTimeout: w.minimum}, resource: w.resource, info: info, scope: w.resource.scope(), w: rw, req: req}
+	r := &readRequest{server: &Server{minRequestTimeout: w.minimum, lists: w.lists}, resource: w.resource, info: info, scope: w.resource.scope(), w: rw, req: req}
 	n := r.negotiate()
-	if n.reason == "" {
-		r.enc, err = w.resource.encodings.get(w.resource, n.format)
+	why := n.reason
+	if why == "" {
+		why = r.answer(n)
 	}
-	if err != nil || n.reason != "" {
-		http.Error(rw, fmt.Sprint(n.reason, err), http.StatusNotImplemented)
-		return
+	if why != "" {
+		http.Error(rw, string(why), http.StatusNotImplemented)
 	}
-	if info.Verb == "get" {
-		if why := r.get(); why != "" {
-			http.Error(rw, string(why), http.StatusNotImplemented)
-		}
-		return
-	}
-	r.listOrWatch()
 }
 
 // upstream returns upstream's handler of the resource.

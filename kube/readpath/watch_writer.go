@@ -6,13 +6,13 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/watch"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/component-base/metrics"
 
 	"github.com/stratakube/strata/kube/internal/gzipjoin"
 	"github.com/stratakube/strata/kube/internal/representation"
 	"github.com/stratakube/strata/kube/internal/slowclient"
-	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/kube/internal/watch"
 	"github.com/stratakube/strata/mirror/driver"
 )
 
@@ -31,7 +31,7 @@ var smallBuffers = sync.Pool{New: func() any {
 }}
 
 // watchWriter buffers frames and writes them together. It references a buffer only while frames are
-// buffered. If a write fails, the client is gone, and the error is kubestorage.ErrStreamEnded.
+// buffered. If a write fails, the client is gone, and the error is watch.ErrEnded.
 //
 // A compressed body has one gzip member per flush; the buffers of a member are released at its end.
 type watchWriter struct {
@@ -73,7 +73,7 @@ func (w *watchWriter) unpace() {
 }
 
 // item adds a frame of an object that is encoded as an item.
-func (w *watchWriter) item(t watch.EventType, item []byte) error {
+func (w *watchWriter) item(t apiwatch.EventType, item []byte) error {
 	// The bytes around an item are fewer than this, except for extremely long kinds, for which the
 	// buffer grows.
 	const around = 256
@@ -133,7 +133,7 @@ func (w *watchWriter) run(run gzipjoin.Segment) error {
 	}
 	w.written = true
 	if err := w.begun().WriteRun(run); err != nil {
-		return kubestorage.ErrStreamEnded
+		return watch.ErrEnded
 	}
 	return nil
 }
@@ -156,7 +156,7 @@ func (w *watchWriter) write(p []byte) (err error) {
 		_, err = w.w.Write(p)
 	}
 	if err != nil {
-		return kubestorage.ErrStreamEnded
+		return watch.ErrEnded
 	}
 	return nil
 }
@@ -172,13 +172,13 @@ func (w *watchWriter) endMember() error {
 		err = w.out.flush()
 	}
 	if err != nil {
-		return kubestorage.ErrStreamEnded
+		return watch.ErrEnded
 	}
 	return nil
 }
 
 // object adds a frame of an object that is already encoded.
-func (w *watchWriter) object(t watch.EventType, object []byte) error {
+func (w *watchWriter) object(t apiwatch.EventType, object []byte) error {
 	if err := w.room(len(object)); err != nil {
 		return err
 	}

@@ -172,7 +172,8 @@ func TestKeys_RandomSteps_EqualScan(t *testing.T) {
 					exact += s.exact
 				})
 			}
-			if plans[byKeys] < 2*plans[byIndex] || plans[byIndex] == 0 || exact < plans[byKeys]/20 {
+			// Of the values of four hashes, none may have one alone.
+			if plans[byKeys] < 2*plans[byIndex] || plans[byIndex] == 0 || bits == 32 && exact < plans[byKeys]/20 {
 				t.Errorf("plans of lists: %v, %d of them exact", plans, exact)
 			}
 		})

@@ -29,23 +29,30 @@ func (o *cachedObject) Superseded() { o.block.Unref() }
 // shared: do not write to it. now is the time of Blocks, which a loop over many entries reads once
 // for some of them. Errors are those of Decode.
 func (g *Generation) Object(ctx context.Context, e *mirror.Entry, now uint32) (runtime.Object, error) {
-	obj, err := g.cached(ctx, e, now, g.decodedKey, nil)
+	obj, err := g.cached(ctx, e, now, g.decodedKey, (*Generation).decodeWhole, nil)
 	if err != nil {
 		return nil, err
 	}
 	return obj.(runtime.Object), nil
 }
 
+// Decoder returns the object of an entry, which the caller owns. Errors are those of Decode.
+type Decoder func(g *Generation, ctx context.Context, e *mirror.Entry) (runtime.Object, error)
+
+func (g *Generation) decodeWhole(ctx context.Context, e *mirror.Entry) (runtime.Object, error) {
+	return g.Decode(ctx, e, e.ModRevision())
+}
+
 // cached returns the object of an entry that convert makes of the decoded one; nil makes none. It
 // is the memo of key while there is room.
-func (g *Generation) cached(ctx context.Context, e *mirror.Entry, now uint32, key *memo.Key, convert func(runtime.Object) (any, error)) (any, error) {
+func (g *Generation) cached(ctx context.Context, e *mirror.Entry, now uint32, key *memo.Key, decode Decoder, convert func(runtime.Object) (any, error)) (any, error) {
 	old, _ := e.Memo(key).(*cachedObject)
 	if old != nil {
 		if kept := old.block.Load(now); kept != nil {
 			return kept.Object, nil
 		}
 	}
-	decoded, err := g.Decode(ctx, e, e.ModRevision())
+	decoded, err := decode(g, ctx, e)
 	if err != nil {
 		return nil, err
 	}
@@ -67,30 +74,37 @@ func (g *Generation) cached(ctx context.Context, e *mirror.Entry, now uint32, ke
 	return obj, nil
 }
 
-// Converted are objects that a reader in the process makes of the decoded ones. They are cached as
+// Converted are objects that a reader makes of entries in a way of its own. They are cached as
 // those of Object are. Methods may be called concurrently.
 type Converted struct {
 	g       *Generation
 	key     memo.Key
-	convert func(runtime.Object) (any, error)
+	decode  Decoder
+	convert func(runtime.Object) (any, error) // nil: none
 }
 
-// Converted returns the objects that convert makes. name is comparable and has one convert.
+// Converted returns the objects that convert makes of the decoded ones. name is comparable and has
+// one convert.
 func (g *Generation) Converted(name any, convert func(runtime.Object) (any, error)) *Converted {
-	return g.Derived(name, func() Derived { return &Converted{g: g, convert: convert} }).(*Converted)
+	return g.Derived(name, func() Derived { return &Converted{g: g, decode: (*Generation).decodeWhole, convert: convert} }).(*Converted)
 }
 
-// Object returns the object of an entry. It is shared: do not write to it. Errors: those of Decode
-// and of convert.
+// DecodedBy returns the objects that decode makes. name is comparable and has one decode.
+func (g *Generation) DecodedBy(name any, decode Decoder) *Converted {
+	return g.Derived(name, func() Derived { return &Converted{g: g, decode: decode} }).(*Converted)
+}
+
+// Object returns the object of an entry. It is shared: do not write to it. Errors are those of
+// decoding it and of the conversion.
 func (c *Converted) Object(ctx context.Context, e *mirror.Entry) (any, error) {
-	return c.g.cached(ctx, e, c.g.Blocks().Now(), &c.key, c.convert)
+	return c.g.cached(ctx, e, c.g.Blocks().Now(), &c.key, c.decode, c.convert)
 }
 
 // Loop returns Object for a loop over many entries: it reads the time once.
 func (c *Converted) Loop() func(context.Context, *mirror.Entry) (any, error) {
 	now := c.g.Blocks().Now()
 	return func(ctx context.Context, e *mirror.Entry) (any, error) {
-		return c.g.cached(ctx, e, now, &c.key, c.convert)
+		return c.g.cached(ctx, e, now, &c.key, c.decode, c.convert)
 	}
 }
 

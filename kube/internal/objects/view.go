@@ -127,9 +127,6 @@ func Cause(err error) error {
 // Errors: those of the transformer, as storage.InternalError, of the decoder, and of
 // Conversions.Detach.
 func (g *Generation) Decode(ctx context.Context, e *mirror.Entry, rev mirror.Revision) (runtime.Object, error) {
-	if u := g.converted(e, rev); u != nil {
-		return u, nil
-	}
 	data, err := g.view.data(ctx, e, nil)
 	if err != nil {
 		return nil, err
@@ -146,6 +143,9 @@ func (g *Generation) Stored(ctx context.Context, e *mirror.Entry, buf *[]byte) (
 
 // DecodeStored is Decode of the entry's decrypted value.
 func (g *Generation) DecodeStored(ctx context.Context, e *mirror.Entry, data []byte, rev mirror.Revision) (runtime.Object, error) {
+	if u := g.converted(e, rev); u != nil {
+		return u, nil
+	}
 	if g.view.cfg.Conversions.MayBlock(data) {
 		return g.convert(ctx, e, data, rev)
 	}

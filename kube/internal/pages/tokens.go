@@ -76,7 +76,7 @@ func (t *Tokens) Scope(resource schema.GroupResource, prefix string) continuetok
 }
 
 // Open returns upstream's plain form of a client's token for a list of the keys below prefix, which
-// is an etcd key prefix (kubestorage.ListRead.Prefix). Plain tokens are validated where they are
+// is an etcd key prefix, that of the request. Plain tokens are validated where they are
 // decoded. Errors: 400, 410, 429, ctx's.
 func (t *Tokens) Open(ctx context.Context, resource schema.GroupResource, prefix, token string) (plain string, err error) {
 	switch {

@@ -5,7 +5,10 @@ import (
 	"context"
 	"slices"
 
+	apiruntime "k8s.io/apimachinery/pkg/runtime"
+
 	"github.com/stratakube/strata/kube/internal/blockcache"
+	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -175,4 +178,33 @@ func (p *Representation) appendItem(ctx context.Context, dst []byte, e *mirror.E
 		return dst, err
 	}
 	return p.format.Encode(dst, obj)
+}
+
+// unmanaged is the name of the objects of Unmanaged.
+type unmanaged struct{}
+
+// Unmanaged returns a function that returns the objects of entries, without managed fields where
+// they can be cut out of the stored value: they are half of many objects, and no table shows them.
+// If shared is set, the objects are cached: do not write to them. Errors are those of decoding.
+func (p *Representation) Unmanaged(shared bool) func(context.Context, *mirror.Entry) (any, error) {
+	if shared {
+		return p.gen.DecodedBy(unmanaged{}, decodeUnmanaged).Loop()
+	}
+	return func(ctx context.Context, e *mirror.Entry) (any, error) { return decodeUnmanaged(p.gen, ctx, e) }
+}
+
+// decodeUnmanaged is the objects.Decoder of Unmanaged.
+func decodeUnmanaged(gen *objects.Generation, ctx context.Context, e *mirror.Entry) (apiruntime.Object, error) {
+	value, buf := values.Get().(*[]byte), scratch.Get().(*[]byte)
+	defer values.Put(value)
+	defer scratch.Put(buf)
+	data, err := gen.Stored(ctx, e, value)
+	if err != nil {
+		return nil, err
+	}
+	cut, ok := cutStored((*buf)[:0], data)
+	if *buf = cut[:0]; ok {
+		data = cut
+	}
+	return gen.DecodeStored(ctx, e, data, e.ModRevision())
 }

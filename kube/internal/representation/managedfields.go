@@ -100,20 +100,40 @@ func cutLength(data []byte) (content, rest []byte, ok bool) {
 // fields.
 func WithoutManagedFields(inner Splicer) Splicer {
 	return func(dst, stored []byte, rev mirror.Revision) ([]byte, bool) {
-		raw, before, after, err := OpenUnknown(stored)
-		if err != nil {
-			return dst, false
-		}
 		buf := scratch.Get().(*[]byte)
 		defer scratch.Put(buf)
-		cut, ok := appendCut(append((*buf)[:0], before...), UnknownRaw, raw)
+		cut, ok := cutStored((*buf)[:0], stored)
 		if !ok {
 			return dst, false
 		}
-		cut = append(cut, after...)
 		*buf = cut[:0]
 		return inner(dst, cut, rev)
 	}
+}
+
+// Cutting returns a Splicer that cuts the items of inner.
+func Cutting(inner Splicer, cut CutItem) Splicer {
+	return func(dst, stored []byte, rev mirror.Revision) ([]byte, bool) {
+		buf := scratch.Get().(*[]byte)
+		defer scratch.Put(buf)
+		whole, ok := inner((*buf)[:0], stored, rev)
+		*buf = whole[:0]
+		if !ok {
+			return dst, false
+		}
+		return cut(dst, whole)
+	}
+}
+
+// cutStored appends a value without managed fields. It reports false for one that is not stored in
+// protobuf.
+func cutStored(dst, stored []byte) ([]byte, bool) {
+	raw, before, after, err := OpenUnknown(stored)
+	if err != nil {
+		return dst, false
+	}
+	cut, ok := appendCut(append(dst, before...), UnknownRaw, raw)
+	return append(cut, after...), ok
 }
 
 // CutJSONItem is the CutItem that omits metadata.managedFields in JSON without insignificant
@@ -135,6 +155,19 @@ func CutJSONItem(dst, item []byte) ([]byte, bool) {
 		from--
 	}
 	return append(append(dst, item[:from]...), item[to:]...), true
+}
+
+// CutJSONMetadata returns the CutItem that makes items of metadata out of whole objects, in JSON
+// without insignificant spaces. The head precedes the metadata of each.
+func CutJSONMetadata(head []byte) CutItem {
+	return func(dst, item []byte) ([]byte, bool) {
+		meta, found, _ := jsonMember(item, 0, "metadata")
+		if !found {
+			return dst, false
+		}
+		dst = append(append(dst, head...), item[meta.key:meta.end]...)
+		return append(dst, "},"...), true
+	}
 }
 
 // member is the position of a member of a JSON object: of its key, of its value, and behind that.

@@ -100,3 +100,20 @@ func TestCutJSONItem_ManagedFields_AreOmitted(t *testing.T) {
 		}
 	}
 }
+
+// TestCutJSONMetadata_Objects_LeaveTheirMetadata wherever it stands; others are declined.
+func TestCutJSONMetadata_Objects_LeaveTheirMetadata(t *testing.T) {
+	cut := CutJSONMetadata([]byte(`{"kind":"K",`))
+	for item, want := range map[string]string{
+		`{"metadata":{"name":"a"},"spec":{"metadata":1}},`:    `x{"kind":"K","metadata":{"name":"a"}},`,
+		`{"spec":{"metadata":{}},"metadata":{"name":"}\""}},`: `x{"kind":"K","metadata":{"name":"}\""}},`,
+		`{"spec":{}},`: "",
+		`[]`:           "",
+		``:             "",
+	} {
+		got, ok := cut([]byte("x"), []byte(item))
+		if ok != (want != "") || ok && string(got) != want || !ok && string(got) != "x" {
+			t.Errorf("%s: %s, %v, want %s", item, got, ok, want)
+		}
+	}
+}

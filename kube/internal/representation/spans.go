@@ -71,7 +71,7 @@ func (p *Representation) AppendRun(ctx context.Context, spans *Spans, r mirror.R
 }
 
 // AppendOnce is AppendRun for a run that is in no version of the resource
-// (kubestorage.ListRead.FromEtcd). Its items are cached only if all of its entries are those of a
+// (list.Read.FromEtcd). Its items are cached only if all of its entries are those of a
 // version.
 func (p *Representation) AppendOnce(ctx context.Context, spans *Spans, r mirror.Run) error {
 	return p.build(ctx, spans, r, !slices.ContainsFunc(r.Items(), (*mirror.Entry).Detached))

@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"context"
 	"fmt"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
@@ -16,7 +17,12 @@ import (
 	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
+	"k8s.io/kubernetes/pkg/apis/flowcontrol"
+	"k8s.io/kubernetes/pkg/apis/storage"
 	"k8s.io/kubernetes/pkg/controlplane"
+	"k8s.io/kubernetes/pkg/printers"
+	printersinternal "k8s.io/kubernetes/pkg/printers/internalversion"
+	printerstorage "k8s.io/kubernetes/pkg/printers/storage"
 
 	"github.com/stratakube/strata/kube/readpath"
 )
@@ -40,8 +46,23 @@ func builtInResolver(config controlplane.Extra) (readpath.ResolverConfig, error)
 	if err != nil {
 		return readpath.ResolverConfig{}, err
 	}
+	tables := rowTables{printerstorage.TableConvertor{TableGenerator: printers.NewTableGenerator().With(printersinternal.AddHandlers)}}
 	byKind, err := transcoders()
-	return readpath.ResolverConfig{BuiltIn: builtInKinds(), Decorators: decorators, Transcoders: byKind}, err
+	return readpath.ResolverConfig{BuiltIn: builtInKinds(), Decorators: decorators, Tables: tables, Transcoders: byKind}, err
+}
+
+// rowTables makes tables of the kinds whose registries print lists row by row.
+type rowTables struct{ printerstorage.TableConvertor }
+
+// ConvertToTable implements rest.TableConvertor.
+func (t rowTables) ConvertToTable(ctx context.Context, obj, opts runtime.Object) (*metav1.Table, error) {
+	switch obj.(type) {
+	case *flowcontrol.FlowSchemaList: // sorted
+	case *storage.CSIStorageCapacityList: // the registry has the default columns
+	default:
+		return t.TableConvertor.ConvertToTable(ctx, obj, opts)
+	}
+	return nil, fmt.Errorf("%T is not printed row by row", obj)
 }
 
 // builtInKinds returns the kinds that upstream's three servers install.

@@ -10,14 +10,16 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
 
-// KV is a client of an in-memory etcd: ranges at any revision, and writes of single keys. It counts
-// requests.
+// KV is a client of an in-memory etcd: ranges at any revision, and transactions that depend on the
+// revisions of single keys. It counts requests.
 type KV struct {
 	clientv3.KV
 	rpc *rpc
@@ -71,11 +73,11 @@ func (r *rpc) read(ctx context.Context, in *pb.RangeRequest) (*pb.RangeResponse,
 			if string(kv.Key) < start || string(kv.Key) >= end {
 				continue
 			}
-			if resp.Count++; in.Limit > 0 && resp.Count > in.Limit {
-				resp.More = true
+			if resp.Count++; in.CountOnly || in.Limit > 0 && resp.Count > in.Limit {
+				resp.More = !in.CountOnly
 				continue
 			}
-			resp.Kvs = append(resp.Kvs, &mvccpb.KeyValue{Key: kv.Key, Value: kv.Value, CreateRevision: kv.CreateRevision, ModRevision: kv.ModRevision})
+			resp.Kvs = append(resp.Kvs, &mvccpb.KeyValue{Key: kv.Key, Value: kv.Value, CreateRevision: kv.CreateRevision, ModRevision: kv.ModRevision, Version: kv.Version})
 		}
 		return nil
 	})
@@ -89,23 +91,52 @@ func (r *rpc) read(ctx context.Context, in *pb.RangeRequest) (*pb.RangeResponse,
 	return resp, err
 }
 
-// Txn implements pb.KVClient for a write of one key that depends on its revision.
+// RangeStream implements pb.KVClient like an etcd before 3.7.
+func (r *rpc) RangeStream(context.Context, *pb.RangeRequest, ...grpc.CallOption) (grpc.ServerStreamingClient[pb.RangeStreamResponse], error) {
+	return nil, status.Error(codes.Unimplemented, "unknown method RangeStream")
+}
+
+// Txn implements pb.KVClient. Its conditions are that a key has a revision.
 func (r *rpc) Txn(ctx context.Context, in *pb.TxnRequest, _ ...grpc.CallOption) (*pb.TxnResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.writes++
-	is, put := in.Compare[0], in.Success[0].GetRequestPut()
-	held, err := r.read(ctx, &pb.RangeRequest{Key: is.Key})
-	if err != nil {
-		return nil, err
+	resp := &pb.TxnResponse{Succeeded: true}
+	for _, is := range in.Compare {
+		held, err := r.read(ctx, &pb.RangeRequest{Key: is.Key})
+		if err != nil {
+			return nil, err
+		}
+		var mod int64
+		if len(held.Kvs) > 0 {
+			mod = held.Kvs[0].ModRevision
+		}
+		if is.Target != pb.Compare_MOD || is.Result != pb.Compare_EQUAL {
+			return nil, status.Errorf(codes.Unimplemented, "condition %v", is)
+		}
+		resp.Succeeded = resp.Succeeded && mod == is.GetModRevision()
 	}
-	var mod int64
-	if len(held.Kvs) > 0 {
-		mod = held.Kvs[0].ModRevision
+	ops := in.Success
+	if !resp.Succeeded {
+		ops = in.Failure
 	}
-	resp := &pb.TxnResponse{Header: held.Header, Succeeded: mod == is.GetModRevision()}
-	if resp.Succeeded {
-		resp.Header.Revision = r.etcd.Put(string(put.Key), string(put.Value))
+	var writes []memory.Op
+	for _, op := range ops {
+		put, deleted := op.GetRequestPut(), op.GetRequestDeleteRange()
+		switch {
+		case put != nil:
+			writes = append(writes, memory.Op{Key: string(put.Key), Value: string(put.Value)})
+		case deleted != nil && deleted.RangeEnd == nil:
+			writes = append(writes, memory.Op{Key: string(deleted.Key), Delete: true})
+		default:
+			found, err := r.read(ctx, op.GetRequestRange())
+			if err != nil {
+				return nil, err
+			}
+			resp.Responses = append(resp.Responses, &pb.ResponseOp{Response: &pb.ResponseOp_ResponseRange{ResponseRange: found}})
+		}
 	}
-	return resp, nil
+	header, err := r.etcd.ReadRevision(ctx)
+	resp.Header = &pb.ResponseHeader{ClusterId: header.ClusterID, Revision: r.etcd.Txn(writes...)}
+	return resp, err
 }

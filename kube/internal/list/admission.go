@@ -1,4 +1,4 @@
-package kubestorage
+package list
 
 import (
 	"context"
@@ -9,7 +9,7 @@ import (
 // admitKey is the context key of WithAdmission.
 type admitKey struct{}
 
-// WithAdmission returns the context of a list that is sent from memory, for Store.Read. If the
+// WithAdmission returns the context of a list that is sent from memory, for Env.Read. If the
 // revision has to be read from etcd, admit is called with the approximate bytes of the list before
 // the first read. Read returns its error.
 func WithAdmission(ctx context.Context, admit func(bytes int64) error) context.Context {
@@ -18,7 +18,7 @@ func WithAdmission(ctx context.Context, admit func(bytes int64) error) context.C
 
 // admit reserves the memory that the list needs if its size is known. It leaves selective lists to
 // Decoded.Grow and lists from etcd to admitFromEtcd.
-func admit(ctx context.Context, d *listadmission.Decoded, r *ListRead) error {
+func admit(ctx context.Context, d *listadmission.Decoded, r *Read) error {
 	if d == nil || r.Selective() || r.FromEtcd() {
 		return nil
 	}
@@ -27,19 +27,19 @@ func admit(ctx context.Context, d *listadmission.Decoded, r *ListRead) error {
 	return d.Take(ctx, n, bytes)
 }
 
-// etcdKeepBytes is etcdread.Reader.Keep.
-const etcdKeepBytes = 16 << 20
+// KeepBytes is etcdread.Reader.Keep of the past of lists.
+const KeepBytes = 16 << 20
 
 // admitFromEtcd admits a list that is read from etcd before the read starts, sized by the cached
 // objects now in its range.
-func admitFromEtcd(ctx context.Context, s *Store, r *ListRead) error {
-	latest, err := s.resource.Latest()
+func admitFromEtcd(ctx context.Context, env *Env, r *Read) error {
+	latest, err := env.Memory.Latest()
 	if err != nil {
-		return s.notReady()
+		return env.Fresh.NotReady()
 	}
 	n, bytes := latest.Count(r.Start, r.End)
 	if r.Selective() {
-		bytes = min(bytes, 2*etcdKeepBytes) // upper bound of the memory that such a list holds
+		bytes = min(bytes, 2*KeepBytes) // upper bound of the memory that such a list holds
 	} else {
 		n, bytes = pageShare(n, bytes, r.Limit)
 	}
@@ -53,11 +53,11 @@ func admitFromEtcd(ctx context.Context, s *Store, r *ListRead) error {
 }
 
 // admitEtcd is admit for a list that is answered by upstream's store.
-func admitEtcd(ctx context.Context, d *listadmission.Decoded, s *Store, q listRequest) error {
+func admitEtcd(ctx context.Context, d *listadmission.Decoded, env *Env, q request) error {
 	if d == nil || !q.opts.Predicate.Empty() {
 		return nil
 	}
-	snap, err := s.resource.Latest()
+	snap, err := env.Memory.Latest()
 	if err != nil {
 		return nil // only small pages are read while a resource is not loaded
 	}

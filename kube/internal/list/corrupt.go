@@ -1,4 +1,4 @@
-package kubestorage
+package list
 
 import (
 	"fmt"

@@ -1,37 +1,46 @@
-package kubestorage
+package list
 
 import (
 	"context"
 	"slices"
 
 	"github.com/stratakube/strata/kube/internal/index"
+	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
 )
 
+// Selected returns the part of a range of a snapshot that a selector may select. A shard may be of
+// a revision that is a little newer than the snapshot. A watch begins with it.
+func (env *Env) Selected(ctx context.Context, snap mirror.Snapshot, start, end string, selector objects.Selector) *Read {
+	r := &Read{env: env, Rev: snap.Rev, Snapshot: snap, Start: start, End: end, selector: selector}
+	r.useIndex(ctx)
+	return r
+}
+
 // useIndex narrows a list from memory to the candidates of its selector, if examining all objects
 // of the range costs more.
-func (r *ListRead) useIndex(ctx context.Context) {
+func (r *Read) useIndex(ctx context.Context) {
 	switch {
 	case r.selector.All:
 	case r.selector.Plain:
 		r.useShard(ctx)
 	default:
 		if r.request.exact == 0 && r.request.opts.Predicate.Continue == "" {
-			r.declared = index.DeclaredIndex(&r.selector.Predicate)
+			r.narrowed.declared = index.DeclaredIndex(&r.selector.Predicate)
 		}
-		r.plan = r.store.selections.Plan(ctx, &r.selector, r.Snapshot, r.Start, r.End)
+		r.narrowed.plan = r.env.Selections.Plan(ctx, &r.selector, r.Snapshot, r.Start, r.End)
 	}
 }
 
 // useShard narrows a list from memory to the entries of its shard. The shard of the latest revision
 // may be a little newer than the snapshot, which is then replaced by the shard's revision: the
 // request allows that revision or later.
-func (r *ListRead) useShard(ctx context.Context) {
-	s := r.store
-	x := s.selections.Shard(r.selector.Shard)
+func (r *Read) useShard(ctx context.Context) {
+	env := r.env
+	x := env.Selections.Shard(r.selector.Shard)
 	if r.request.exact > 0 {
-		if past, ok := x.OldVersion(s.view.CurrentGeneration(), r.Rev); ok {
-			r.shard = past
+		if past, ok := x.OldVersion(env.View.CurrentGeneration(), r.Rev); ok {
+			r.narrowed.shard = past
 			return
 		}
 	}
@@ -42,11 +51,11 @@ func (r *ListRead) useShard(ctx context.Context) {
 	}
 	if built {
 		n, _ := r.Snapshot.Count("", "")
-		s.selections.TrimShards(x, n)
+		env.Selections.TrimShards(x, n)
 	}
 	if r.request.exact == 0 {
-		if snap, err := s.resource.At(cur.Revision()); err == nil && cur.Continues() {
-			r.Snapshot, r.Rev, r.shard = snap, cur.Revision(), cur
+		if snap, err := env.Memory.At(cur.Revision()); err == nil && cur.Continues() {
+			r.Snapshot, r.Rev, r.narrowed.shard = snap, cur.Revision(), cur
 		}
 		return
 	}
@@ -55,11 +64,11 @@ func (r *ListRead) useShard(ctx context.Context) {
 		return
 	}
 	if len(changed) == 0 {
-		r.shard = cur
+		r.narrowed.shard = cur
 		return
 	}
 	if past, err := x.RolledTo(ctx, r.Snapshot, cur, changed); err == nil {
-		r.shard = past
+		r.narrowed.shard = past
 	}
 }
 

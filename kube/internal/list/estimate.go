@@ -1,4 +1,4 @@
-package kubestorage
+package list
 
 import (
 	"context"
@@ -9,32 +9,32 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// ListEstimate is the expected extent of a list, as far as it can be estimated without waiting.
-type ListEstimate struct {
+// Estimate is the expected extent of a list, as far as it can be estimated without waiting.
+type Estimate struct {
 	// of the revision, or one near it; only the shard's objects if its selection is cached
 	Objects    Objects
 	Start, End string // keys
 	Limit      int64  // of objects, 0 for all
 }
 
-// EstimateList estimates the result of Read with the same options, before a request has waited. It
-// does not wait or build a old version, and costs O(log n). ok is false if memory may not be able
+// Estimate estimates the result of Read with the same options, before a request has waited. It
+// does not wait or build an old version, and costs O(log n). ok is false if memory may not be able
 // to answer: the resource is not loaded, or the revision is older than memory, not yet reached, or
 // only available from etcd.
-func (s *Store) EstimateList(key string, opts storage.ListOptions) (x ListEstimate, ok bool) {
-	q, err := newListRequest(noWait, s, key, opts)
-	if err != nil || q.exact == math.MaxInt64 || !s.resource.Ready() || !q.fromMemory(s) {
+func (env *Env) Estimate(key string, opts storage.ListOptions) (x Estimate, ok bool) {
+	q, err := env.request(noWait, key, opts)
+	if err != nil || q.exact == math.MaxInt64 || !env.Memory.Ready() || !q.fromMemory(env) {
 		return x, false
 	}
 	var snap mirror.Snapshot
 	if q.exact > 0 {
-		snap, err = s.resource.NearestRetained(q.exact)
+		snap, err = env.Memory.NearestRetained(q.exact)
 	} else {
-		snap, err = s.resource.Latest()
+		snap, err = env.Memory.Latest()
 	}
 	x.Objects = snap
-	if sel := s.view.CurrentGeneration().Selector(q.opts.Predicate); sel.Plain && sel.Shard != nil {
-		if known := s.selections.KnownShard(sel.Shard); known != nil {
+	if sel := env.View.CurrentGeneration().Selector(q.opts.Predicate); sel.Plain && sel.Shard != nil {
+		if known := env.Selections.KnownShard(sel.Shard); known != nil {
 			x.Objects = known
 		}
 	}
@@ -46,9 +46,9 @@ func (s *Store) EstimateList(key string, opts storage.ListOptions) (x ListEstima
 // EstimatedBytes returns the approximate number of stored bytes that a list reads: the bytes of its
 // candidates, or for a page the share of its limit. Not for a list FromEtcd. Cost is O(log n), with
 // indexes that of finding the candidates up to the limit, which are not searched again.
-func (r *ListRead) EstimatedBytes() int64 {
+func (r *Read) EstimatedBytes() int64 {
 	n, bytes := r.Objects().Count(r.Start, r.End)
-	if r.plan != nil {
+	if r.narrowed.plan != nil {
 		most := math.MaxInt
 		if r.Limit > 0 {
 			most = int(min(int64(most), r.Limit))

@@ -1,4 +1,4 @@
-package kubestorage
+package watch
 
 import (
 	"context"
@@ -18,16 +18,16 @@ import (
 // that relists does not need it. If the latest state cannot be decoded either, decryption or
 // conversion may be temporarily down. What is not decoded in time is not lost.
 func (st *Stream) lost(ev *mirror.Event) bool {
-	if ev.Rev > st.publishedAtStart {
+	if ev.Rev > st.log.publishedAtStart {
 		return false
 	}
-	snap, err := st.store.resource.Latest()
+	snap, err := st.env.Lists.Memory.Latest()
 	if err != nil {
 		return false
 	}
-	ctx, cancel := context.WithTimeout(st.ctx, objects.DecodeTimeout)
+	ctx, cancel := context.WithTimeout(st.life.ctx, objects.DecodeTimeout)
 	defer cancel()
-	gen, lost := st.store.view.CurrentGeneration(), false
+	gen, lost := st.env.Lists.View.CurrentGeneration(), false
 	for _, e := range []*mirror.Entry{ev.Prev, ev.Entry} {
 		if e == nil {
 			continue
@@ -85,8 +85,3 @@ func ErrorStatus(err error) *metav1.Status {
 	st := status.Status()
 	return &st
 }
-
-// Delivered records in the metrics that events have been written to the client now. arrived and
-// ready are the times at which the oldest of them arrived (mirror.Event.Arrived) and was ready to
-// be written, on the clock of driver.Now.
-func (st *Stream) Delivered(arrived, ready int64) { st.store.watchMetrics.Delivered(arrived, ready) }

@@ -1,4 +1,4 @@
-package kubestorage
+package watch
 
 import (
 	"context"
@@ -7,7 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/kube/internal/test/podtest"
 )
 
 // TestStream_ShortWatchOfPast_GetsBookmarkWhenCaughtUp: a watch that ends before the time of its
@@ -26,14 +26,14 @@ func TestStream_ShortWatchOfPast_GetsBookmarkWhenCaughtUp(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newTwin(t, mirror.DefaultWindow)
-				begin, events := w.etcd.Revision(), 3*readAhead/2
+				w := newFixture(t)
+				begin, events := w.Etcd.Revision(), 3*readAhead/2
 				for i := range events {
-					w.put(t, newPod(fmt.Sprint("pod-", i)))
+					w.Put(t, podtest.Pod(fmt.Sprint("pod-", i)))
 				}
-				latest := w.etcd.Put(testPrefix+"other", "")
-				w.catchUp(t)
-				opts := afterRevision(fmt.Sprint(begin))
+				latest := w.Etcd.Put(podtest.Prefix+"other", "")
+				w.CatchUp(t)
+				opts := after(begin)
 				if !c.past {
 					opts, events = w.fromNow(), 0
 				}

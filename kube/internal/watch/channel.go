@@ -1,4 +1,4 @@
-package kubestorage
+package watch
 
 import (
 	"context"
@@ -32,14 +32,13 @@ func WithSlowClient(ctx context.Context, slow func()) context.Context {
 	return context.WithValue(ctx, slowClientKey{}, slow)
 }
 
-// Watch implements storage.Interface. Initial events are a snapshot, later events a cursor on the
-// resource's log: there is no queue, and a slow watcher delays no other. It may fall behind as far
-// as the window reaches, then it gets 410. Errors that upstream reports as an event are events
+// Watch is the watch of storage.Interface. Initial events are a snapshot, later events a cursor on
+// the resource's log: there is no queue, and a slow watcher delays no other. It may fall behind as
+// far as the window reaches, then it gets 410. Errors that upstream reports as an event are events
 // here.
-func (s *Store) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
-	endProbe(ctx, s, key, &opts.Predicate)
+func (env *Env) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	stream, err := s.OpenStream(ctx, key, opts)
+	stream, err := env.Open(ctx, key, opts)
 	if err != nil {
 		cancel()
 		return nil, err
@@ -47,7 +46,7 @@ func (s *Store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 	if stream.failed != nil {
 		stream.Close()
 		cancel()
-		if errors.Is(stream.failed, ErrStreamEnded) {
+		if errors.Is(stream.failed, ErrEnded) {
 			return watch.NewEmptyWatch(), nil
 		}
 		events := make(chan watch.Event, 1)
@@ -56,10 +55,10 @@ func (s *Store) Watch(ctx context.Context, key string, opts storage.ListOptions)
 		return watch.NewProxyWatcher(events), nil
 	}
 	w := &watcher{stream: stream, ctx: ctx, cancel: cancel, result: make(chan watch.Event, resultBuffer)}
-	if !s.goroutines.Start(w.run) {
+	if !env.Goroutines.Start(w.run) {
 		stream.Close()
 		cancel()
-		return nil, s.notReady()
+		return nil, env.Lists.Fresh.NotReady()
 	}
 	return w, nil
 }
@@ -90,8 +89,8 @@ func (w *watcher) run() {
 	defer w.stream.Close()
 	defer func() {
 		close(w.result)
-		if w.stream.draining() {
-			<-w.stream.ctx.Done() // the channel may still have undelivered events; see Drain
+		if w.stream.leaving() {
+			<-w.stream.life.ctx.Done() // the channel may still have undelivered events; see Drain
 		}
 	}()
 	if err := w.stream.Deliver(nil, w); err != nil {
@@ -99,7 +98,7 @@ func (w *watcher) run() {
 	}
 }
 
-// send returns when the event was received, or ErrStreamEnded if it will not be.
+// send returns when the event was received, or ErrEnded if it will not be.
 func (w *watcher) send(e watch.Event) error {
 	select {
 	case w.result <- e:
@@ -107,7 +106,7 @@ func (w *watcher) send(e watch.Event) error {
 	default:
 	}
 	var slow <-chan time.Time // fires if the client does not read its initial events
-	if w.stream.announce {
+	if w.stream.phase <= announcing {
 		timer := time.NewTimer(slowSend)
 		defer timer.Stop()
 		slow = timer.C
@@ -115,11 +114,11 @@ func (w *watcher) send(e watch.Event) error {
 	select {
 	case w.result <- e:
 		return nil
-	case <-w.stream.ctx.Done():
-		return ErrStreamEnded
+	case <-w.stream.life.ctx.Done():
+		return ErrEnded
 	case <-slow:
 		w.endSlow()
-		return ErrStreamEnded
+		return ErrEnded
 	}
 }
 
@@ -134,7 +133,7 @@ func (w *watcher) endSlow() {
 	select {
 	case w.result <- watch.Event{Type: watch.Error, Object: SlowClient()}:
 	case <-w.ctx.Done():
-	case <-w.stream.store.ctx.Done():
+	case <-w.stream.env.Context.Done():
 	}
 }
 
@@ -155,8 +154,8 @@ func (w *watcher) Runs(runs []mirror.Run) error {
 
 // Added implements Sink. The client owns the object of the event.
 func (w *watcher) Added(e *mirror.Entry) error {
-	g := w.stream.selector.Generation
-	obj, err := g.Object(w.stream.ctx, e, g.Blocks().Now())
+	g := w.stream.scope.selector.Generation
+	obj, err := g.Object(w.stream.life.ctx, e, g.Blocks().Now())
 	if err != nil {
 		return err
 	}
@@ -180,18 +179,18 @@ func (w *watcher) Event(t watch.EventType, ev *mirror.Event) error {
 		return err
 	}
 	w.observed = w.stream.batches
-	w.stream.store.watchMetrics.Dispatched(ev.Arrived, ready)
+	w.stream.env.Metrics.Dispatched(ev.Arrived, ready)
 	return nil
 }
 
 // object returns the object of an event that the watch sends as the type.
 func (w *watcher) object(t watch.EventType, ev *mirror.Event) (obj runtime.Object, err error) {
 	if t == watch.Deleted {
-		obj, err = w.stream.selector.Generation.ObjectBefore(w.stream.EventContext(), ev)
+		obj, err = w.stream.scope.selector.Generation.ObjectBefore(w.stream.EventContext(), ev)
 	} else {
-		obj, err = w.stream.selector.Generation.ObjectAfter(w.stream.EventContext(), ev)
+		obj, err = w.stream.scope.selector.Generation.ObjectAfter(w.stream.EventContext(), ev)
 	}
-	if shared, ok := obj.(*objects.CachingObject); ok && w.stream.store.decorated {
+	if shared, ok := obj.(*objects.CachingObject); ok && w.stream.env.Decorated {
 		obj = shared.GetObject()
 	}
 	return obj, err

@@ -1,4 +1,6 @@
-package kubestorage
+// Package freshness makes the reads of a resource wait until memory has reached their revision
+// (KEP-2340, KEP-4568).
+package freshness
 
 import (
 	"context"
@@ -9,59 +11,69 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/kube/internal/etcdread"
 	"github.com/stratakube/strata/kube/internal/metrics"
+	"github.com/stratakube/strata/kube/internal/trace"
 	"github.com/stratakube/strata/mirror"
 )
 
-// revisionWaiter makes reads wait until memory has reached their revision. Safe for concurrent use.
-type revisionWaiter struct {
+// Waiter makes the reads of a resource wait until memory has reached their revision. Safe for
+// concurrent use.
+type Waiter struct {
+	Metrics metrics.Reads
+
 	mirror    *mirror.Mirror
 	resource  *mirror.Resource
-	versioner storage.Versioner
-	metrics   metrics.Reads
+	versioner storage.APIObjectVersioner
 	unready   outage
-	// eventsOnly: see cluster.eventsOnly.
+	// eventsOnly: only etcd can answer for a revision beyond the published one; see mirror.Options.
 	eventsOnly bool
 }
 
-// notReady returns the error of a read before the resource is loaded (KEP-4568): 429 with
+// New returns the waiter of a resource of a mirror.
+func New(m *mirror.Mirror, r *mirror.Resource, group schema.GroupResource, eventsOnly bool) *Waiter {
+	return &Waiter{Metrics: metrics.NewReads(group), mirror: m, resource: r, eventsOnly: eventsOnly}
+}
+
+// NotReady returns the error of a read before the resource is loaded (KEP-4568): 429 with
 // Retry-After.
-func (s *revisionWaiter) notReady() error {
-	pause := s.unready.refuse(time.Now())
+func (w *Waiter) NotReady() error {
+	pause := w.unready.refuse(time.Now())
 	return apierrors.NewTooManyRequests(storage.ErrStorageNotReady.Error(), int(pause/time.Second))
 }
 
-// ready returns when the resource can be read. A load, with its history or on the first request for
+// Ready returns when the resource can be read. A load, with its history or on the first request for
 // a custom resource, mostly takes seconds, so a reader waits for it, for at most freshWait. Once
 // such a wait has failed, the load takes long: later readers are refused immediately (KEP-4568).
 // Error: 429.
-func (s *revisionWaiter) ready(ctx context.Context) error {
-	if s.resource.Ready() {
+func (w *Waiter) Ready(ctx context.Context) error {
+	if w.resource.Ready() {
 		return nil
 	}
-	if s.unready.lasts(time.Now()) {
-		return s.notReady()
+	if w.unready.lasts(time.Now()) {
+		return w.NotReady()
 	}
 	waitCtx, cancel := waitContext(ctx, freshWait)
 	defer cancel()
-	if err := s.resource.WaitReady(waitCtx); err != nil {
-		return s.notReady()
+	if err := w.resource.WaitReady(waitCtx); err != nil {
+		return w.NotReady()
 	}
 	return nil
 }
 
-// waitHistory returns when the history since rev is restored, for at most freshWait: a watch from
+// WaitHistory returns when the history since rev is restored, for at most freshWait: a watch from
 // before a restart then resumes (KEP-1904). Error: 429 with Retry-After; clients retry a watch
 // after that without a relist.
-func (s *revisionWaiter) waitHistory(ctx context.Context, rev mirror.Revision) error {
+func (w *Waiter) WaitHistory(ctx context.Context, rev mirror.Revision) error {
 	waitCtx, cancel := waitContext(ctx, freshWait)
 	defer cancel()
-	if s.resource.WaitHistory(waitCtx, rev) == nil {
+	if w.resource.WaitHistory(waitCtx, rev) == nil {
 		return nil
 	}
-	return apierrors.NewTooManyRequests(fmt.Sprintf("history since resource version %d is being restored", rev), tooHighRetrySeconds)
+	return apierrors.NewTooManyRequests(fmt.Sprintf("history since resource version %d is being restored", rev), RetrySeconds)
 }
 
 // outage is a period in which reads are refused. The zero value has not begun.
@@ -104,8 +116,8 @@ const (
 	// answerTime is the part of a request's own deadline that is reserved for the answer: a request
 	// that waits until its deadline is cut off and gets no Retry-After.
 	answerTime = 250 * time.Millisecond
-	// tooHighRetrySeconds is the Retry-After of 504 and 429 responses.
-	tooHighRetrySeconds = 1
+	// RetrySeconds is the Retry-After of 504 and 429 responses.
+	RetrySeconds = 1
 )
 
 // waitContext bounds a wait on behalf of a request.
@@ -117,63 +129,63 @@ func waitContext(ctx context.Context, limit time.Duration) (context.Context, con
 	return context.WithTimeout(ctx, limit)
 }
 
-// waitFor returns when the client's revision asked can be read. It returns 504 "Too large resource
+// WaitFor returns when the client's revision asked can be read. It returns 504 "Too large resource
 // version" with that number after freshWait.
-func (s *revisionWaiter) waitFor(ctx context.Context, asked uint64) error {
-	rev := revisionOf(asked)
-	if s.mirror.PublishedRevision() >= rev {
+func (w *Waiter) WaitFor(ctx context.Context, asked uint64) error {
+	rev := RevisionOf(asked)
+	if w.mirror.PublishedRevision() >= rev {
 		if rev > 0 { // otherwise the request has no revision
-			s.metrics.Waited(0)
+			w.Metrics.Waited(0)
 		}
 		return nil
 	}
 	waitCtx, cancel := waitContext(ctx, freshWait)
 	defer cancel()
-	err := s.await(waitCtx, rev)
+	err := w.await(waitCtx, rev)
 	if err != nil && ctx.Err() == nil {
-		return storage.NewTooLargeResourceVersionError(asked, uint64(s.mirror.PublishedRevision()), tooHighRetrySeconds)
+		return storage.NewTooLargeResourceVersionError(asked, uint64(w.mirror.PublishedRevision()), RetrySeconds)
 	}
 	return err
 }
 
 // await returns when rev can be read, or with ctx's error, and records the wait in the metrics.
-func (s *revisionWaiter) await(ctx context.Context, rev mirror.Revision) error {
-	if s.mirror.PublishedRevision() >= rev {
-		s.metrics.Waited(0)
+func (w *Waiter) await(ctx context.Context, rev mirror.Revision) error {
+	if w.mirror.PublishedRevision() >= rev {
+		w.Metrics.Waited(0)
 		return nil
 	}
 	began := time.Now()
-	err := s.mirror.Wait(ctx, rev)
-	s.metrics.Waited(time.Since(began))
+	err := w.mirror.Wait(ctx, rev)
+	w.Metrics.Waited(time.Since(began))
 	return err
 }
 
-// readRevision returns etcd's revision (I6). Errors: mirror.ErrNotReady after a restore of etcd,
+// ReadRevision returns etcd's revision (I6). Errors: mirror.ErrNotReady after a restore of etcd,
 // until everything is relisted.
-func (s *revisionWaiter) readRevision(ctx context.Context) (mirror.Revision, error) {
-	rev, err := s.mirror.ReadRevision(ctx)
+func (w *Waiter) ReadRevision(ctx context.Context) (mirror.Revision, error) {
+	rev, err := w.mirror.ReadRevision(ctx)
 	if errors.Is(err, mirror.ErrRestored) {
 		return 0, fmt.Errorf("%w: %w", mirror.ErrNotReady, err)
 	}
 	return rev, err
 }
 
-// consistent returns when the mirror has seen every write that was acknowledged before the call
+// Consistent returns when the mirror has seen every write that was acknowledged before the call
 // (I6). It returns 429 when it cannot verify that within freshWait. The client did not cause that,
 // and passing such reads on to etcd would multiply an outage (KEP-2340, k/k#138494).
-func (s *revisionWaiter) consistent(ctx context.Context, span *readSpan) error {
+func (w *Waiter) Consistent(ctx context.Context, span *trace.Span) error {
 	waitCtx, cancel := waitContext(ctx, freshWait)
 	defer cancel()
-	rev, err := s.readRevision(waitCtx)
+	rev, err := w.ReadRevision(waitCtx)
 	if err == nil {
-		span.event(eventRevision)
-		span.event(eventWaiting)
-		err = s.await(waitCtx, rev)
+		span.Event(trace.Revision)
+		span.Event(trace.Waiting)
+		err = w.await(waitCtx, rev)
 	}
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	s.metrics.Consistent(err == nil, false)
+	w.Metrics.Consistent(err == nil, false)
 	if err != nil && waitCtx.Err() != nil {
 		return errBehind()
 	}
@@ -182,102 +194,94 @@ func (s *revisionWaiter) consistent(ctx context.Context, span *readSpan) error {
 
 // errBehind returns the error of a read that memory has not caught up for.
 func errBehind() error {
-	return apierrors.NewTooManyRequests("the watch cache cannot keep up with etcd", tooHighRetrySeconds)
+	return apierrors.NewTooManyRequests("the watch cache cannot keep up with etcd", RetrySeconds)
 }
 
-type skipCacheWaitKey struct{}
-
-// SkipCacheWait returns a context for a request that was answered with ErrReadEtcd: a Get of the
-// latest revision does not wait for memory again.
-func SkipCacheWait(ctx context.Context) context.Context {
-	return context.WithValue(ctx, skipCacheWaitKey{}, true)
-}
-
-// soonConsistent is consistent with a wait of at most getWait.
-func (s *revisionWaiter) soonConsistent(ctx context.Context, span *readSpan) error {
+// SoonConsistent is Consistent with a wait of at most getWait.
+func (w *Waiter) SoonConsistent(ctx context.Context, span *trace.Span) error {
 	ctx, cancel := waitContext(ctx, getWait)
 	defer cancel()
-	rev, err := s.mirror.ReadRevision(ctx)
+	rev, err := w.mirror.ReadRevision(ctx)
 	if err != nil {
 		return err
 	}
-	span.event(eventRevision)
-	span.event(eventWaiting)
-	return s.await(ctx, rev)
+	span.Event(trace.Revision)
+	span.Event(trace.Waiting)
+	return w.await(ctx, rev)
 }
 
-// parseRevision returns the number of a client's resourceVersion, 0 for "" and "0"; revisionOf
+// ParseRevision returns the number of a client's resourceVersion, 0 for "" and "0"; RevisionOf
 // returns its revision. Error: 400.
-func (s *revisionWaiter) parseRevision(resourceVersion string) (asked uint64, err error) {
-	asked, err = s.versioner.ParseResourceVersion(resourceVersion)
+func (w *Waiter) ParseRevision(resourceVersion string) (asked uint64, err error) {
+	asked, err = w.versioner.ParseResourceVersion(resourceVersion)
 	if err != nil {
 		return 0, apierrors.NewBadRequest(fmt.Sprintf("invalid resource version: %v", err))
 	}
 	return asked, nil
 }
 
-// revisionOf returns the revision of a client's number. One above the int64 range becomes the
+// RevisionOf returns the revision of a client's number. One above the int64 range becomes the
 // highest revision, which is always in the future.
-func revisionOf(asked uint64) mirror.Revision { return mirror.Revision(min(asked, math.MaxInt64)) }
+func RevisionOf(asked uint64) mirror.Revision { return mirror.Revision(min(asked, math.MaxInt64)) }
 
-// snapshot returns the state of the cache that a list reads:
+// Snapshot returns the state of the cache that a list reads:
 //
 //	exact > 0 (Exact, a token's revision, or limit with a revision): that revision
 //	no resource version, or a token with revision -1:                the latest revision, linearizably
 //	0:                                                               the latest cached revision
 //	any other:                                                       that revision or later
-func (s *revisionWaiter) snapshot(ctx context.Context, opts storage.ListOptions, exact int64, span *readSpan) (mirror.Snapshot, error) {
+func (w *Waiter) Snapshot(ctx context.Context, opts storage.ListOptions, exact int64, span *trace.Span) (mirror.Snapshot, error) {
 	if exact > 0 {
-		span.event(eventWaiting)
-		if exact > s.mirror.PublishedRevision() {
+		span.Event(trace.Waiting)
+		if exact > w.mirror.PublishedRevision() {
 			// Only etcd can say whether the revision exists.
-			current, err := s.readRevision(ctx)
+			current, err := w.ReadRevision(ctx)
 			if err != nil {
 				return mirror.Snapshot{}, err
 			}
 			if exact > current {
-				asked, err := s.parseRevision(opts.ResourceVersion) // 0 with a token
+				asked, err := w.ParseRevision(opts.ResourceVersion) // 0 with a token
 				if err != nil {
 					return mirror.Snapshot{}, err
 				}
-				return mirror.Snapshot{}, storage.NewTooLargeResourceVersionError(max(asked, uint64(exact)), uint64(current), tooHighRetrySeconds)
+				return mirror.Snapshot{}, storage.NewTooLargeResourceVersionError(max(asked, uint64(exact)), uint64(current), RetrySeconds)
 			}
-			if err := s.waitFor(ctx, uint64(exact)); err != nil {
-				if storage.IsTooLargeResourceVersion(err) { // it exists: see consistent
+			if err := w.WaitFor(ctx, uint64(exact)); err != nil {
+				if storage.IsTooLargeResourceVersion(err) { // it exists: see Consistent
 					err = errBehind()
 				}
 				return mirror.Snapshot{}, err
 			}
 		}
-		if rev := s.mirror.CompactRevision(); exact < rev {
+		if rev := w.mirror.CompactRevision(); exact < rev {
 			return mirror.Snapshot{}, fmt.Errorf("%w: requested %d, etcd is compacted to %d", mirror.ErrCompacted, exact, rev)
 		}
-		span.event(eventFresh)
-		return s.resource.At(exact)
+		span.Event(trace.Fresh)
+		return w.resource.At(exact)
 	}
 	if opts.ResourceVersion == "" || opts.Predicate.Continue != "" {
-		if err := s.consistent(ctx, span); err != nil {
+		if err := w.Consistent(ctx, span); err != nil {
 			return mirror.Snapshot{}, err
 		}
-		span.event(eventFresh)
-		return s.resource.Latest()
+		span.Event(trace.Fresh)
+		return w.resource.Latest()
 	}
-	asked, err := s.parseRevision(opts.ResourceVersion)
+	asked, err := w.ParseRevision(opts.ResourceVersion)
 	if err != nil {
 		return mirror.Snapshot{}, err
 	}
-	if s.outOfReach(revisionOf(asked)) {
-		return mirror.Snapshot{}, errNoProgress
+	if w.OutOfReach(RevisionOf(asked)) {
+		return mirror.Snapshot{}, etcdread.NoProgress
 	}
-	span.event(eventWaiting)
-	if err := s.waitFor(ctx, asked); err != nil {
+	span.Event(trace.Waiting)
+	if err := w.WaitFor(ctx, asked); err != nil {
 		return mirror.Snapshot{}, err
 	}
-	span.event(eventFresh)
-	return s.resource.Latest()
+	span.Event(trace.Fresh)
+	return w.resource.Latest()
 }
 
-// outOfReach reports whether only etcd can answer for a revision, see cluster.eventsOnly.
-func (s *revisionWaiter) outOfReach(rev mirror.Revision) bool {
-	return s.eventsOnly && rev > s.mirror.PublishedRevision()
+// OutOfReach reports whether only etcd can answer for a revision.
+func (w *Waiter) OutOfReach(rev mirror.Revision) bool {
+	return w.eventsOnly && rev > w.mirror.PublishedRevision()
 }

@@ -1,4 +1,4 @@
-package kubestorage
+package watch
 
 import (
 	"errors"
@@ -13,7 +13,7 @@ import (
 )
 
 // Sink writes a watch in the form of its client. Stream.Deliver calls its methods in order on one
-// goroutine. A method that returns ErrStreamEnded reports that the client is gone; any other error
+// goroutine. A method that returns ErrEnded reports that the client is gone; any other error
 // is reported to the client at the end.
 type Sink interface {
 	// Refresh is called before each batch and before an event is retried, because the keys that
@@ -25,7 +25,7 @@ type Sink interface {
 	Added(e *mirror.Entry) error
 	// Listed is called once if the watch has initial events, when the last of them was written.
 	Listed()
-	// Event writes an event as the type. An error other than ErrStreamEnded is a decoding or
+	// Event writes an event as the type. An error other than ErrEnded is a decoding or
 	// encoding error: no bytes were written, and Event is called again for the same event.
 	Event(t watch.EventType, ev *mirror.Event) error
 	// Bookmark writes a bookmark.
@@ -49,7 +49,7 @@ func (st *Stream) Deliver(stop <-chan struct{}, sink Sink) error {
 			err = st.deliverPending(stop, sink)
 		}
 	}
-	if errors.Is(err, ErrStreamEnded) || st.ctx.Err() != nil {
+	if errors.Is(err, ErrEnded) || st.life.ctx.Err() != nil {
 		return nil
 	}
 	return err
@@ -65,7 +65,7 @@ func (st *Stream) DeliverPending(stop <-chan struct{}, sink Sink) {
 // deliverPending writes all pending batches. It returns the reason of the stream's end, or nil when
 // the stream has to wait.
 func (st *Stream) deliverPending(stop <-chan struct{}, sink Sink) error {
-	for listing := st.listing; ; {
+	for initial := st.phase == listing; ; {
 		b, err := st.next()
 		if err == nil && b.empty() {
 			return sink.Flush()
@@ -73,7 +73,7 @@ func (st *Stream) deliverPending(stop <-chan struct{}, sink Sink) error {
 		if err == nil {
 			select {
 			case <-stop:
-				return ErrStreamEnded
+				return ErrEnded
 			default:
 			}
 			err = st.deliver(sink, &b)
@@ -81,8 +81,8 @@ func (st *Stream) deliverPending(stop <-chan struct{}, sink Sink) error {
 		if err != nil {
 			return err
 		}
-		if listing && !st.listing {
-			listing = false
+		if initial && st.phase != listing {
+			initial = false
 			sink.Listed()
 		}
 	}
@@ -95,15 +95,15 @@ func (st *Stream) deliver(sink Sink, b *delivery) error {
 		return err
 	}
 	if err := st.deliverInitial(sink, b); err != nil {
-		if !st.deadline.IsZero() && time.Until(st.deadline) < time.Second && apierrors.IsTimeout(err) {
-			<-st.ctx.Done() // a conversion waits almost as long
-			return ErrStreamEnded
+		if !st.life.deadline.IsZero() && time.Until(st.life.deadline) < time.Second && apierrors.IsTimeout(err) {
+			<-st.life.ctx.Done() // a conversion waits almost as long
+			return ErrEnded
 		}
 		return err
 	}
 	for _, ev := range b.events {
 		err := st.event(sink, ev)
-		if err != nil && !errors.Is(err, ErrStreamEnded) {
+		if err != nil && !errors.Is(err, ErrEnded) {
 			err = st.retry(sink, ev, err)
 		}
 		if err != nil {
@@ -119,12 +119,12 @@ func (st *Stream) deliver(sink Sink, b *delivery) error {
 // deliverInitial writes the initial events of a batch that the watch selects.
 func (st *Stream) deliverInitial(sink Sink, b *delivery) error {
 	if b.selected {
-		if st.initial != nil {
+		if st.initial.read != nil {
 			n := 0
 			for _, run := range b.runs {
 				n += len(run.Items())
 			}
-			st.initial.add(n, n)
+			st.initial.read.add(n, n)
 		}
 		return sink.Runs(b.runs)
 	}
@@ -145,11 +145,11 @@ func (st *Stream) added(sink Sink, entries []*mirror.Entry) error {
 			err = sink.Added(e)
 		}
 		if err != nil {
-			st.initial.add(i+1, returned)
+			st.initial.read.add(i+1, returned)
 			return err
 		}
 	}
-	st.initial.add(len(entries), returned)
+	st.initial.read.add(len(entries), returned)
 	return nil
 }
 
@@ -165,11 +165,11 @@ func (st *Stream) event(sink Sink, ev *mirror.Event) error {
 // selects reports whether the watch selects an initial entry. The error is a decoding error;
 // without a selector the entry is not decoded.
 func (st *Stream) selects(e *mirror.Entry) (bool, error) {
-	if st.initial != nil && st.initial.exact {
+	if st.initial.read != nil && st.initial.read.exact {
 		return true, nil
 	}
-	ok, err := st.selector.Matches(st.ctx, e)
-	if st.selector.Shard != nil && err == nil && !ok && !st.counted {
+	ok, err := st.scope.selector.Matches(st.life.ctx, e)
+	if st.scope.selector.Shard != nil && err == nil && !ok && !st.initial.counted {
 		st.countFiltered(e)
 	}
 	return ok, err
@@ -179,8 +179,8 @@ func (st *Stream) selects(e *mirror.Entry) (bool, error) {
 // it, DELETED with the object before it and the event's revision, or "" if the watch selects
 // neither. Errors are decoding errors; see retry.
 func (st *Stream) translate(ev *mirror.Event) (watch.EventType, error) {
-	before, now, err := st.selector.MatchesEvent(st.EventContext(), ev)
-	if st.selector.Shard != nil && err == nil {
+	before, now, err := st.scope.selector.MatchesEvent(st.EventContext(), ev)
+	if st.scope.selector.Shard != nil && err == nil {
 		st.countFiltered(ev.Prev, ev.Entry)
 	}
 	switch {
@@ -203,51 +203,51 @@ func (st *Stream) countFiltered(entries ...*mirror.Entry) {
 		if e == nil {
 			continue
 		}
-		if a := st.selector.Generation.KnownAttributes(e); a != nil && !st.selector.Shard.Selects(a) {
+		if a := st.scope.selector.Generation.KnownAttributes(e); a != nil && !st.scope.selector.Shard.Selects(a) {
 			n++
 		}
 	}
-	st.store.watchMetrics.Filtered(n)
+	st.env.Metrics.Filtered(n)
 }
 
 // retry tries again, with growing pauses, to write an event that failed with err because it cannot
 // be decoded, converted or encoded: sending later events first would break the order of a watch.
 // Events written before are flushed first; other watches, and watches of other objects, continue.
-// It returns nil on success, ErrStreamEnded, or the error for the client: 410 at once if only
+// It returns nil on success, ErrEnded, or the error for the client: 410 at once if only
 // history lacks the event's states (lost).
 func (st *Stream) retry(sink Sink, ev *mirror.Event, err error) error {
 	if err := sink.Flush(); err != nil {
 		return err
 	}
-	if st.ctx.Err() != nil {
-		return ErrStreamEnded
+	if st.life.ctx.Err() != nil {
+		return ErrEnded
 	}
-	corrupt := ev.Entry == nil && st.store.unsafeDelete
+	corrupt := ev.Entry == nil && st.env.Lists.Gates.UnsafeDelete
 	if st.lost(ev) {
 		return apierrors.NewResourceExpired(fmt.Sprintf("event at revision %d can no longer be decoded: %v", ev.Rev, objects.Cause(err)))
 	}
-	giveUp := time.Now().Add(st.store.retryFor)
+	giveUp := time.Now().Add(st.env.RetryFor)
 	for backoff := 100 * time.Millisecond; err != nil; backoff = min(2*backoff, 5*time.Second) {
 		if corrupt || time.Now().Add(backoff).After(giveUp) {
 			if corrupt {
 				err = corruptDeletion(err)
 			}
-			st.store.logger.Error("Failed to decode object; closing the watch", "key", ev.Key(), "revision", ev.Rev, "err", err)
+			st.env.Logger.Error("Failed to decode object; closing the watch", "key", ev.Key(), "revision", ev.Rev, "err", err)
 			return err
 		}
 		select {
 		case <-time.After(backoff):
-		case <-st.wake:
-		case <-st.ctx.Done():
-			return ErrStreamEnded
+		case <-st.life.wake:
+		case <-st.life.ctx.Done():
+			return ErrEnded
 		}
-		if st.draining() { // no event and no bookmark may follow
+		if st.leaving() { // no event and no bookmark may follow
 			return st.drained()
 		}
 		if err = sink.Refresh(); err == nil {
 			err = st.event(sink, ev)
 		}
-		if errors.Is(err, ErrStreamEnded) {
+		if errors.Is(err, ErrEnded) {
 			return err
 		}
 	}

@@ -1,0 +1,506 @@
+package watch
+
+import (
+	"k8s.io/apimachinery/pkg/sharding"
+	"k8s.io/apiserver/pkg/features"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	featuregatetesting "k8s.io/component-base/featuregate/testing"
+
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	goruntime "runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/value"
+	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
+
+	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testseed"
+	"github.com/stratakube/strata/kube/internal/representation"
+	"github.com/stratakube/strata/kube/internal/test/podtest"
+	"github.com/stratakube/strata/mirror"
+)
+
+// TestStream_Bookmark_HasPublishedRevision: about once a minute, with the current revision even
+// without events for the watch, and once more before the server ends the watch.
+func TestStream_Bookmark_HasPublishedRevision(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFixture(t)
+		begin := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Second)
+		defer cancel()
+		st := w.open(t, ctx, withBookmarks(w.fromNow()))
+		last := begin
+		for i := range 2 {
+			other := w.Etcd.Put(podtest.Prefix+"other", fmt.Sprint(i))
+			w.CatchUp(t)
+			b := take(t, st)
+			if b.bookmark.Revision != other || b.bookmark.InitialEventsEnd || len(b.events) > 0 {
+				t.Fatalf("got %+v, want a bookmark at %d", b, other)
+			}
+			if wait := time.Since(last); wait < bookmarkInterval || wait > bookmarkInterval*5/4 {
+				t.Errorf("bookmark %d follows %s", i, wait)
+			}
+			last = time.Now()
+		}
+		for {
+			b, err := st.next()
+			if err == nil && b.empty() {
+				err = st.wait(nil)
+			}
+			if errors.Is(err, ErrEnded) {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if b.bookmark.Revision != 0 {
+				last = time.Now()
+			}
+		}
+		if end := time.Since(begin); end != 200*time.Second {
+			t.Errorf("the stream ended after %s", end)
+		}
+		if lead := time.Since(last); lead != bookmarkLead {
+			t.Errorf("the last bookmark was sent %s before the end, want %s", lead, bookmarkLead)
+		}
+	})
+}
+
+// TestStream_SelectsNoEvent_GetsBookmarks while there are always events that it does not select.
+func TestStream_SelectsNoEvent_GetsBookmarks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFixture(t)
+		opts := withBookmarks(w.fromNow())
+		opts.Predicate.Label = labels.SelectorFromSet(labels.Set{"app": "none"})
+		opts.Predicate.GetAttrs = podtest.Attrs
+		st := w.open(t, t.Context(), opts)
+		begin := time.Now()
+		for i := 0; ; i++ {
+			w.Put(t, withLabel(podtest.Pod("a"), "i", fmt.Sprint(i)))
+			w.CatchUp(t)
+			time.Sleep(time.Second)
+			b := take(t, st)
+			if b.bookmark.Revision != 0 {
+				break
+			}
+			for _, ev := range b.events {
+				if e, err := st.translate(ev); e != "" || err != nil {
+					t.Fatalf("an event that is not selected is %q, %v", e, err)
+				}
+			}
+			if time.Since(begin) > 2*bookmarkInterval {
+				t.Fatalf("no bookmark in %s", time.Since(begin))
+			}
+		}
+	})
+}
+
+// TestStream_Bookmark_ComesAfterItsEvents drives random writes, reads and pauses (I4).
+func TestStream_Bookmark_ComesAfterItsEvents(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		random := rand.New(rand.NewPCG(testseed.New(t), 0))
+		w := newFixture(t)
+		st := w.open(t, t.Context(), withBookmarks(w.fromNow()))
+		var written []mirror.Revision // not delivered yet
+		bookmarks, handed := 0, mirror.Revision(0)
+		for bookmarks < 20 {
+			switch random.IntN(5) {
+			case 3: // several in one transaction, which may not fit into one batch
+				for range random.IntN(readAhead) {
+					var ops []memory.Op
+					for i := range 1 + random.IntN(5) {
+						pod := withLabel(podtest.Pod(fmt.Sprint(i)), "r", fmt.Sprint(random.Uint32()))
+						ops = append(ops, memory.Op{Key: podtest.Key(pod), Value: podtest.Stored(t, pod)})
+					}
+					rev := w.Etcd.Txn(ops...)
+					for range ops {
+						written = append(written, rev)
+					}
+				}
+			case 0:
+				for range random.IntN(2 * readAhead) {
+					written = append(written, w.Put(t, withLabel(podtest.Pod(fmt.Sprint(random.IntN(10))), "r", fmt.Sprint(random.Uint32()))))
+				}
+			case 1:
+				w.Etcd.Put(podtest.Prefix+"other", fmt.Sprint(random.Uint32()))
+			case 2:
+				time.Sleep(time.Duration(random.IntN(60)) * time.Second)
+			}
+			b, err := st.next()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, ev := range b.events {
+				if ev.Rev != written[0] {
+					t.Fatalf("got the event of %d, want %d", ev.Rev, written[0])
+				}
+				written, handed = written[1:], ev.Rev
+			}
+			if b.bookmark.Revision != 0 {
+				bookmarks++
+				if b.bookmark.Revision < handed {
+					t.Fatalf("a bookmark at %d after the event of %d", b.bookmark.Revision, handed)
+				}
+				if len(written) > 0 && written[0] <= b.bookmark.Revision {
+					t.Fatalf("a bookmark at %d before the event of %d", b.bookmark.Revision, written[0])
+				}
+			}
+		}
+	})
+}
+
+// TestStream_InitialEvents_ComeInParts: all current objects once, in key order, a part at a time,
+// then the bookmark that closes them, then new events.
+func TestStream_InitialEvents_ComeInParts(t *testing.T) {
+	const n = 5*initialAtOnce + 7
+	w := newFixture(t)
+	decoded := w.Decoded(func() {
+		for i := range n {
+			w.Put(t, podtest.Pod(fmt.Sprintf("pod-%05d", i)))
+		}
+		w.CatchUp(t)
+		at := w.Mirror.PublishedRevision()
+		yes := true
+		opts := withBookmarks(everything())
+		opts.SendInitialEvents = &yes
+		st := w.open(t, podtest.Context(t), opts)
+		var names int
+		for {
+			b := take(t, st)
+			if b.bookmark.Revision != 0 {
+				if !b.bookmark.InitialEventsEnd || b.bookmark.Revision != at {
+					t.Fatalf("got %+v, want the end of the initial events at %d", b, at)
+				}
+				break
+			}
+			if names == 0 {
+				// A write meanwhile is an event, not part of the list.
+				w.Put(t, podtest.Pod("pod-new"))
+				w.CatchUp(t)
+			}
+			part := 0
+			for _, run := range b.runs {
+				for _, e := range run.Items() {
+					if want := podtest.Key(podtest.Pod(fmt.Sprintf("pod-%05d", names))); e.Key() != want {
+						t.Fatalf("got %s, want %s", e.Key(), want)
+					}
+					names++
+					part++
+				}
+			}
+			if part > 2*initialAtOnce {
+				t.Errorf("%d entries at once", part)
+			}
+		}
+		if names != n {
+			t.Errorf("the stream has listed %d of %d", names, n)
+		}
+		b := take(t, st)
+		if len(b.events) != 1 || b.events[0].Key() != podtest.Key(podtest.Pod("pod-new")) {
+			t.Errorf("got %+v, want the pod that was created meanwhile", b)
+		}
+	})
+	if decoded != 0 {
+		t.Errorf("%d objects were decoded, want none", decoded)
+	}
+}
+
+// TestStream_OfOneKey_ReadsNoOtherKey, neither in the present nor in the log.
+func TestStream_OfOneKey_ReadsNoOtherKey(t *testing.T) {
+	w := newFixture(t)
+	for _, name := range []string{"a", "aa", "a-b", "b"} {
+		w.Put(t, podtest.Pod(name))
+	}
+	w.CatchUp(t)
+	opts := after(0)
+	opts.Recursive = false
+	st, err := w.env.Open(podtest.Context(t), "/pods/ns/a", opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	if b := take(t, st); len(b.runs) != 1 || len(b.runs[0].Items()) != 1 || b.runs[0].Items()[0].Key() != podtest.Key(podtest.Pod("a")) {
+		t.Errorf("got %+v, want the pod a", b)
+	}
+	for _, name := range []string{"b", "aa", "a-b"} {
+		w.Put(t, withLabel(podtest.Pod(name), "n", "2"))
+	}
+	want := w.Put(t, withLabel(podtest.Pod("a"), "n", "2"))
+	w.CatchUp(t)
+	if b := take(t, st); len(b.events) != 1 || b.events[0].Rev != want {
+		t.Errorf("got %+v, want the event at %d", b, want)
+	}
+}
+
+// TestStream_Selector_TranslatesEventTypes: an object that starts or ceases to match is ADDED or
+// DELETED, for any type of change.
+func TestStream_Selector_TranslatesEventTypes(t *testing.T) {
+	w := newFixture(t)
+	decoded := w.Decoded(func() {
+		opts := w.fromNow()
+		// a watch of one value is woken by its events only
+		opts.Predicate.Label = selector(t, "app in (yes, perhaps)")
+		opts.Predicate.GetAttrs = podtest.Attrs
+		st := w.open(t, podtest.Context(t), opts)
+		pod := podtest.Pod("a")
+		yes := withLabel(pod, "app", "yes")
+		for i, step := range []struct {
+			do   func()
+			want watch.EventType
+		}{
+			{func() { w.Put(t, pod) }, ""},
+			{func() { w.Put(t, yes) }, watch.Added},
+			{func() { w.Put(t, withLabel(yes, "n", "2")) }, watch.Modified},
+			{func() { w.Put(t, pod) }, watch.Deleted},
+			{func() { w.Etcd.Delete(podtest.Key(pod)) }, ""},
+			{func() { w.Put(t, yes) }, watch.Added},
+			{func() { w.Etcd.Delete(podtest.Key(pod)) }, watch.Deleted},
+		} {
+			step.do()
+			b := take(t, st)
+			if len(b.events) != 1 {
+				t.Fatalf("step %d: %d events", i, len(b.events))
+			}
+			if got, err := st.translate(b.events[0]); got != step.want || err != nil {
+				t.Errorf("step %d: %q, %v, want %q", i, got, err, step.want)
+			}
+		}
+	})
+	if decoded != 5 {
+		t.Errorf("5 states were decoded %d times", decoded)
+	}
+}
+
+// TestStream_SelectorAndItem_ShareDecoding of an event, between watches that select it, watches
+// that do not, and watches without a selector.
+func TestStream_SelectorAndItem_ShareDecoding(t *testing.T) {
+	w := newFixture(t)
+	decoded := w.Decoded(func() {
+		rep := representation.Of(w.View.CurrentGeneration(), "pods", representation.Format{Encode: func(dst []byte, obj runtime.Object) ([]byte, error) {
+			return fmt.Append(dst, obj), nil
+		}})
+		defer rep.Close()
+		var streams []*Stream
+		for _, app := range []string{"yes", "no", ""} {
+			opts := w.fromNow()
+			if app != "" {
+				opts.Predicate.Label = selector(t, "app in ("+app+", perhaps)")
+				opts.Predicate.GetAttrs = podtest.Attrs
+			}
+			streams = append(streams, w.open(t, podtest.Context(t), opts))
+		}
+		for i := range 3 {
+			w.Put(t, withLabel(podtest.Pod("a"), "app", "yes"))
+			var items []string
+			for j := range streams {
+				st := streams[(i+j)%len(streams)] // each is first once
+				ev := take(t, st).events[0]
+				typ, err := st.translate(ev)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if typ != "" {
+					item, err := rep.ItemAfter(podtest.Context(t), ev)
+					if err != nil {
+						t.Fatal(err)
+					}
+					items = append(items, string(item))
+				}
+			}
+			if len(items) != 2 || items[0] != items[1] {
+				t.Errorf("the watches got %q", items)
+			}
+		}
+	})
+	if decoded != 3 {
+		t.Errorf("3 events were decoded %d times", decoded)
+	}
+}
+
+// TestStream_RequestOrStorageEnds_ReturnsNoError with the request, the storage and the mirror,
+// without an error; with 410 if the next event is compacted.
+func TestStream_RequestOrStorageEnds_ReturnsNoError(t *testing.T) {
+	for name, end := range map[string]func(w *fixture, cancel func(), stop chan struct{}){
+		"request":  func(_ *fixture, cancel func(), _ chan struct{}) { cancel() },
+		"storage":  func(w *fixture, _ func(), _ chan struct{}) { w.cancel() },
+		"mirror":   func(w *fixture, _ func(), _ chan struct{}) { w.Mirror.Close() },
+		"shutdown": func(_ *fixture, _ func(), stop chan struct{}) { close(stop) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newFixture(t)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				st := w.open(t, ctx, withBookmarks(w.fromNow()))
+				stop := make(chan struct{})
+				begin := time.Now()
+				time.AfterFunc(time.Second, func() { end(w, cancel, stop) })
+				for {
+					b, err := st.next()
+					if err == nil && b.empty() {
+						err = st.wait(stop)
+					}
+					if errors.Is(err, ErrEnded) {
+						break
+					}
+					if err != nil || !b.empty() {
+						t.Fatalf("got %+v, %v", b, err)
+					}
+				}
+				if d := time.Since(begin); d != time.Second {
+					t.Errorf("ended after %s, want at once", d)
+				}
+			})
+		})
+	}
+	t.Run("too slow", func(t *testing.T) {
+		w := newFixture(t, func(o *podtest.Options) { o.Window = mirror.Window{MaxAge: time.Hour, MaxBytes: 4 << 20} })
+		st := w.open(t, podtest.Context(t), w.fromNow())
+		from := w.Mirror.PublishedRevision()
+		filler := make([]byte, 64<<10)
+		for floor := mirror.Revision(0); floor <= from; _, floor, _ = w.Resource.Oldest() {
+			w.Put(t, withLabel(podtest.Pod("a"), "filler", string(filler)))
+			w.CatchUp(t)
+		}
+		_, err := endOf(st)
+		var status apierrors.APIStatus
+		if !errors.As(err, &status) || status.Status().Code != http.StatusGone {
+			t.Errorf("the stream ends with %v, want 410", err)
+		}
+	})
+	t.Run("relisted", func(t *testing.T) {
+		w := newFixture(t)
+		st := w.open(t, podtest.Context(t), w.fromNow())
+		w.Etcd.Restore(1000, nil)
+		_, err := endOf(st)
+		var status apierrors.APIStatus
+		if !errors.As(err, &status) || status.Status().Code != http.StatusGone {
+			t.Errorf("the stream ends with %v, want 410", err)
+		}
+	})
+	t.Run("before it begins", func(t *testing.T) {
+		w := newFixture(t)
+		w.cancel()
+		if _, err := w.env.Open(podtest.Context(t), "/pods/", everything()); !apierrors.IsTooManyRequests(err) {
+			t.Errorf("a watch of a storage that has ended: %v, want 429", err)
+		}
+	})
+}
+
+// TestStream_RestoreDuringInitialEvents_Returns410: a watch in the middle of its initial events
+// when etcd is restored gets no events of the new lineage, and no bookmark that claims a complete
+// list.
+func TestStream_RestoreDuringInitialEvents_Returns410(t *testing.T) {
+	for _, collected := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newFixture(t)
+			for i := range 2000 {
+				w.Put(t, podtest.Pod(fmt.Sprintf("lost-%04d", i)))
+			}
+			w.CatchUp(t)
+			yes := true
+			opts := storage.ListOptions{Recursive: true, Predicate: storage.Everything, SendInitialEvents: &yes, ResourceVersionMatch: "NotOlderThan"}
+			opts.Predicate.AllowWatchBookmarks = true
+			st := w.open(t, t.Context(), opts)
+			take(t, st)
+			w.Etcd.Restore(w.Etcd.Revision()-1000, map[string]string{})
+			if collected { // the version of its start
+				goruntime.GC()
+				goruntime.GC()
+			}
+			time.Sleep(10 * time.Second)
+			synctest.Wait()
+			for i := range 1500 {
+				w.Put(t, podtest.Pod(fmt.Sprintf("new-%04d", i)))
+			}
+			for w.Mirror.PublishedRevision() != w.Etcd.Revision() {
+				w.CatchUp(t)
+			}
+			if w.Mirror.Stats().EtcdRestores != 1 {
+				t.Fatal("etcd was not restored")
+			}
+			if b, err := st.next(); !apierrors.IsResourceExpired(err) || !b.empty() {
+				t.Errorf("%+v, %v, want that it has expired", b, err)
+			}
+		})
+	}
+}
+
+// obedient is a transformer that ends with its context, as one that calls a KMS does.
+type obedient struct{ value.Transformer }
+
+func (o obedient) TransformFromStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, bool, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, false, err
+	}
+	return o.Transformer.TransformFromStorage(ctx, data, dataCtx)
+}
+
+// departing is a Sink of a client that leaves with the first event.
+type departing struct {
+	Sink
+	st     *Stream
+	leave  func()
+	events int
+}
+
+func (d *departing) Refresh() error { return nil }
+func (d *departing) Flush() error   { return nil }
+
+func (d *departing) Event(_ watch.EventType, ev *mirror.Event) error {
+	d.events++
+	d.leave()
+	_, err := d.st.scope.selector.Generation.ObjectAfter(d.st.EventContext(), ev)
+	return err
+}
+
+// TestStream_EndsWithinRevision_DeliversWholeRevision: the time of a watch ends while it delivers
+// the events of a transaction. The client resumes after their revision, so it gets all of them.
+func TestStream_EndsWithinRevision_DeliversWholeRevision(t *testing.T) {
+	w := newFixture(t, func(o *podtest.Options) { o.Config.Transformer = obedient{identity.NewEncryptCheckTransformer()} })
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	st := w.open(t, ctx, w.fromNow())
+	var ops []memory.Op
+	for _, name := range []string{"a", "b", "c"} {
+		pod := podtest.Pod(name)
+		ops = append(ops, memory.Op{Key: podtest.Key(pod), Value: podtest.Stored(t, pod)})
+	}
+	w.Etcd.Txn(ops...)
+	w.CatchUp(t)
+	sink := &departing{st: st, leave: cancel}
+	if err := st.Deliver(nil, sink); err != nil || sink.events != len(ops) {
+		t.Errorf("%d events, %v; want %d", sink.events, err, len(ops))
+	}
+}
+
+// TestStream_ShardOfNamespace_FollowsItsKeys: a watch of a part of the resource does not follow the
+// events of its shard in all of it.
+func TestStream_ShardOfNamespace_FollowsItsKeys(t *testing.T) {
+	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.ShardedListAndWatch, true)
+	w := newFixture(t)
+	opts := w.fromNow()
+	opts.Predicate.ShardSelector = sharding.NewSelector(sharding.ShardRangeRequirement{Key: "object.metadata.uid", Start: "0x0000000000000000", End: "0x8000000000000000"})
+	for key, followed := range map[string]int{"/pods": 1, "/pods/ns": 0} {
+		st, err := w.env.Open(podtest.Context(t), key, opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := len(st.life.releases) - 1; n != followed { // besides the metric of sharded watches
+			t.Errorf("a watch of %s follows %d shards, want %d", key, n, followed)
+		}
+		st.Close()
+	}
+}
