@@ -95,6 +95,12 @@ FUZZ ?= ^Fuzz
 fuzz: ## run every fuzz target, one after another: make fuzz FUZZTIME=10m FUZZ='FuzzStored|FuzzItems'
 	hack/fuzz '$(FUZZTIME)' '$(FUZZ)'
 
+# A failing seed repeats its run: make simulate SEEDS=1 STRATA_TEST_SEED=N
+SEEDS ?= 500
+
+simulate: ## run servers on a simulated etcd with faults, by random seeds: make simulate SEEDS=10000
+	cd kube && STRATA_TEST_SIMULATIONS='$(SEEDS)' $(GO) test -vet=off -count=1 -timeout=0 -v -run '^TestSimulation_' ./kubestorage
+
 # Each mutation of tools/mutants/table.go changes one place of the code; tests without the race detector must find it.
 mutants: ## change places of the code one by one, and fail if the tests of the place pass: make mutants ARGS="-only 'M1|M2'"
 	cd tools && $(ALONE) $(GO) test -vet=off ./mutants && $(ALONE) $(GO) run ./mutants -root .. $(ARGS)

@@ -1,0 +1,25 @@
+package kubestorage
+
+import (
+	"go.etcd.io/etcd/client/v3/kubernetes"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+
+	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/mirror/driver"
+)
+
+// NewSimulated returns an engine whose cluster of the config is a client and a source without a
+// network. The client needs a KV only.
+func NewSimulated(client *kubernetes.Client, source driver.Source, config *storagebackend.ConfigForResource, opts Options) (*Engine, error) {
+	e := New(opts)
+	opts = e.opts
+	opts.Window = opts.window(config.EventsHistoryWindow)
+	detected := detectedSource{source: source, latestReads: opts.latestReads(), progressMode: etcdsource.ByProgress}
+	c, err := startCluster(client, nil, detected, keyPrefix(config.Prefix), opts, e.blocks)
+	if err != nil {
+		return nil, err
+	}
+	c.ranges = client.KV
+	e.adopt(clusterKey(config), c)
+	return e, nil
+}

@@ -1,0 +1,882 @@
+package kubestorage_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/apis/example"
+	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
+	"k8s.io/apiserver/pkg/storage"
+	"k8s.io/apiserver/pkg/storage/storagebackend"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
+)
+
+var simScheme = runtime.NewScheme()
+
+func init() {
+	utilruntime.ErrorHandlers = nil // one of them sleeps, by a time that all tests share
+	metav1.AddToGroupVersion(simScheme, metav1.SchemeGroupVersion)
+	utilruntime.Must(example.AddToScheme(simScheme))
+	utilruntime.Must(examplev1.AddToScheme(simScheme))
+	simScheme.AddKnownTypes(example.SchemeGroupVersion, &example.PodList{})
+	simScheme.AddKnownTypes(examplev1.SchemeGroupVersion, &examplev1.PodList{})
+	kind := examplev1.SchemeGroupVersion.WithKind("Pod")
+	utilruntime.Must(simScheme.AddFieldLabelConversionFunc(kind, func(label, value string) (string, string, error) { return label, value, nil }))
+}
+
+var (
+	simCodecs = serializer.NewCodecFactory(simScheme)
+	simCodec  = simCodecs.LegacyCodec(examplev1.SchemeGroupVersion)
+)
+
+const (
+	simRoot    = "/registry/pods/"
+	simServers = 2
+	// simPending bounds the requests of one server that wait, simWatches the open watches of all.
+	simPending, simWatches = 4, 10
+)
+
+// simAction is what one step does.
+type simAction int
+
+const (
+	doWrite    simAction = iota // through a server
+	doTxn                       // several keys in one revision, in etcd
+	doGet                       //
+	doList                      //
+	doPage                      // the next page of an earlier list
+	doWatch                     // a new watch
+	doResume                    // end a watch, and go on from its last revision
+	doEndWatch                  // end a watch
+	doPause                     // a client does not read its watch, or reads it again
+	doDeliver                   // events to a server
+	doProgress                  // the answer to a request for progress
+	doAnswer                    // the answer to a list or a read of the revision
+	doCalm                      // a member answers everything at once from now on, or no longer
+	doCut                       // the watch of a server ends
+	doFail                      // a member fails, or recovers
+	doCompact                   //
+	doRestore                   // etcd from a backup
+	doRestart                   // a server ends, and another process starts
+	doSleep                     // time passes
+	actions
+)
+
+var actionWeights = [actions]int{
+	doWrite: 200, doTxn: 40, doGet: 100, doList: 100, doPage: 60, doWatch: 24, doResume: 24, doEndWatch: 8, doPause: 16,
+	doDeliver: 200, doProgress: 60, doAnswer: 100, doCalm: 30, doCut: 10, doFail: 6, doCompact: 8, doRestore: 1, doRestart: 6, doSleep: 40,
+}
+
+// simOp is one step. The draws of a step come from its own seed, and choose among what exists then:
+// any part of a list of steps is a run.
+type simOp struct {
+	Do   simAction
+	Seed uint64
+}
+
+// simOps returns the n steps of a seed.
+func simOps(seed uint64, n int) []simOp {
+	rng, sum := rand.New(rand.NewPCG(seed, 1)), 0
+	for _, w := range actionWeights {
+		sum += w
+	}
+	ops := make([]simOp, n)
+	for i := range ops {
+		at := rng.IntN(sum)
+		do := simAction(0)
+		for ; at >= actionWeights[do]; do++ {
+			at -= actionWeights[do]
+		}
+		ops[i] = simOp{do, rng.Uint64()}
+	}
+	return ops
+}
+
+// simItem is the state of an object: all that the simulation writes.
+type simItem struct {
+	Key        string // namespace/name
+	Rev        int64
+	Seq, Count int // number of the write; number of writes since the creation
+	Tier, Node string
+}
+
+func simPod(x simItem) *example.Pod {
+	namespace, name, _ := strings.Cut(x.Key, "/")
+	return &example.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name,
+			Labels: map[string]string{"tier": x.Tier, "seq": strconv.Itoa(x.Seq), "count": strconv.Itoa(x.Count)}},
+		Spec: example.PodSpec{NodeName: x.Node},
+	}
+}
+
+func simItemOf(obj runtime.Object) simItem {
+	if shared, ok := obj.(runtime.CacheableObject); ok {
+		obj = shared.GetObject()
+	}
+	pod := obj.(*example.Pod)
+	number := func(label string) int {
+		n, err := strconv.Atoi(pod.Labels[label])
+		if err != nil {
+			return -1 // no write has it
+		}
+		return n
+	}
+	rev, _ := strconv.ParseInt(pod.ResourceVersion, 10, 64)
+	return simItem{pod.Namespace + "/" + pod.Name, rev, number("seq"), number("count"), pod.Labels["tier"], pod.Spec.NodeName}
+}
+
+func simAttrs(obj runtime.Object) (labels.Set, fields.Set, error) {
+	pod := obj.(*example.Pod)
+	return pod.Labels, fields.Set{"metadata.name": pod.Name, "metadata.namespace": pod.Namespace, "spec.nodeName": pod.Spec.NodeName}, nil
+}
+
+// simSelector selects objects. Its zero value selects all.
+type simSelector struct{ Namespace, Tier, Node, Name string }
+
+func (s simSelector) matches(x simItem) bool {
+	namespace, name, _ := strings.Cut(x.Key, "/")
+	return (s.Namespace == "" || s.Namespace == namespace) && (s.Tier == "" || s.Tier == x.Tier) && (s.Node == "" || s.Node == x.Node) && (s.Name == "" || s.Name == name)
+}
+
+func (s simSelector) predicate() storage.SelectionPredicate {
+	p := storage.SelectionPredicate{Label: labels.Everything(), Field: fields.Everything(), GetAttrs: simAttrs, IndexFields: []string{"spec.nodeName"}}
+	if s.Tier != "" {
+		p.Label = labels.SelectorFromSet(labels.Set{"tier": s.Tier})
+	}
+	if set := s.fields(); len(set) > 0 {
+		p.Field = fields.SelectorFromSet(set)
+	}
+	return p
+}
+
+func (s simSelector) fields() fields.Set {
+	set := fields.Set{}
+	if s.Node != "" {
+		set["spec.nodeName"] = s.Node
+	}
+	if s.Name != "" {
+		set["metadata.name"] = s.Name
+	}
+	return set
+}
+
+func (s simSelector) key() string {
+	if s.Namespace != "" {
+		return "/pods/" + s.Namespace
+	}
+	return "/pods"
+}
+
+// simRecord is one request of a client with its result.
+type simRecord struct {
+	Op              int // the step that began it
+	Server, Process int
+	Verb            string
+	HTTP, Protobuf  bool   // answered by the read path
+	Key             string // of a write or GET
+	Seq             int    // of a write
+	RV              string // as requested
+	Match           metav1.ResourceVersionMatch
+	Limit           int64
+	Selector        simSelector
+	From            *simRecord // the list that this is the next page of
+	// The revision of etcd at its begin and end, and the lowest revision that the process may
+	// return without a step back.
+	Began, Ended, Floor int64
+
+	Done      atomic.Bool // written last
+	Err       string      // class of the error, "" if there is none
+	Message   string
+	Rev       int64
+	Items     []simItem
+	Next      string // continue token
+	Remaining int64  // -1 if the response has none
+}
+
+func (r *simRecord) String() string { return r.describe(r.Message) }
+
+func (r *simRecord) describe(message string) string {
+	text := fmt.Sprintf("step %d, server %d.%d: %s (HTTP %v) %s rv=%q %s limit=%d %+v", r.Op, r.Server, r.Process, r.Verb, r.HTTP, r.Key, r.RV, r.Match, r.Limit, r.Selector)
+	if r.From != nil {
+		text += fmt.Sprintf(" after step %d", r.From.Op)
+	}
+	return text + fmt.Sprintf(": etcd at %d to %d: rev %d %s %s, %d items %v", r.Began, r.Ended, r.Rev, r.Err, message, len(r.Items), r.Items)
+}
+
+// simWatch is one watch.
+type simWatch struct {
+	Op              int
+	Server, Process int
+	RV              string
+	Initial         bool // sendInitialEvents
+	HTTP            bool // answered by the read path
+	Bookmarks       bool
+	Selector        simSelector
+	Began, Floor    int64
+
+	mu     sync.Mutex
+	Events []simEvent
+	Err    string // of the request, or the event that ended the watch
+	Detail string
+	Over   bool // the stream has ended
+	Closed bool // by the client
+	Live   bool // still open at the end, when all had caught up
+
+	cancel context.CancelFunc
+	gate   atomic.Pointer[chan struct{}] // the client reads when it is closed; nil: now
+}
+
+func (w *simWatch) String() string { return w.describe(w.Events, w.Detail) }
+
+func (w *simWatch) describe(events []simEvent, detail string) string {
+	return fmt.Sprintf("step %d, server %d.%d: watch (HTTP %v) rv=%q initial=%v bookmarks=%v %+v, etcd at %d: over %v %s %s, %d events %v",
+		w.Op, w.Server, w.Process, w.HTTP, w.RV, w.Initial, w.Bookmarks, w.Selector, w.Began, w.Over, w.Err, detail, len(events), events)
+}
+
+// simEvent is an event of a watch.
+type simEvent struct {
+	Type watch.EventType
+	simItem
+	End bool // of the initial events
+}
+
+// last returns the last revision that the watch has reported, by an event or by a bookmark.
+func (w *simWatch) last(bookmarks bool) int64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	last := int64(0)
+	for _, e := range w.Events {
+		if e.Type == watch.Bookmark && !bookmarks {
+			continue
+		}
+		if w.Initial || w.RV == "" || w.RV == "0" {
+			last = max(last, e.Rev)
+		} else {
+			last = e.Rev
+		}
+	}
+	return last
+}
+
+// simHistory is what one run has recorded. A judge needs nothing else.
+type simHistory struct {
+	Lineages []lineage
+	Records  []*simRecord
+	Watches  []*simWatch
+	Window   bool // history in memory is bounded tightly: 410 may come at any time
+}
+
+// sim is a running simulation.
+type sim struct {
+	etcd    *simEtcd
+	servers [simServers]*simServer
+	history *simHistory
+	step    int
+	rng     *rand.Rand // of the step
+	seq     int
+	names   int // of objects in a namespace
+	// exact leaves out what a seed does not decide: the times of bookmarks, clients that do not
+	// read while a server ends, and history that ends at the moment at which it is read.
+	exact   bool
+	clients sync.WaitGroup
+	window  mirror.Window
+	replay  driver.ReplayBounds
+}
+
+// simServer is one API server, of which one process runs.
+type simServer struct {
+	number, process int
+	member          *member
+	engine          *kubestorage.Engine
+	store           *kubestorage.Store
+	destroy         func()
+	reads           http.Handler
+	pending         atomic.Int32
+	floor           atomic.Int64 // the highest revision of a completed list of the process
+}
+
+// simulate runs the steps and returns what it has recorded. The seed chooses the options of the
+// servers. See sim.exact.
+func simulate(t *testing.T, seed uint64, ops []simOp, exact bool) (h *simHistory) {
+	synctest.Test(t, func(t *testing.T) {
+		rng := rand.New(rand.NewPCG(seed, 2))
+		s := &sim{etcd: newSimEtcd(), history: &simHistory{}, names: 8, exact: exact}
+		if rng.IntN(4) == 0 { // more than what a list with a selector reads without an index
+			s.names = 80
+			s.fill(rng)
+		}
+		if rng.IntN(3) == 0 && !exact {
+			s.history.Window = true
+			s.window = mirror.Window{MaxAge: 10 * time.Second, MaxBytes: 4 << 10}
+			s.replay = driver.ReplayBounds{Revisions: 10}
+		}
+		for i := range s.servers {
+			s.servers[i] = &simServer{number: i, member: &member{simEtcd: s.etcd, calm: true}}
+			s.start(t, s.servers[i])
+		}
+		s.settle()
+		for i, op := range ops {
+			s.step = i
+			s.apply(t, op)
+			s.settle()
+		}
+		s.end()
+		h = s.history
+	})
+	return h
+}
+
+// settle lets all goroutines come to rest, and the calm members answer.
+func (s *sim) settle() {
+	for again := true; again; {
+		synctest.Wait()
+		again = false
+		for _, server := range s.servers {
+			if m := server.member; m.calm {
+				again = m.answer(0) || m.deliver(3) || m.progress(0) || again
+			}
+		}
+	}
+}
+
+func (s *sim) start(t *testing.T, server *simServer) {
+	config := &storagebackend.ConfigForResource{
+		Config:        storagebackend.Config{Prefix: "/registry", Codec: simCodec, Transport: storagebackend.TransportConfig{ServerList: []string{"simulated"}}},
+		GroupResource: schema.GroupResource{Group: example.GroupName, Resource: "pods"},
+	}
+	engine, err := kubestorage.NewSimulated(s.etcd.client(), server.member, config, kubestorage.Options{
+		Window: s.window, Replay: s.replay, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	indexers := &cache.Indexers{storage.FieldIndex("spec.nodeName"): func(obj any) ([]string, error) { return []string{obj.(*example.Pod).Spec.NodeName}, nil }}
+	made, destroy, err := engine.Decorator()(config, "/pods", nil, func() runtime.Object { return &example.Pod{} },
+		func() runtime.Object { return &example.PodList{} }, simAttrs, nil, indexers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server.engine, server.store, server.destroy = engine, made.(*kubestorage.Store), destroy
+	server.reads = newSimReadPath(engine, server.store)
+	server.process++
+	server.floor.Store(0)
+}
+
+func (s *sim) stop(server *simServer) {
+	server.destroy()
+	server.engine.Close()
+}
+
+// end repairs everything, waits until all have caught up, reads the state of each server, and ends.
+func (s *sim) end() {
+	for _, server := range s.servers {
+		server.member.calm, server.member.failing = true, false
+	}
+	for _, w := range s.history.Watches {
+		w.resume()
+	}
+	for range 20 {
+		s.settle()
+		time.Sleep(10 * time.Second)
+	}
+	s.settle()
+	s.rng = rand.New(rand.NewPCG(0, 3))
+	for _, server := range s.servers {
+		s.read(server, &simRecord{Verb: "list"}, "")
+		s.read(server, &simRecord{Verb: "list", Selector: simSelector{Node: "n1"}}, "")
+		s.settle()
+	}
+	for _, w := range s.history.Watches {
+		w.mu.Lock()
+		w.Live = !w.Over && !w.Closed && w.Err == ""
+		w.mu.Unlock()
+		w.cancel()
+	}
+	for _, server := range s.servers {
+		s.stop(server)
+	}
+	s.clients.Wait()
+	s.history.Lineages = append(s.etcd.lineages, s.etcd.lineage())
+}
+
+// apply makes one step.
+func (s *sim) apply(t *testing.T, op simOp) {
+	rng := rand.New(rand.NewPCG(op.Seed, 3))
+	s.rng = rng
+	server := s.servers[rng.IntN(len(s.servers))]
+	m := server.member
+	switch op.Do {
+	case doWrite:
+		s.write(server, rng)
+	case doTxn:
+		s.transaction(rng)
+	case doGet:
+		s.read(server, &simRecord{Verb: "get", Key: s.key(rng), RV: s.revision(rng)}, "")
+	case doList:
+		s.list(server, rng)
+	case doPage:
+		s.page(server, rng)
+	case doWatch:
+		s.watch(server, &simWatch{RV: s.revision(rng), Initial: rng.IntN(3) == 0, Bookmarks: rng.IntN(2) == 0, Selector: simSelect(rng)})
+	case doResume:
+		if w := s.anyWatch(rng); w != nil && w.last(!s.exact) > 0 {
+			w.end()
+			s.watch(server, &simWatch{RV: strconv.FormatInt(w.last(!s.exact), 10), Bookmarks: w.Bookmarks, Selector: w.Selector})
+		}
+	case doEndWatch:
+		if w := s.anyWatch(rng); w != nil {
+			w.end()
+		}
+	case doPause:
+		if w := s.anyWatch(rng); w != nil && !s.exact {
+			w.pause()
+		}
+	case doDeliver:
+		m.deliver(1 + rng.IntN(4))
+	case doProgress:
+		m.progress(int64(rng.IntN(3)))
+	case doAnswer:
+		m.answer(rng.IntN(4))
+	case doCalm:
+		m.calm = !m.calm
+	case doCut:
+		m.cut()
+	case doFail:
+		m.failing = !m.failing && rng.IntN(2) == 0
+	case doCompact:
+		if rev := s.etcd.Revision(); rev > s.etcd.base+4 {
+			s.etcd.compact(rev - int64(rng.IntN(int(min(rev-s.etcd.base, 40)))))
+		}
+	case doRestore:
+		s.etcd.restore(s.etcd.Revision() - int64(rng.IntN(20)))
+	case doRestart:
+		s.stop(server)
+		synctest.Wait()
+		s.start(t, server)
+	case doSleep:
+		time.Sleep(time.Duration(1+rng.IntN(100)) * []time.Duration{time.Millisecond, 100 * time.Millisecond, time.Second}[rng.IntN(3)])
+	}
+}
+
+// key draws a key: mostly one of a few, so that they meet.
+func (s *sim) key(rng *rand.Rand) string {
+	return fmt.Sprintf("ns%d/pod%d", rng.IntN(2), rng.IntN([]int{8, 8, s.names}[rng.IntN(3)]))
+}
+
+func simSelect(rng *rand.Rand) (x simSelector) {
+	switch rng.IntN(8) {
+	case 0:
+		x.Namespace = "ns0"
+	case 1:
+		x.Tier = "t1"
+	case 2:
+		x.Node = "n1"
+	case 3:
+		x.Node, x.Namespace = "n2", "ns1"
+	case 4:
+		x.Tier, x.Node = "t0", "n0"
+	case 5:
+		x.Name = "pod3"
+	}
+	return x
+}
+
+// revision draws a resource version of a read.
+func (s *sim) revision(rng *rand.Rand) string {
+	now := s.etcd.Revision()
+	rev := int64(0)
+	switch rng.IntN(8) {
+	case 0, 1, 2:
+		return ""
+	case 3:
+		return "0"
+	case 4:
+		rev = now
+	case 5:
+		rev = s.etcd.compacted + int64(rng.IntN(4)) - 1
+	case 6:
+		rev = now - int64(rng.IntN(30))
+	case 7:
+		rev = now + int64(rng.IntN(2))
+	}
+	return strconv.FormatInt(max(rev, 1), 10)
+}
+
+// transaction writes up to three keys in one revision.
+func (s *sim) transaction(rng *rand.Rand) {
+	keys := map[string]bool{}
+	var ops []memory.Op
+	for range 1 + rng.IntN(3) {
+		key := s.key(rng)
+		if keys[key] {
+			continue
+		}
+		keys[key] = true
+		if rng.IntN(3) == 0 {
+			ops = append(ops, memory.Op{Key: simRoot + key, Delete: true})
+			continue
+		}
+		ops = append(ops, s.put(key, rng))
+	}
+	s.etcd.Txn(ops...)
+}
+
+// put is the write of a new object that no update counts.
+func (s *sim) put(key string, rng *rand.Rand) memory.Op {
+	s.seq++
+	data, err := runtime.Encode(simCodec, simPod(simItem{Key: key, Seq: s.seq, Tier: simTier(rng), Node: simNode(rng), Count: -1}))
+	utilruntime.Must(err)
+	return memory.Op{Key: simRoot + key, Value: string(data)}
+}
+
+// fill writes an object of every name.
+func (s *sim) fill(rng *rand.Rand) {
+	for i := range 2 * s.names {
+		s.etcd.Txn(s.put(fmt.Sprintf("ns%d/pod%d", i%2, i/2), rng))
+	}
+}
+
+func simTier(rng *rand.Rand) string { return fmt.Sprintf("t%d", rng.IntN(3)) }
+
+func simNode(rng *rand.Rand) string { return fmt.Sprintf("n%d", rng.IntN(3)) }
+
+// begin records a request of a client, which run sends. Too many waiting requests of a server are
+// not begun.
+func (s *sim) begin(server *simServer, r *simRecord, run func(ctx context.Context, store *kubestorage.Store) error) {
+	if server.pending.Load() >= simPending {
+		return
+	}
+	r.Op, r.Server, r.Process = s.step, server.number, server.process
+	r.Began, r.Floor, r.Remaining = s.etcd.Revision(), server.floor.Load(), -1
+	s.history.Records = append(s.history.Records, r)
+	server.pending.Add(1)
+	store, process := server.store, server.process
+	s.clients.Go(func() {
+		defer server.pending.Add(-1)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		err := run(ctx, store)
+		r.Ended = s.etcd.Revision()
+		r.Err = simError(err)
+		if err != nil {
+			r.Message = err.Error()
+		}
+		if r.Verb == "list" && err == nil && r.From == nil && r.Match != metav1.ResourceVersionMatchExact && server.process == process {
+			server.floor.Store(max(server.floor.Load(), r.Rev))
+		}
+		r.Done.Store(true)
+	})
+}
+
+// simError returns the class of an error.
+func simError(err error) string {
+	switch {
+	case err == nil:
+		return ""
+	case apierrors.IsResourceExpired(err), apierrors.IsGone(err):
+		return "expired"
+	case storage.IsTooLargeResourceVersion(err):
+		return "too large"
+	case storage.IsNotFound(err), apierrors.IsNotFound(err):
+		return "not found"
+	case storage.IsExist(err):
+		return "exists"
+	case storage.IsConflict(err):
+		return "conflict"
+	case apierrors.IsTooManyRequests(err), storage.IsUnreachable(err), apierrors.IsTimeout(err), apierrors.IsServiceUnavailable(err):
+		return "unavailable"
+	}
+	for _, cause := range []error{mirror.ErrClosed, errNoLeader, context.Canceled, context.DeadlineExceeded} {
+		if strings.Contains(err.Error(), cause.Error()) { // the status of a watch has only its text
+			return "unavailable"
+		}
+	}
+	return "other"
+}
+
+// write creates, updates or deletes an object.
+func (s *sim) write(server *simServer, rng *rand.Rand) {
+	s.seq++
+	x := simItem{Key: s.key(rng), Seq: s.seq, Tier: simTier(rng), Node: simNode(rng)}
+	key := "/pods/" + x.Key
+	r := &simRecord{Verb: []string{"create", "update", "update", "delete"}[rng.IntN(4)], Key: x.Key, Seq: x.Seq}
+	s.begin(server, r, func(ctx context.Context, store *kubestorage.Store) (err error) {
+		out := &example.Pod{}
+		switch r.Verb {
+		case "create":
+			err = store.Create(ctx, key, simPod(x), out, 0)
+		case "update":
+			err = store.GuaranteedUpdate(ctx, key, out, false, nil, storage.SimpleUpdate(func(old runtime.Object) (runtime.Object, error) {
+				next := simPod(x)
+				was := simItemOf(old)
+				if was.Count >= 0 {
+					was.Count++
+				}
+				next.Labels["count"] = strconv.Itoa(was.Count)
+				next.ResourceVersion = old.(*example.Pod).ResourceVersion
+				return next, nil
+			}), nil)
+		default:
+			err = store.Delete(ctx, key, out, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{})
+		}
+		if err == nil {
+			r.Items = []simItem{simItemOf(out)}
+			r.Rev = r.Items[0].Rev
+		}
+		return err
+	})
+}
+
+func (s *sim) list(server *simServer, rng *rand.Rand) {
+	r := &simRecord{Verb: "list", RV: s.revision(rng), Selector: simSelect(rng)}
+	if rng.IntN(2) == 0 {
+		r.Limit = int64(1 + rng.IntN(5))
+	}
+	if r.RV != "" {
+		switch rng.IntN(3) {
+		case 0:
+			r.Match = metav1.ResourceVersionMatchNotOlderThan
+		case 1:
+			if r.RV != "0" {
+				r.Match = metav1.ResourceVersionMatchExact
+			}
+		}
+	}
+	s.read(server, r, "")
+}
+
+// page reads the next page of a list that has one.
+func (s *sim) page(server *simServer, rng *rand.Rand) {
+	var lists []*simRecord
+	for _, r := range s.history.Records {
+		if r.Done.Load() && r.Next != "" {
+			lists = append(lists, r)
+		}
+	}
+	if len(lists) == 0 {
+		return
+	}
+	lists = lists[max(0, len(lists)-20):]
+	from := lists[rng.IntN(len(lists))]
+	s.read(server, &simRecord{Verb: "list", From: from, Limit: int64(1 + rng.IntN(5)), Selector: from.Selector}, from.Next)
+}
+
+// read sends a GET or a list, to the storage or to the read path.
+func (s *sim) read(server *simServer, r *simRecord, token string) {
+	r.HTTP, r.Protobuf = s.rng.IntN(2) == 0, s.rng.IntN(2) == 0
+	reads := server.reads
+	s.begin(server, r, func(ctx context.Context, store *kubestorage.Store) error {
+		if r.Verb == "get" {
+			out := &example.Pod{}
+			err := readEither(ctx, reads, r, storage.ListOptions{ResourceVersion: r.RV, Predicate: storage.Everything}, out, func() error {
+				return store.Get(ctx, "/pods/"+r.Key, storage.GetOptions{ResourceVersion: r.RV}, out)
+			})
+			if err == nil {
+				r.Items = []simItem{simItemOf(out)}
+			}
+			return err
+		}
+		list := &example.PodList{}
+		opts := storage.ListOptions{ResourceVersion: r.RV, ResourceVersionMatch: r.Match, Predicate: r.Selector.predicate(), Recursive: true}
+		opts.Predicate.Limit, opts.Predicate.Continue = r.Limit, token
+		if err := readEither(ctx, reads, r, opts, list, func() error { return store.GetList(ctx, r.Selector.key(), opts, list) }); err != nil {
+			return err
+		}
+		r.Rev, _ = strconv.ParseInt(list.ResourceVersion, 10, 64)
+		for i := range list.Items {
+			r.Items = append(r.Items, simItemOf(&list.Items[i]))
+		}
+		if r.Next = list.Continue; list.RemainingItemCount != nil {
+			r.Remaining = *list.RemainingItemCount
+		}
+		return nil
+	})
+}
+
+// readEither answers a record by the read path, or by the storage if that passes it on.
+func readEither(ctx context.Context, reads http.Handler, r *simRecord, opts storage.ListOptions, out runtime.Object, fromStorage func() error) error {
+	if !r.HTTP {
+		return fromStorage()
+	}
+	namespace, name := r.Selector.Namespace, ""
+	if r.Verb == "get" {
+		namespace, name, _ = strings.Cut(r.Key, "/")
+	}
+	answered, err := simRead(ctx, reads, r.Verb, namespace, name, simQuery(r.Selector, opts), r.Protobuf, out)
+	if r.HTTP = answered; !answered {
+		return fromStorage()
+	}
+	return err
+}
+
+// anyWatch returns an open watch, nil if there is none.
+func (s *sim) anyWatch(rng *rand.Rand) *simWatch {
+	var open []*simWatch
+	for _, w := range s.history.Watches {
+		if !w.Closed {
+			open = append(open, w)
+		}
+	}
+	if len(open) == 0 {
+		return nil
+	}
+	return open[rng.IntN(len(open))]
+}
+
+// watch opens a watch. If too many are open the oldest ends.
+func (s *sim) watch(server *simServer, w *simWatch) {
+	var open []*simWatch
+	for _, other := range s.history.Watches {
+		if !other.Closed {
+			open = append(open, other)
+		}
+	}
+	if len(open) >= simWatches {
+		open[0].end()
+	}
+	w.HTTP = s.rng.IntN(2) == 0
+	// upstream's default for requests of this form
+	w.Initial = w.Initial || w.HTTP && w.Bookmarks && (w.RV == "" || w.RV == "0")
+	w.Op, w.Server, w.Process, w.Began, w.Floor = s.step, server.number, server.process, s.etcd.Revision(), server.floor.Load()
+	s.history.Watches = append(s.history.Watches, w)
+	ctx, cancel := context.WithCancel(context.Background())
+	w.cancel = cancel
+	opts := storage.ListOptions{ResourceVersion: w.RV, Predicate: w.Selector.predicate(), Recursive: true}
+	opts.Predicate.AllowWatchBookmarks = w.Bookmarks
+	if w.Initial {
+		opts.SendInitialEvents, opts.ResourceVersionMatch, opts.Predicate.AllowWatchBookmarks = new(true), metav1.ResourceVersionMatchNotOlderThan, true
+	}
+	store, reads := server.store, server.reads
+	s.clients.Go(func() {
+		if !w.HTTP || !w.followHTTP(ctx, reads, opts) {
+			w.follow(ctx, store, opts)
+		}
+	})
+}
+
+// followHTTP records the events of the watch by the read path. It returns false if that passes the
+// watch on.
+func (w *simWatch) followHTTP(ctx context.Context, reads http.Handler, opts storage.ListOptions) bool {
+	events, answered := make(chan watch.Event), make(chan bool, 1)
+	go func() {
+		answered <- simWatchHTTP(ctx, reads, w.Selector.Namespace, simQuery(w.Selector, opts), events)
+		close(events)
+	}()
+	err := w.record(ctx, events)
+	if w.HTTP = <-answered; w.HTTP {
+		w.over(err)
+	}
+	return w.HTTP
+}
+
+// follow records the events of the watch by the storage.
+func (w *simWatch) follow(ctx context.Context, store *kubestorage.Store, opts storage.ListOptions) {
+	stream, err := store.Watch(ctx, w.Selector.key(), opts)
+	if err != nil {
+		w.over(err)
+		return
+	}
+	defer stream.Stop()
+	w.over(w.record(ctx, stream.ResultChan()))
+}
+
+// over notes the end of the watch.
+func (w *simWatch) over(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.Over = true
+	if err != nil {
+		w.Err, w.Detail = simError(err), err.Error()
+	}
+}
+
+// record records events until they end, and returns the error that was the last of them.
+func (w *simWatch) record(ctx context.Context, events <-chan watch.Event) error {
+	for {
+		if gate := w.gate.Load(); gate != nil {
+			select {
+			case <-*gate:
+			case <-ctx.Done():
+				return nil
+			}
+		}
+		e, ok := <-events
+		switch {
+		case !ok:
+			return nil
+		case e.Type == watch.Error:
+			return apierrors.FromObject(e.Object)
+		}
+		event := simEvent{Type: e.Type, simItem: simItemOf(e.Object)}
+		if e.Type == watch.Bookmark {
+			event.simItem = simItem{Rev: event.Rev}
+			event.End = e.Object.(*example.Pod).Annotations[metav1.InitialEventsAnnotationKey] == "true"
+		}
+		w.mu.Lock()
+		w.Events = append(w.Events, event)
+		w.mu.Unlock()
+	}
+}
+
+// end ends the watch by its client.
+func (w *simWatch) end() {
+	w.mu.Lock()
+	w.Closed = true
+	w.mu.Unlock()
+	w.cancel()
+}
+
+// pause makes the client read no more, or again.
+func (w *simWatch) pause() {
+	if w.gate.Load() == nil {
+		w.gate.Store(new(make(chan struct{})))
+	} else {
+		w.resume()
+	}
+}
+
+func (w *simWatch) resume() {
+	if gate := w.gate.Swap(nil); gate != nil {
+		close(*gate)
+	}
+}
+
+// text is the history without what a seed does not decide: the times of bookmarks, and the words of
+// errors, which name the last revision that a server has heard of.
+func (h *simHistory) text() string {
+	var text strings.Builder
+	for _, r := range h.Records {
+		fmt.Fprintln(&text, r.describe(""))
+	}
+	for _, w := range h.Watches {
+		events := slices.DeleteFunc(slices.Clone(w.Events), func(e simEvent) bool { return e.Type == watch.Bookmark && !e.End })
+		fmt.Fprintln(&text, w.describe(events, ""))
+	}
+	return text.String()
+}
