@@ -3,8 +3,8 @@
 //
 // The heap has room for ten seconds of allocations: at least 48 MiB, at most the size of the live
 // heap, which is Go's default, or 256 MiB. When the process has used less than a twentieth of a
-// processor for ten seconds after a load, one collection returns memory to the system. No other one
-// is forced.
+// processor for ten seconds after a load, and the heap has twice the least room that is not live,
+// one collection returns it to the system. No other one is forced.
 package gcpolicy
 
 import (
@@ -32,7 +32,8 @@ func Start(ctx context.Context) {
 		return
 	}
 	go func() {
-		heap := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}, {Name: "/gc/heap/live:bytes"}}
+		heap := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}, {Name: "/gc/heap/live:bytes"}, {Name: "/memory/classes/heap/objects:bytes"},
+			{Name: "/memory/classes/heap/unused:bytes"}, {Name: "/memory/classes/heap/free:bytes"}}
 		metrics.Read(heap)
 		p, last, began := policy{allocs: heap[0].Value.Uint64()}, 100, time.Now()
 		for ticks := 1; ctx.Err() == nil; ticks++ {
@@ -49,7 +50,8 @@ func Start(ctx context.Context) {
 				last = percent
 			}
 			if ticks%10 == 0 {
-				p.second(processorTime, debug.FreeOSMemory)
+				held := heap[2].Value.Uint64() + heap[3].Value.Uint64() + heap[4].Value.Uint64()
+				p.second(processorTime, held-min(held, heap[1].Value.Uint64()), debug.FreeOSMemory)
 			}
 		}
 	}()
@@ -78,11 +80,12 @@ func (p *policy) target(allocs, live uint64, passed time.Duration) (percent int)
 	p.rate = max(decay*p.rate, float64(allocs-p.allocs)/max(passed, time.Millisecond).Seconds())
 	p.allocs = allocs
 	room := min(max(p.rate*period.Seconds(), leastRoom), max(float64(live), mostRoom))
-	return max(1, int(100*room/float64(max(live, 1))))
+	return max(1, int(min(100*room/float64(max(live, 1)), math.MaxInt32)))
 }
 
-// second is called every second. It collects if a load has ended, which is no load itself.
-func (p *policy) second(processorTime func() time.Duration, collect func()) {
+// second is called every second, with the bytes of the heap that are not live. It collects if a
+// load has ended that left many, which is no load itself.
+func (p *policy) second(processorTime func() time.Duration, garbage uint64, collect func()) {
 	used := processorTime()
 	load := used-p.used > time.Duration(idleShare*float64(time.Second))
 	p.used = used
@@ -90,7 +93,9 @@ func (p *policy) second(processorTime func() time.Duration, collect func()) {
 		p.loaded, p.seconds = true, 0
 	} else if p.loaded && p.seconds >= int(period.Seconds()) {
 		p.loaded = false
-		collect()
-		p.used = processorTime()
+		if garbage > 2*leastRoom {
+			collect()
+			p.used = processorTime()
+		}
 	}
 }

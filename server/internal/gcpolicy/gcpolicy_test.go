@@ -1,6 +1,7 @@
 package gcpolicy
 
 import (
+	"math"
 	"testing"
 	"time"
 )
@@ -27,7 +28,7 @@ func TestTarget_Allocations_DecideRoom(t *testing.T) {
 		{20 * mb, 1000 * mb, 20},   // ten seconds
 		{500 * mb, 1000 * mb, 100}, // Go's default
 		{0, 1 << 40, 1},            // 0 would be a collection without end
-		{0, 0, 5033164800},         // before the first collection
+		{0, 0, math.MaxInt32},      // before the first collection
 	} {
 		// a busy machine delays some steps
 		for _, step := range []time.Duration{time.Second / 10, time.Second} {
@@ -64,29 +65,33 @@ func TestTarget_EndOfLoad_ShrinksRoom(t *testing.T) {
 // TestSecond_ForcedCollection_OnlyAfterLoad: a process that writes frames uses a processor, however
 // little it allocates. The collection uses one too, and is not followed by another.
 func TestSecond_ForcedCollection_OnlyAfterLoad(t *testing.T) {
-	const idle, busy = 20 * time.Millisecond, 80 * time.Millisecond
+	const idle, busy, much = 20 * time.Millisecond, 80 * time.Millisecond, 4 * leastRoom
 	var p policy
 	var used time.Duration
 	for _, c := range []struct {
 		seconds int
 		used    time.Duration // in each
+		garbage uint64
 		forced  int
 	}{
-		{100, idle, 0}, // there was no load
-		{100, busy, 0},
-		{9, idle, 0},
-		{1, idle, 1},
-		{1000, idle, 0},
-		{1, busy, 0},
-		{9, idle, 0},
-		{1, busy, 0}, // not idle for long enough
-		{9, idle, 0},
-		{20, idle, 1},
+		{100, idle, much, 0}, // there was no load
+		{100, busy, much, 0},
+		{9, idle, much, 0},
+		{1, idle, much, 1},
+		{1000, idle, much, 0},
+		{1, busy, much, 0},
+		{9, idle, much, 0},
+		{1, busy, much, 0}, // not idle for long enough
+		{9, idle, much, 0},
+		{20, idle, much, 1},
+		{1, busy, much, 0},
+		{100, idle, leastRoom, 0}, // as an idle server has
+		{100, idle, much, 0},
 	} {
 		forced := 0
 		for range c.seconds {
 			used += c.used
-			p.second(func() time.Duration { return used }, func() { forced++; used += time.Second })
+			p.second(func() time.Duration { return used }, c.garbage, func() { forced++; used += time.Second })
 		}
 		if forced != c.forced {
 			t.Errorf("%d collections forced in %d s with %v of a processor, want %d", forced, c.seconds, c.used, c.forced)
