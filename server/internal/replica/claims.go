@@ -44,6 +44,7 @@ func unsetClaimFlags(o *options.RequestHeaderAuthenticationOptions) (flags []str
 	}{
 		{"--requestheader-username-headers", o.UsernameHeaders},
 		{"--requestheader-group-headers", o.GroupHeaders},
+		{"--requestheader-uid-headers", o.UIDHeaders},
 		{"--requestheader-extra-headers-prefix", o.ExtraHeaderPrefixes},
 	} {
 		if len(f.value) == 0 {

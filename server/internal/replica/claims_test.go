@@ -78,7 +78,7 @@ func TestRemoveSocketToken_OnlyToken_RemovesHeader(t *testing.T) {
 
 func TestUnsetClaimFlags_NamesMissingFlags(t *testing.T) {
 	got := unsetClaimFlags(&options.RequestHeaderAuthenticationOptions{GroupHeaders: []string{"X-Remote-Group"}})
-	if want := []string{"--requestheader-username-headers", "--requestheader-extra-headers-prefix"}; !slices.Equal(got, want) {
+	if want := []string{"--requestheader-username-headers", "--requestheader-uid-headers", "--requestheader-extra-headers-prefix"}; !slices.Equal(got, want) {
 		t.Errorf("unset flags %v, want %v", got, want)
 	}
 }

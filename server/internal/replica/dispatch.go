@@ -115,9 +115,11 @@ func isOwnPath(path string) bool {
 // proxyChain is the chain of filters of requests that a primary answers. It authenticates and
 // decides nothing else: authorization, admission, audit, fairness and timeouts are those of the
 // primary, for the caller. A request that fails to authenticate is audited here, since no primary
-// receives it. The number of requests in flight is bounded by that of both flags for it.
+// receives it. The number of requests in flight is bounded by that of both flags for it, and their
+// time by the request timeout and by that of a client that does not take its refusal.
 func proxyChain(to http.Handler, c *genericapiserver.Config) http.Handler {
 	failed := genericapifilters.WithFailedAuthenticationAudit(genericapifilters.Unauthorized(c.Serializer), c.AuditBackend, c.AuditPolicyRuleEvaluator)
+	to = withSendableIdentity(withDeadlines(to, c.RequestTimeout, c.LongRunningFunc), c.Serializer)
 	bounded := withInFlightBound(to, c.MaxRequestsInFlight+c.MaxMutatingRequestsInFlight, c.LongRunningFunc, c.Serializer)
 	handler := genericapifilters.WithAuthentication(bounded, c.Authentication.Authenticator, failed, c.Authentication.APIAudiences, c.Authentication.RequestHeaderConfig)
 	handler = genericfilters.WithCORS(handler, c.CorsAllowedOriginList, nil, nil, nil, "true")
@@ -130,36 +132,55 @@ func proxyChain(to http.Handler, c *genericapiserver.Config) http.Handler {
 	return withRecovery(genericapifilters.WithAuditInit(handler))
 }
 
+// strangersShare divides the requests in flight: one part is for requests without authentication,
+// which cannot take the others. A guess.
+const strangersShare = 10
+
 // withInFlightBound answers 429 to requests above maxRequests in flight (0: no bound), except for
-// long-running ones and for administrators, as kube-apiserver does. It must run behind
-// authentication.
+// long-running ones and for administrators, as kube-apiserver does. Requests without authentication
+// have a bound of their own, long-running ones included. It must run behind authentication.
 func withInFlightBound(next http.Handler, maxRequests int, longRunning request.LongRunningRequestCheck, codecs runtime.NegotiatedSerializer) http.Handler {
 	if maxRequests <= 0 {
 		return next
 	}
-	slots := make(chan struct{}, maxRequests)
+	slots, strangers := make(chan struct{}, maxRequests), make(chan struct{}, max(1, maxRequests/strangersShare))
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		info, _ := request.RequestInfoFrom(req.Context())
-		if info == nil || longRunning != nil && longRunning(req, info) {
+		var groups []string
+		if u, ok := request.UserFrom(req.Context()); ok {
+			groups = u.GetGroups()
+		}
+		take := slots
+		if slices.Contains(groups, user.AllUnauthenticated) {
+			take = strangers
+		} else if info == nil || longRunning != nil && longRunning(req, info) {
 			next.ServeHTTP(w, req)
 			return
 		}
 		select {
-		case slots <- struct{}{}:
-			defer func() { <-slots }()
+		case take <- struct{}{}:
+			defer func() { <-take }()
 			next.ServeHTTP(w, req)
 			return
 		default:
 		}
-		if u, ok := request.UserFrom(req.Context()); ok && slices.Contains(u.GetGroups(), user.SystemPrivilegedGroup) {
+		if slices.Contains(groups, user.SystemPrivilegedGroup) {
 			next.ServeHTTP(w, req)
 			return
 		}
-		status := apierrors.NewTooManyRequests(fmt.Sprintf("this replica has %d requests to the API servers of --primary in flight, as many as --max-requests-inflight and "+
-			"--max-mutating-requests-inflight permit, and the request was not sent; repeat it later", maxRequests), retryAfter)
+		status := apierrors.NewTooManyRequests(fmt.Sprintf("this replica has %d requests of this kind to the API servers of --primary in flight, as many as "+
+			"--max-requests-inflight and --max-mutating-requests-inflight permit, and the request was not sent; repeat it later", cap(take)), retryAfter)
 		w.Header().Set("Retry-After", strconv.Itoa(retryAfter))
-		responsewriters.ErrorNegotiated(status, codecs, schema.GroupVersion{Group: info.APIGroup, Version: info.APIVersion}, w, req)
+		responsewriters.ErrorNegotiated(status, codecs, groupVersionOf(req), w, req)
 	})
+}
+
+// groupVersionOf returns the version of the resource of a request, empty if there is none.
+func groupVersionOf(req *http.Request) (gv schema.GroupVersion) {
+	if info, ok := request.RequestInfoFrom(req.Context()); ok {
+		gv = schema.GroupVersion{Group: info.APIGroup, Version: info.APIVersion}
+	}
+	return gv
 }
 
 // withRecovery answers 500 after a panic, except for the panic that ends a response whose primary

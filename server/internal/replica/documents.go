@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sync/singleflight"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
 const (
@@ -208,6 +209,11 @@ func (d *documents) refresh(req *http.Request, uri, key string) (*document, erro
 	out.Header.Set("Accept-Encoding", encodingOf(req))
 	if known != nil && known.header.Get("Etag") != "" {
 		out.Header.Set("If-None-Match", known.header.Get("Etag"))
+	}
+	if u, ok := request.UserFrom(req.Context()); ok {
+		if err := checkSendable(u); err != nil {
+			return nil, err
+		}
 	}
 	setIdentity(out, req, d.claims)
 	resp, err := d.to.RoundTrip(out)

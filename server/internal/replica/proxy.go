@@ -1,6 +1,7 @@
 package replica
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -44,6 +45,9 @@ func newProxy(to http.RoundTripper, claims *claims, codecs runtime.NegotiatedSer
 		},
 		ModifyResponse: func(resp *http.Response) error {
 			resp.Header.Del("Audit-Id") // the response has the same one already
+			if resp.StatusCode >= http.StatusBadRequest {
+				boundRefusal(resp.Request.Context())
+			}
 			return nil
 		},
 		ErrorHandler: func(w http.ResponseWriter, req *http.Request, err error) { proxyError(w, req, err, codecs) },
@@ -71,12 +75,13 @@ func setIdentity(out, in *http.Request, claims *claims) {
 // proxyError answers a request that no primary has answered. 503 with Retry-After means that it was
 // not sent, so that clients repeat it; 502 that a primary may have received it.
 func proxyError(w http.ResponseWriter, req *http.Request, err error, codecs runtime.NegotiatedSerializer) {
-	if req.Context().Err() != nil {
+	gv := groupVersionOf(req)
+	switch {
+	case errors.Is(req.Context().Err(), context.DeadlineExceeded):
+		responsewriters.ErrorNegotiated(apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0), codecs, gv, w, req)
+		return
+	case req.Context().Err() != nil:
 		panic(http.ErrAbortHandler) // the client has left
-	}
-	gv := schema.GroupVersion{}
-	if info, ok := request.RequestInfoFrom(req.Context()); ok {
-		gv = schema.GroupVersion{Group: info.APIGroup, Version: info.APIVersion}
 	}
 	var none *errNoPrimary
 	var status *apierrors.StatusError
