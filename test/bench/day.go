@@ -23,7 +23,9 @@ import (
 var dayWorkloads = []Workload{{
 	Name: "day", Title: "a cluster is filled, rolled out and emptied", Alone: true, Fresh: true, Runs: 3,
 	Run:    dayLoad{nodes: size{200, 2}, pods: size{3_000, 6}, rest: settled}.run,
-	Wanted: []Bound{toUpstream("server CPU of all", 1), toUpstream("etcd CPU of all", 1), toUpstream("peak memory", 1)},
+	Wanted: []Bound{toUpstream("server CPU of all", 0.65), toUpstream("etcd CPU of all", 0.65), toUpstream("peak memory", 0.45)},
+	// While the machine is full, etcd answers a GET that memory cannot answer soon.
+	PassesOn: true,
 }}
 
 // dayLoad is kube-controller-manager's controllers, kube-scheduler and kwok with simulated nodes,

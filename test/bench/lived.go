@@ -42,7 +42,9 @@ func (l *lived) flags(fs *flag.FlagSet) {
 	fs.IntVar(&l.otherWrites, "other-writes", 1_000, "other writes a second beside own writes")
 	fs.IntVar(&l.clients, "clients", 16, "clients that read at once")
 	fs.IntVar(&l.writers, "writers", 8, "clients that write at once")
-	fs.IntVar(&l.rounds, "rounds", 100, "objects that each of these creates, changes and deletes")
+	// Enough for several collections of garbage on each engine. The smaller heap is collected more
+	// often: fewer writes would meet one collection of it, and none of the other.
+	fs.IntVar(&l.rounds, "rounds", 800, "objects that each of these creates, changes and deletes")
 	fs.DurationVar(&l.during, "during", 10*time.Second, "how long events and own writes last")
 	fs.DurationVar(&l.rest, "rest", time.Minute, "time without requests before memory is read")
 	fs.IntVar(&l.repeat, "repeat", 1, "how often the sequence is run")
@@ -64,17 +66,20 @@ const startPods, startAll = "start-pods", "start"
 func (l *lived) rows() []Workload {
 	during := exactly(l.during)
 	row := func(name, title, op string, run func(context.Context, *Sample) error) Workload {
-		return Workload{Name: name, Title: title, Op: op, Run: run, Tail: true}
+		return Workload{Name: name, Title: title, Op: op, Run: run, Tail: true, Wanted: []Bound{toUpstream("latency p99", 1), toUpstream("server CPU per "+op, 1)}}
 	}
+	bounded := func(w Workload, bounds ...Bound) Workload { w.Wanted = bounds; return w }
+	tail := []Bound{toUpstream("latency p99", 1), toUpstream("latency p99.9", 1), toUpstream("server CPU per event", 1)}
 	once := func(w Workload) Workload { w.Runs = 1; return w } // long enough to be measured once
 	list := func(path func(*Sample) string, want count, f format, repeat bool) func(context.Context, *Sample) error {
 		return listLoad{path: path, want: want, format: f, repeat: repeat}.run
 	}
 	allThings := stored(dataset.ThingsResource)
 	start := startLoad{rest: exactly(l.rest)}.run
+	startBounds := []Bound{toUpstream("until /readyz", 0.3), toUpstream("resident at rest", 0.3)}
 	return []Workload{
-		{Name: startPods, Title: "start with the pods alone", Run: start, Runs: 1, Alone: true},
-		{Name: startAll, Title: "start with all data", Run: start, Runs: 1, Alone: true},
+		{Name: startPods, Title: "start with the pods alone", Run: start, Runs: 1, Alone: true, Wanted: startBounds},
+		{Name: startAll, Title: "start with all data", Run: start, Runs: 1, Alone: true, Wanted: startBounds},
 		row("informers", "informers of all pods that start at once", "informer", informerLoad{informers: exactly(l.informers)}.run),
 		row("informers-namespace", "informers of the pods of a namespace each that start at once", "informer",
 			informerLoad{informers: exactly(l.namespaceInformers), ofNamespaces: true}.run),
@@ -82,17 +87,17 @@ func (l *lived) rows() []Workload {
 		row("custom-gzip", "LIST all custom resources, gzip, JSON", "LIST", listLoad{path: fixed(dataset.ThingsPath), want: allThings, format: customJSON, gzip: true}.run),
 		row("custom-field", "LIST the custom resource with a value of a selectable field, JSON", "LIST", list(thingOfAColor, one, customJSON, true)),
 		row("custom-namespace", "LIST the custom resources of a namespace, JSON", "LIST", list(thingsOfANamespace, thingsOfEachNamespace, customJSON, true)),
-		once(row("custom-watch", "one watch of all custom resources", "event", watchLoad{watchers: exactly(1), rate: l.thingRate, during: during, of: changedThings}.run)),
+		bounded(once(row("custom-watch", "one watch of all custom resources", "event", watchLoad{watchers: exactly(1), rate: l.thingRate, during: during, of: changedThings}.run)), tail...),
 		once(row("own-writes", "own writes until the informer has them", "write", ownWritesLoad{during: during}.run)),
-		once(row("own-writes-beside", "own writes until the informer has them, beside others", "write", ownWritesLoad{during: during, others: l.otherWrites}.run)),
-		once(row("own-writes-full", "own writes until the informer has them, beside as many as the machine carries", "write", ownWritesLoad{during: during, others: asMany}.run)),
-		once(row("watch-shared", "watches of all ConfigMaps", "event", watchLoad{watchers: exactly(l.watchers), rate: l.watchRate, during: during, of: changedConfigMaps}.run)),
-		once(row("watch-nodes", "watches of the pods of a node each", "event",
-			watchLoad{watchers: exactly(l.nodeWatchers), rate: l.nodeRate, during: during, of: changedPods, byNode: true}.run)),
-		once(row("watch-lone", "one watch of all pods, many events", "event", watchLoad{watchers: exactly(1), rate: l.loneRate, during: during, of: changedPods}.run)),
-		row("write-mixed", "create, update, merge patch, apply and delete ConfigMaps", "write", mixedLoad{clients: l.writers, rounds: exactly(l.rounds)}.run),
-		row("get", "GET of a pod, consistent", "GET", getLoad{clients: exactly(l.clients), pods: true}.run),
-		row("get-any", "GET of a pod with resourceVersion=0", "GET", getLoad{clients: exactly(l.clients), pods: true, query: "?resourceVersion=0"}.run),
+		bounded(once(row("own-writes-beside", "own writes until the informer has them, beside others", "write", ownWritesLoad{during: during, others: l.otherWrites}.run)), toUpstream("latency p99", 0.25)),
+		bounded(once(row("own-writes-full", "own writes until the informer has them, beside as many as the machine carries", "write", ownWritesLoad{during: during, others: asMany}.run)), absolute("latency p99", 0.005)),
+		bounded(once(row("watch-shared", "watches of all ConfigMaps", "event", watchLoad{watchers: exactly(l.watchers), rate: l.watchRate, during: during, of: changedConfigMaps}.run)), tail...),
+		bounded(once(row("watch-nodes", "watches of the pods of a node each", "event",
+			watchLoad{watchers: exactly(l.nodeWatchers), rate: l.nodeRate, during: during, of: changedPods, byNode: true}.run)), tail...),
+		bounded(once(row("watch-lone", "one watch of all pods, many events", "event", watchLoad{watchers: exactly(1), rate: l.loneRate, during: during, of: changedPods}.run)), tail...),
+		bounded(once(row("write-mixed", "create, update, merge patch, apply and delete ConfigMaps", "write", mixedLoad{clients: l.writers, rounds: exactly(l.rounds)}.run)), toUpstream("latency p99", 0.8), toUpstream("server CPU per write", 0.8)),
+		bounded(row("get", "GET of a pod, consistent", "GET", getLoad{clients: exactly(l.clients), pods: true}.run), toUpstream("latency p99", 1), toUpstream("server CPU per GET", 0.45)),
+		bounded(row("get-any", "GET of a pod with resourceVersion=0", "GET", getLoad{clients: exactly(l.clients), pods: true, query: "?resourceVersion=0"}.run), toUpstream("latency p99", 1), toUpstream("server CPU per GET", 0.45)),
 		row("list-node", "LIST the pods of one node, protobuf, one client", "LIST", nodesLoad{clients: exactly(1)}.run),
 		row("list-node-many", "LIST the pods of one node, protobuf, many clients", "LIST", nodesLoad{clients: exactly(l.clients)}.run),
 		row("list-namespace", "LIST the pods of one namespace, protobuf", "LIST", list(podsOfANamespace, podsOfEachNamespace, protobufFormat, true)),
@@ -141,7 +146,8 @@ func (l *lived) run(ctx context.Context, r *runner) error {
 		}
 		lives[spec.Label] = b
 	}
-	after := &livedMemory{result: Result{Name: "memory", Title: "the processes after the sequence", Notes: map[string]string{}}, first: map[string]*target.Engine{}}
+	after := &livedMemory{result: Result{Name: "memory", Title: "the processes after the sequence", Notes: map[string]string{},
+		Wanted: []Bound{toUpstream(fmt.Sprintf("resident %v later", l.rest), 0.35)}}, first: map[string]*target.Engine{}}
 	for label, b := range lives {
 		after.first[label] = b.engines[0]
 	}

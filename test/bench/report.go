@@ -253,7 +253,7 @@ func (r *Report) conditions() string {
 	if r.Quick {
 		sizes = "quick run, a tenth of the documented sizes"
 	}
-	return fmt.Sprintf("%s; %s on %d x %s, %s memory; %s; medians of %d runs; %s",
+	return fmt.Sprintf("%s; %s on %d x %s, %s memory. Data: %s. Medians of %d runs. Versions: %s",
 		r.Date.Format(time.DateOnly), r.Go, r.CPUs, r.CPU, Bytes.Format(float64(r.Memory)), sizes, r.Runs,
 		strings.Join(r.Versions, "; "))
 }

@@ -83,7 +83,7 @@ func TestWriteText_FormatsReport(t *testing.T) {
 	if err := exampleReport().WriteText(&b); err != nil {
 		t.Fatal(err)
 	}
-	const want = `2026-01-02; go1.26.8 on 2 x Some CPU, 24.0 GB memory; sizes as documented; medians of 3 runs; strata v0.1.0.
+	const want = `2026-01-02; go1.26.8 on 2 x Some CPU, 24.0 GB memory. Data: sizes as documented. Medians of 3 runs. Versions: strata v0.1.0.
 
   measure                 strata  upstream  strata / upstream  wanted
 

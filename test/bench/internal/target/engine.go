@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -107,7 +109,7 @@ func startServer(spec EngineSpec, etcd *Etcd, port int, credentials *Credentials
 			"--advertise-address=127.0.0.1",
 			"--secure-port=" + fmt.Sprint(port),
 			"--endpoint-reconciler-type=none", // it would repeatedly refuse loopback addresses
-			"--authorization-mode=AlwaysAllow",
+			"--authorization-mode=Node,RBAC",  // whose graph of nodes reads all pods
 			"--token-auth-file=" + credentials.tokenFile,
 			"--tls-cert-file=" + credentials.certFile,
 			"--tls-private-key-file=" + credentials.keyFile,
@@ -181,8 +183,35 @@ func (e *Engine) awaitReady(ctx context.Context, began time.Time, firstGet strin
 	}
 	e.Startup.FirstGet = time.Since(began)
 	var err error
-	e.Startup.CPU, err = e.CPU()
-	return err
+	if e.Startup.CPU, err = e.CPU(); err != nil {
+		return err
+	}
+	return e.grant(ctx, conn)
+}
+
+// grant gives Node and Agent the rights of an administrator, so that workloads may read as them.
+func (e *Engine) grant(ctx context.Context, conn *Conn) error {
+	type object map[string]any
+	subjects := []object{}
+	for _, user := range []User{Node, Agent} {
+		subjects = append(subjects, object{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": user})
+	}
+	body, err := json.Marshal(object{
+		"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": object{"name": "bench"}, "subjects": subjects,
+		"roleRef": object{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+	})
+	if err != nil {
+		return err
+	}
+	resp, err := conn.Send(ctx, Request{Method: http.MethodPost, Path: "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", Body: body})
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusCreated && resp.StatusCode != http.StatusConflict {
+		return fmt.Errorf("grant rights: %s", resp.Status)
+	}
+	return nil
 }
 
 // Poll requests a path until it is answered with 200, the engine has ended, or ctx is done.
