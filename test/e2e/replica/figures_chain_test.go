@@ -13,7 +13,7 @@ import (
 // to the replica above.
 func chainFigures(t *testing.T, table *harness.Figures) {
 	ctx := harness.Context(t, 8*time.Minute)
-	e := harness.New(t)
+	e := harness.New(t).DefaultGC()
 	etcd, front, feed := e.Etcd(), e.FrontProxy(), e.Feed()
 	primary := e.APIServer(etcd, append(front.TrustFlags(), harness.Unchecked(unchecked))...)
 	upper := e.Replica(etcd, front, []*harness.Server{primary}, append(feed.Flags(), harness.Unchecked(unchecked))...)

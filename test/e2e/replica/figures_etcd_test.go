@@ -31,7 +31,7 @@ const (
 // no API server limits them.
 func etcdFigures(t *testing.T, table *harness.Figures) {
 	ctx := harness.Context(t, 8*time.Minute)
-	e := harness.New(t)
+	e := harness.New(t).DefaultGC()
 	etcd, front := e.Etcd(), e.FrontProxy()
 	primary := e.APIServer(etcd, append(front.TrustFlags(), harness.Unchecked(unchecked))...)
 	e.Replica(etcd, front, []*harness.Server{primary}, harness.Unchecked(unchecked))

@@ -34,7 +34,7 @@ func memoryFigures(t *testing.T, table *harness.Figures) {
 		n = harness.Must[int](t)(strconv.Atoi(text))
 	}
 	ctx := harness.Context(t, 12*time.Minute)
-	e := harness.New(t)
+	e := harness.New(t).DefaultGC()
 	etcd, front := e.Etcd(), e.FrontProxy()
 	primary := e.APIServer(etcd, append(front.TrustFlags(), harness.Unchecked(unchecked))...)
 	harness.Check(t, primary.Stop())

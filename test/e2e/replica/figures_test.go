@@ -48,7 +48,7 @@ func TestReplica_Figures(t *testing.T) {
 
 func latencyFigures(t *testing.T, table *harness.Figures) {
 	ctx := harness.Context(t, 4*time.Minute)
-	e := harness.New(t)
+	e := harness.New(t).DefaultGC()
 	etcd, front := e.Etcd(), e.FrontProxy()
 	primary := e.APIServer(etcd, front.TrustFlags()...)
 	replica := e.Replica(etcd, front, []*harness.Server{primary})

@@ -46,7 +46,7 @@ func TestHistory_ContinuousWrites_StaysReadable(t *testing.T) {
 	}
 	ctx := harness.Context(t, testTimeout+2*c.duration)
 	const historyBytes, kept = 1 << 30, 64 << 20
-	env := harness.New(t)
+	env := harness.New(t).DefaultGC()
 	s := &scene{env: env, etcd: env.Etcd()}
 	s.client = s.etcd.Client()
 	value := strings.Repeat("v", 300)

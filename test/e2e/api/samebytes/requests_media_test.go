@@ -44,7 +44,7 @@ var media = []mediaType{
 	transformed("table-protobuf", protobufType, "Table", "Table", "v1"),
 }
 
-// fewMedia are the encodings of the byte path, and tables, which it passes to upstream's handlers.
+// fewMedia are the encodings of the byte path.
 var fewMedia = slices.DeleteFunc(slices.Clone(media), func(m mediaType) bool {
 	return !slices.Contains([]string{"json", "protobuf", "metadata-v1-json", "metadata-v1-protobuf", "table-v1"}, m.name)
 })

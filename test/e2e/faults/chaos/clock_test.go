@@ -22,7 +22,7 @@ var wallClock = map[string]bool{
 
 // allowed are the places where the time of day has no effect on answers.
 var allowed = map[string]string{
-	"kube/kubestorage/stream_bookmark.go UnixNano": "bookmarks of many watches are due at the same moments; which ones is all that follows from it",
+	"kube/internal/watch/bookmark.go UnixNano":     "bookmarks of many watches are due at the same moments; which ones is all that follows from it",
 	"kube/internal/slowclient/cutoff.go time.Unix": "a moment that has passed, for a deadline",
 }
 

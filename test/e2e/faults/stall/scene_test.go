@@ -60,7 +60,7 @@ type scene struct {
 
 // newScene starts a scene with objects ConfigMaps of about 1 KB, and one more.
 func newScene(t *testing.T, ctx context.Context) *scene {
-	e := harness.New(t)
+	e := harness.New(t).DefaultGC()
 	s := &scene{etcd: e.Etcd()}
 	s.proxy = e.Proxy(s.etcd)
 	s.server = e.APIServer(s.proxy.Etcd(), "--disable-admission-plugins=ServiceAccount")

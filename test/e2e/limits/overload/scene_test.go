@@ -66,7 +66,7 @@ type scene struct {
 // than its memory. memoryLimit is GOMEMLIMIT; 0 for no limit.
 func newScene(t *testing.T, ctx context.Context, objects int, memoryLimit int64, flags ...string) *scene {
 	t.Helper()
-	env := harness.New(t)
+	env := harness.New(t).DefaultGC()
 	etcd := env.Etcd()
 	s := &scene{env: env, objects: objects}
 	s.fill(t, ctx, etcd.Client())

@@ -23,11 +23,19 @@ type provider struct{ kind, key string }
 
 var identity = provider{kind: "identity"}
 
-// encryption is a file with an encryption configuration for Secrets and a custom resource.
-type encryption struct{ path string }
+// encryption is a file with an encryption configuration of resources.
+type encryption struct {
+	path      string
+	resources []string
+}
 
+// newEncryption returns the configuration of Secrets and a custom resource.
 func newEncryption(t *testing.T, providers ...provider) encryption {
-	e := encryption{filepath.Join(t.TempDir(), "encryption.json")}
+	return newEncryptionOf(t, []string{"secrets", "things." + thingsGroup}, providers...)
+}
+
+func newEncryptionOf(t *testing.T, resources []string, providers ...provider) encryption {
+	e := encryption{filepath.Join(t.TempDir(), "encryption.json"), resources}
 	e.write(t, providers...)
 	return e
 }
@@ -46,7 +54,7 @@ func (e encryption) write(t *testing.T, providers ...provider) {
 	}
 	data, err := json.Marshal(object{
 		"apiVersion": "apiserver.config.k8s.io/v1", "kind": "EncryptionConfiguration",
-		"resources": []any{object{"resources": []any{"secrets", "things." + thingsGroup}, "providers": list}},
+		"resources": []any{object{"resources": e.resources, "providers": list}},
 	})
 	harness.Check(t, err)
 	// A rename, so that a server never reads a partial file.
