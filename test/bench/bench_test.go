@@ -103,9 +103,18 @@ func TestLived_TinySizes_ReportsEveryRow(t *testing.T) {
 		default:
 			wanted = append(wanted, "server CPU per "+rows[i].Op)
 		}
-		for _, name := range wanted {
-			if !slices.ContainsFunc(result.Rows, func(r Row) bool { return r.Name == name && len(r.Values) == 2 }) {
-				t.Errorf("%s lacks %q of both engines: %v", result.Name, name, result.Rows)
+		values := map[string]map[string]float64{} // by the row's name, then the engine
+		for _, row := range result.Rows {
+			values[row.Name] = row.Values
+		}
+		for _, engine := range []string{"strata", "upstream"} {
+			if delivered, watched := values["events delivered"][engine]; watched && delivered < 100 {
+				continue // a busy machine breaks watches off, which then have no latencies
+			}
+			for _, name := range wanted {
+				if _, measured := values[name][engine]; !measured {
+					t.Errorf("%s lacks %q of %s: %v", result.Name, name, engine, result.Rows)
+				}
 			}
 		}
 	}
