@@ -23,7 +23,7 @@ func TestBytePath_AnswersReadsOfEveryCachedResource(t *testing.T) {
 	stored := slices.DeleteFunc(slices.Clone(w.resources), func(r resource) bool {
 		return !r.stored() || r.gvr.Resource == "events" // upstream does not cache these either
 	})
-	const atOnce = 8 // a page of metrics costs as much as hundreds of requests
+	const atOnce = 16 // a page of metrics costs as much as hundreds of requests
 	for group := range slices.Chunk(stored, atOnce) {
 		var names []string
 		for _, r := range group {

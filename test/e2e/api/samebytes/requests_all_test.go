@@ -11,11 +11,11 @@ import (
 )
 
 // TestList_EveryResource_MatchesUpstream lists all objects of every resource, in every version, in
-// its media types, over every wire.
+// its media types, over every wire: in the short form, over one wire and a third of the others.
 func TestList_EveryResource_MatchesUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
-	for _, r := range w.resources {
+	for number, r := range w.resources {
 		t.Run(r.String(), func(t *testing.T) {
 			t.Parallel()
 			w.settle(t, ctx, r.path())
@@ -31,6 +31,10 @@ func TestList_EveryResource_MatchesUpstream(t *testing.T) {
 						all[named("get", m.name, v.name)] = v.on(request{path: objectPath(r, objects[0]), accept: m.object})
 					}
 				}
+			}
+			all = partOf(all, r.String(), number)
+			for _, m := range r.media() {
+				all[named("list", m.name, wires[0].name)] = wires[0].on(request{path: r.path(), accept: m.list})
 				all[named("list-from-memory", m.name)] = request{path: r.path(), query: "resourceVersion=0", accept: m.list}
 				all[named("get-missing", m.name)] = request{path: r.in(namespaceIf(r, "default")) + "/missing", accept: m.object}
 				if r.namespaced {
