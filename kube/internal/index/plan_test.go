@@ -2,21 +2,11 @@ package index
 
 import (
 	"fmt"
-	"maps"
-	"math/rand/v2"
 	"slices"
-	"strings"
 	"testing"
 
-	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apiserver/pkg/apis/example"
-	"k8s.io/apiserver/pkg/storage"
-
-	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/internal/test/testseed"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
-	"github.com/stratakube/strata/mirror"
 )
 
 // TestEagerField_FirstList_UsesIndex: the first list by the involved object of events makes the
@@ -78,81 +68,6 @@ func TestPlan_UnselectiveTermFirst_IsTestedInFewLeaves(t *testing.T) {
 	}
 }
 
-// model has the pods at every revision.
-type model struct {
-	rnd  *rand.Rand
-	live map[string]*example.Pod // by etcd key
-	revs []mirror.Revision
-	past []map[string]*example.Pod
-}
-
-// step changes a random pod, or several at one revision: labels are few, frequent or rare, and
-// missing from some pods.
-func (m *model) step(t *testing.T, etcd *memory.Store) {
-	t.Helper()
-	rnd, n := m.rnd, 1
-	if rnd.IntN(8) == 0 {
-		n += rnd.IntN(20)
-	}
-	next, ops := maps.Clone(m.live), map[string]memory.Op{} // each key changes once in a revision
-	for range n {
-		pod := podOn(fmt.Sprintf("pod-%03d", rnd.IntN(250)), fmt.Sprintf("node-%d", rnd.IntN(50)))
-		pod.Namespace = fmt.Sprintf("ns-%d", rnd.IntN(3))
-		key := podtest.Key(pod)
-		if _, ok := m.live[key]; ok && rnd.IntN(5) == 0 {
-			delete(next, key)
-			ops[key] = memory.Op{Key: key, Delete: true}
-			continue
-		}
-		pod.Labels = map[string]string{"app": fmt.Sprintf("app-%d", rnd.IntN(6)), "one": fmt.Sprint(rnd.IntN(1000))}
-		if rnd.IntN(3) > 0 {
-			pod.Labels["rare"] = []string{"", "x", "y", "12"}[min(rnd.IntN(30), 3)]
-		}
-		pod.UID = types.UID(fmt.Sprint(rnd.Uint64()))
-		next[key] = pod
-		ops[key] = memory.Op{Key: key, Value: podtest.Stored(t, pod)}
-	}
-	m.revs = append(m.revs, etcd.Txn(slices.Collect(maps.Values(ops))...))
-	m.live, m.past = next, append(m.past, next)
-}
-
-// selector returns a random selector.
-func (m *model) selector(t *testing.T) storage.SelectionPredicate {
-	t.Helper()
-	pick := func(of ...string) string { return of[m.rnd.IntN(len(of))] }
-	app, one := fmt.Sprintf("app-%d", m.rnd.IntN(8)), fmt.Sprint(m.rnd.IntN(1000))
-	var terms []string
-	for range m.rnd.IntN(4) {
-		terms = append(terms, pick("app="+app, "app!="+app, "app in (app-1,"+app+")", "app notin (app-2,"+app+")", "rare", "!rare", "rare=x", "rare=", "rare!=y",
-			"rare in (x,y)", "rare notin (x,)", "one="+one, "one>500", "one<20", "other", "!other", "other=z"))
-	}
-	field := ""
-	if m.rnd.IntN(3) == 0 {
-		node := fmt.Sprintf("node-%d", m.rnd.IntN(60))
-		field = pick("spec.nodeName="+node, "spec.nodeName!="+node, "metadata.namespace=ns-1", "metadata.name=pod-007", "metadata.namespace!=ns-2,spec.nodeName="+node, "spec.none=")
-	}
-	pred := podtest.Selecting(t, strings.Join(terms, ","), field)
-	if m.rnd.IntN(2) == 0 {
-		pred.IndexFields, pred.IndexLabels = []string{"spec.nodeName"}, []string{"app"}
-	}
-	return pred
-}
-
-// selected returns the names of the pods of a past state that a selector selects, in key order.
-func (m *model) selected(t *testing.T, at int, pred storage.SelectionPredicate) (names []string) {
-	t.Helper()
-	for _, key := range slices.Sorted(maps.Keys(m.past[at])) {
-		l, f, err := podtest.Attrs(m.past[at][key])
-		if err != nil {
-			t.Fatal(err)
-		}
-		if pred.Label.Matches(labels.Set(l)) && pred.Field.Matches(f) {
-			names = append(names, strings.TrimPrefix(key, podtest.Root))
-		}
-	}
-	return names
-}
-
 // TestPlan_AnySelectorAndRevision_EqualsModel plans lists with random selectors at the latest and
 // at old revisions, and compares the selected candidates with a filter of the model's state at that
 // revision. Short hashes let values collide.
@@ -177,19 +92,19 @@ func TestPlan_AnySelectorAndRevision_EqualsModel(t *testing.T) {
 func testPlans(t *testing.T, f *fixture) {
 	t.Helper()
 	seed := testseed.New(t)
-	m := &model{rnd: rand.New(rand.NewPCG(seed, 1)), live: map[string]*example.Pod{}}
+	m := podtest.NewModel(seed, 1)
 	planned := 0
 	for range 20 {
-		for range 1 + m.rnd.IntN(100) {
-			m.step(t, f.Etcd)
+		for range 1 + m.Rand.IntN(100) {
+			m.Step(t, f.Etcd)
 		}
 		f.CatchUp(t)
 		for range 30 {
-			pred, at, snap := m.selector(t), len(m.revs)-1, f.Latest(t)
-			if m.rnd.IntN(2) == 0 {
-				at = m.rnd.IntN(len(m.revs))
+			pred, at, snap := m.Selector(t), len(m.Revs)-1, f.Latest(t)
+			if m.Rand.IntN(2) == 0 {
+				at = m.Rand.IntN(len(m.Revs))
 				var err error
-				if snap, err = f.Resource.At(m.revs[at]); err != nil {
+				if snap, err = f.Resource.At(m.Revs[at]); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -198,8 +113,8 @@ func testPlans(t *testing.T, f *fixture) {
 				planned++
 			}
 			got, err := r.selected(podtest.Context(t))
-			if want := m.selected(t, at, pred); err != nil || !slices.Equal(got, want) {
-				t.Fatalf("%q %q at %d: %d pods (%v), want %d: %v, want %v", pred.Label, pred.Field, m.revs[at], len(got), err, len(want), got, want)
+			if want := m.Selected(t, at, "", pred); err != nil || !slices.Equal(got, want) {
+				t.Fatalf("%q %q at %d: %d pods (%v), want %d: %v, want %v", pred.Label, pred.Field, m.Revs[at], len(got), err, len(want), got, want)
 			}
 		}
 	}
@@ -212,20 +127,20 @@ func testPlans(t *testing.T, f *fixture) {
 // are the selected objects.
 func TestIndex_OldRevision_ExaminesSelectedOnly(t *testing.T) {
 	f := newFixture(t)
-	m := &model{rnd: rand.New(rand.NewPCG(testseed.New(t), 0)), live: map[string]*example.Pod{}}
+	m := podtest.NewModel(testseed.New(t), 0)
 	for range 400 {
-		m.step(t, f.Etcd)
+		m.Step(t, f.Etcd)
 	}
 	f.CatchUp(t)
 	for _, at := range []int{399, 380, 300, 200} {
-		snap, err := f.Resource.At(m.revs[at])
+		snap, err := f.Resource.At(m.Revs[at])
 		if err != nil {
 			t.Fatal(err)
 		}
 		for node := range 50 {
 			pred := onNode(t, fmt.Sprint("node-", node))
-			if got, want := f.read(podtest.Context(t), snap, pred).candidates(""), m.selected(t, at, pred); !slices.Equal(got, want) {
-				t.Fatalf("node-%d at %d has the candidates %v, want %v", node, m.revs[at], got, want)
+			if got, want := f.read(podtest.Context(t), snap, pred).candidates(""), m.Selected(t, at, "", pred); !slices.Equal(got, want) {
+				t.Fatalf("node-%d at %d has the candidates %v, want %v", node, m.Revs[at], got, want)
 			}
 		}
 	}

@@ -2,14 +2,12 @@ package index
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"k8s.io/apimachinery/pkg/sharding"
-	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/internal/test/testseed"
@@ -54,17 +52,17 @@ func shardFrom(t testing.TB, key, start, end string) (sharding.Selector, *object
 func TestShard_AnyRevision_EqualsSelectedPods(t *testing.T) {
 	seed := testseed.New(t)
 	f := newFixture(t)
-	m := &model{rnd: rand.New(rand.NewPCG(seed, 2)), live: map[string]*example.Pod{}}
+	m := podtest.NewModel(seed, 2)
 	for range 15 {
-		for range 1 + m.rnd.IntN(60) {
-			m.step(t, f.Etcd)
+		for range 1 + m.Rand.IntN(60) {
+			m.Step(t, f.Etcd)
 		}
 		f.CatchUp(t)
 		for range 12 {
-			n := []int{1, 2, 16}[m.rnd.IntN(3)]
-			sel, set := shardOf(t, []string{uidField, namespaceShard}[m.rnd.IntN(2)], m.rnd.IntN(n), n)
-			x, at := f.s.Shard(set), len(m.revs)-1
-			cur, err := x.At(podtest.Context(t), m.revs[at])
+			n := []int{1, 2, 16}[m.Rand.IntN(3)]
+			sel, set := shardOf(t, []string{uidField, namespaceShard}[m.Rand.IntN(2)], m.Rand.IntN(n), n)
+			x, at := f.s.Shard(set), len(m.Revs)-1
+			cur, err := x.At(podtest.Context(t), m.Revs[at])
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -72,13 +70,13 @@ func TestShard_AnyRevision_EqualsSelectedPods(t *testing.T) {
 				t.Fatalf("%s: the shard of the last read is %p, want %p", sel, known, cur)
 			}
 			requireShard(t, m, at, cur, sel)
-			at = m.rnd.IntN(len(m.revs))
-			snap, err := f.Resource.At(m.revs[at])
+			at = m.Rand.IntN(len(m.Revs))
+			snap, err := f.Resource.At(m.Revs[at])
 			if err != nil {
 				t.Fatal(err)
 			}
 			var changed []string
-			for _, ev := range f.EventsAfter(t, m.revs[at]) {
+			for _, ev := range f.EventsAfter(t, m.Revs[at]) {
 				changed = append(changed, ev.Key())
 			}
 			slices.Sort(changed)
@@ -87,7 +85,7 @@ func TestShard_AnyRevision_EqualsSelectedPods(t *testing.T) {
 				t.Fatal(err)
 			}
 			requireShard(t, m, at, past, sel)
-			if again, ok := x.OldVersion(f.View.CurrentGeneration(), m.revs[at]); !ok || again != past {
+			if again, ok := x.OldVersion(f.View.CurrentGeneration(), m.Revs[at]); !ok || again != past {
 				t.Errorf("%s: the old version is not found again", sel)
 			}
 		}
@@ -95,11 +93,11 @@ func TestShard_AnyRevision_EqualsSelectedPods(t *testing.T) {
 }
 
 // requireShard fails unless a version of a shard has the pods that its selector selects at
-// m.revs[at].
-func requireShard(t *testing.T, m *model, at int, v *ShardVersion, sel sharding.Selector) {
+// m.Revs[at].
+func requireShard(t *testing.T, m *podtest.Model, at int, v *ShardVersion, sel sharding.Selector) {
 	t.Helper()
 	var want, got []string
-	for key, pod := range m.past[at] {
+	for key, pod := range m.Past[at] {
 		if ok, err := sel.Matches(pod); err != nil {
 			t.Fatal(err)
 		} else if ok {

@@ -53,6 +53,12 @@ func Codec() runtime.Codec { return apitesting.TestCodec(codecs, examplev1.Schem
 
 // Options of a cluster.
 type Options struct {
+	Etcd     *memory.Store // nil: an empty one
+	Unloaded bool          // New does not wait until the pods are loaded
+	// UnsafeDelete: errors of unreadable pods are those of AllowUnsafeMalformedObjectDeletion, a gate
+	// that has to be on, too.
+	UnsafeDelete bool
+
 	Window mirror.Window
 	Codec  runtime.Codec // of stored values
 	Bytes  int64         // bound of the block cache
@@ -69,10 +75,12 @@ type Cluster struct {
 	View     *objects.View
 	Blocks   *blockcache.Cache
 
-	codec countingCodec
+	codec        countingCodec
+	config       objects.Config
+	unsafeDelete bool
 }
 
-// New returns a cluster whose pods are loaded, and which ends with the test.
+// New returns a cluster whose pods are loaded, unless the options differ. It ends with the test.
 func New(t testing.TB, change ...func(*Options)) *Cluster {
 	t.Helper()
 	o := Options{Codec: Codec(), Bytes: 64 << 20, Config: objects.Config{
@@ -84,7 +92,10 @@ func New(t testing.TB, change ...func(*Options)) *Cluster {
 	for _, f := range change {
 		f(&o)
 	}
-	c := &Cluster{Etcd: memory.New(), Blocks: blockcache.New(o.Bytes, o.Bytes, o.Bytes/4), codec: countingCodec{Codec: o.Codec}}
+	c := &Cluster{Etcd: o.Etcd, Blocks: blockcache.New(o.Bytes, o.Bytes, o.Bytes/4), codec: countingCodec{Codec: o.Codec}}
+	if c.Etcd == nil {
+		c.Etcd = memory.New()
+	}
 	m, err := mirror.New(mirror.Options{Prefix: Prefix, Source: c.Etcd, Window: o.Window, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
 	if err != nil {
 		t.Fatal(err)
@@ -94,10 +105,17 @@ func New(t testing.TB, change ...func(*Options)) *Cluster {
 	if c.Resource, err = m.Claim(Root); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Resource.WaitReady(Context(t)); err != nil {
-		t.Fatal(err)
+	if !o.Unloaded {
+		if err := c.Resource.WaitReady(Context(t)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	o.Config.Decoder, o.Config.Blocks = etcd3.NewDefaultDecoder(&c.codec, storage.APIObjectVersioner{}), c.Blocks
+	if o.UnsafeDelete {
+		o.Config.Transformer = etcd3.WithCorruptObjErrorHandlingTransformer(o.Config.Transformer)
+		o.Config.Decoder = etcd3.WithCorruptObjErrorHandlingDecoder(o.Config.Decoder)
+	}
+	c.config, c.unsafeDelete = o.Config, o.UnsafeDelete
 	c.View = objects.New(o.Config, o.OnRotate)
 	t.Cleanup(c.View.Close)
 	return c
