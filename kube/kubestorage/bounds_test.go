@@ -3,11 +3,10 @@ package kubestorage
 import (
 	"context"
 	"fmt"
-	"math"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -65,49 +64,25 @@ func TestWatch_ClientStopsReading_HoldsNoVersion(t *testing.T) {
 }
 
 // TestRevision_BeyondMaximum_IsInFuture covers numbers that parse but exceed every possible
-// revision. The error of a list or a GET has the client's number.
+// revision. The error of a GET has the client's number, and a watch waits. Package list has the
+// lists.
 func TestRevision_BeyondMaximum_IsInFuture(t *testing.T) {
-	t.Parallel()
-	f := setup(t)
-	pod := f.create(t, newPod("a"))[0]
-	f.catchUp(t)
-	for _, rv := range []string{fmt.Sprint(uint64(math.MaxInt64)), fmt.Sprint(uint64(math.MaxInt64) + 1), fmt.Sprint(uint64(math.MaxUint64))} {
-		t.Run(rv, func(t *testing.T) {
-			t.Parallel()
-			ctx := contextFor(t)
-			want := "Too large resource version: " + rv + ","
-			tooLarge := func(err error) bool {
-				return storage.IsTooLargeResourceVersion(err) && strings.Contains(err.Error(), want)
+	for _, rv := range []string{"9223372036854775807", "9223372036854775808", "18446744073709551615"} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newTwin(t, mirror.DefaultWindow)
+			w.put(t, newPod("a"))
+			w.catchUp(t)
+			err := w.Get(t.Context(), podKey(newPod("a")), storage.GetOptions{ResourceVersion: rv}, &example.Pod{})
+			if want := "Too large resource version: " + rv + ","; !storage.IsTooLargeResourceVersion(err) || !strings.Contains(err.Error(), want) {
+				t.Errorf("GET: %v, want %q", err, want)
 			}
-			var reads sync.WaitGroup // each waits for seconds
-			reads.Go(func() {
-				if err := f.Get(ctx, podKey(pod), storage.GetOptions{ResourceVersion: rv}, &example.Pod{}); !tooLarge(err) {
-					t.Errorf("GET: %v, want %q", err, want)
-				}
-			})
-			limited := storage.Everything
-			limited.Limit = 1
-			for name, opts := range map[string]storage.ListOptions{
-				"exact":          {ResourceVersionMatch: metav1.ResourceVersionMatchExact, Predicate: storage.Everything},
-				"not older than": {ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan, Predicate: storage.Everything},
-				"limit":          {Predicate: limited},
-				"neither":        {Predicate: storage.Everything},
-			} {
-				opts.Recursive, opts.ResourceVersion = true, rv
-				reads.Go(func() {
-					if err := f.GetList(ctx, "/pods", opts, &example.PodList{}); !tooLarge(err) {
-						t.Errorf("LIST, %s: %v, want %q", name, err, want)
-					}
-				})
-			}
-			reads.Wait()
-			quick, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 			defer cancel()
-			w, err := f.Watch(quick, "/pods", storage.ListOptions{Recursive: true, Predicate: storage.Everything, ResourceVersion: rv})
+			future, err := w.Watch(ctx, "/pods", afterRevision(rv))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if ev, ok := <-w.ResultChan(); ok {
+			if ev, ok := <-future.ResultChan(); ok {
 				t.Errorf("a watch of the future sent %v", ev)
 			}
 		})
@@ -144,27 +119,5 @@ func TestReadsFromEtcd_WithoutPlace_FailOrTimeOut(t *testing.T) {
 	}
 	if err := s.GetList(ctx, "/pods", old, &example.PodList{}); err != nil {
 		t.Errorf("a LIST with room: %v", err)
-	}
-}
-
-// TestListFromEtcd_ByGate_NeedsNoPlace: they are not lists of the past, and do not wait for a
-// place.
-func TestListFromEtcd_ByGate_NeedsNoPlace(t *testing.T) {
-	t.Parallel()
-	f := setup(t, withGates(gates(t, Gates(), "ConsistentListFromCache=false,ListFromCacheSnapshot=false")))
-	f.create(t, newPod("a"), newPod("b"))
-	f.catchUp(t)
-	for range maxEtcdPages {
-		f.cluster.listPlaces <- struct{}{}
-	}
-	if got := podNames(f.list(t, everything())); got != "a b" {
-		t.Errorf("list has %q", got)
-	}
-	opts := everything()
-	opts.Predicate.Limit = 1
-	first := f.list(t, opts)
-	opts.Predicate.Continue = first.Continue
-	if got := podNames(first) + " " + podNames(f.list(t, opts)); got != "a b" {
-		t.Errorf("pages have %q", got)
 	}
 }

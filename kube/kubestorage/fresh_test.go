@@ -17,9 +17,7 @@ import (
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
 
-	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/mirror"
-	"github.com/stratakube/strata/mirror/driver"
 )
 
 // TestConsistentRead_WritesOfOtherClients_AreSeen: a read without a resource version sees every
@@ -158,94 +156,73 @@ func TestConsistentRead_FeedStalled_Returns429(t *testing.T) {
 // TestRead_FutureRevision_Returns504: reads wait for it and then fail with 504; a watch starts at
 // once, and delivers only later events.
 func TestRead_FutureRevision_Returns504(t *testing.T) {
-	t.Parallel()
-	f := setup(t)
-	pod := f.create(t, newPod("a"))[0]
-	now := parseRevision(t, pod.ResourceVersion)
-	ctx := contextFor(t)
-	future := fmt.Sprint(now + 2)
-
-	var reads sync.WaitGroup // each waits for seconds
-	reads.Go(func() {
-		err := f.Get(ctx, podKey(pod), storage.GetOptions{ResourceVersion: future}, &example.Pod{})
-		if !storage.IsTooLargeResourceVersion(err) {
+	synctest.Test(t, func(t *testing.T) {
+		w, ctx := newTwin(t, mirror.DefaultWindow), t.Context()
+		now := w.put(t, newPod("a"))
+		w.catchUp(t)
+		future, key := fmt.Sprint(now+2), podKey(newPod("a"))
+		if err := w.Get(ctx, key, storage.GetOptions{ResourceVersion: future}, &example.Pod{}); !storage.IsTooLargeResourceVersion(err) {
 			t.Errorf("get: %v, want 504", err)
 		}
-	})
-	reads.Go(func() {
-		opts := everything()
-		opts.ResourceVersion = future
-		if err := f.GetList(ctx, "/pods/", opts, &example.PodList{}); !storage.IsTooLargeResourceVersion(err) {
+		if err := w.GetList(ctx, "/pods/", afterRevision(future), &example.PodList{}); !storage.IsTooLargeResourceVersion(err) {
 			t.Errorf("list: %v, want 504", err)
 		}
+		begun, err := w.Watch(ctx, "/pods/", afterRevision(future))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer begun.Stop()
+		for i := range 3 { // at now+1 to now+3
+			w.put(t, withLabel(newPod("a"), "n", fmt.Sprint(i)))
+		}
+		if got := nextPod(t, begun, watch.Modified); got.ResourceVersion != fmt.Sprint(now+3) {
+			t.Errorf("watch begins with %s, want %d", got.ResourceVersion, now+3)
+		}
+		if err := w.Get(ctx, key, storage.GetOptions{ResourceVersion: future}, &example.Pod{}); err != nil {
+			t.Errorf("get at a revision that has come: %v", err)
+		}
 	})
-	reads.Wait()
-
-	w := f.watchPods(t, afterRevision(future))
-	f.update(t, pod, "1") // at now+1
-	f.update(t, pod, "2") // at now+2
-	last := f.update(t, pod, "3")
-	if got := nextPod(t, w, watch.Modified); got.ResourceVersion != last.ResourceVersion {
-		t.Errorf("watch begins with %s, want %s", got.ResourceVersion, last.ResourceVersion)
-	}
-	if err := f.Get(ctx, podKey(pod), storage.GetOptions{ResourceVersion: future}, &example.Pod{}); err != nil {
-		t.Errorf("get at a revision that has come: %v", err)
-	}
 }
 
 // TestRead_RestoredEtcd_ReturnsItsContents: reads of the present are refused until everything is
 // relisted, watches end with 410, and then reads return exactly etcd's contents.
 func TestRead_RestoredEtcd_ReturnsItsContents(t *testing.T) {
-	t.Parallel()
-	etcd := memory.New()
-	f := setup(t, withSource(func(driver.Source) driver.Source { return etcd }))
-	for key, value := range podsOnNode(t, "old") {
-		etcd.Put(key, value)
-	}
-	if got := podNames(f.list(t, everything())); got != "old" {
-		t.Fatalf("list has %q", got)
-	}
-	w := f.watchPods(t, afterRevision(fmt.Sprint(etcd.Revision())))
-	was := etcd.Revision()
-
-	etcd.FailLists(errors.New("not yet")) // the restored state cannot be listed for a while
-	etcd.Restore(was-1, podsOnNode(t, "new"))
-	ctx := contextFor(t)
-	requireRetry(t, "list", f.GetList(ctx, "/pods/", everything(), &example.PodList{}))
-	if _, err := f.Watch(ctx, "/pods/", everything()); err != nil {
-		requireRetry(t, "watch", err)
-	} else {
-		t.Error("a watch from the latest revision began")
-	}
-	etcd.FailLists(nil)
-	eventually(t, "the restored state is listed", func() bool { return f.engine(t).mirror.PublishedRevision() < was })
-	eventually(t, "the resource is ready", func() bool { return f.ReadinessCheck() == nil })
-
-	if status := nextStatus(t, w); status.Code != 410 {
-		t.Errorf("the watch has %+v, want 410", status)
-	}
-	ended(t, w)
-	if got := podNames(f.list(t, everything())); got != "new" {
-		t.Errorf("list has %q", got)
-	}
-	out := &example.Pod{}
-	if err := f.Get(ctx, podKey(newPod("old")), storage.GetOptions{ResourceVersion: "0"}, out); !storage.IsNotFound(err) {
-		t.Errorf("get an object from before the restore: %v, want not found", err)
-	}
-}
-
-// TestConsistentRead_EtcdRestored_IsNotReady: the read that finds a restored etcd reports that the
-// storage is not ready, as later ones do. It does not report that memory cannot keep up.
-func TestConsistentRead_EtcdRestored_IsNotReady(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newTwin(t, mirror.DefaultWindow)
-		was := w.put(t, newPod("a"))
-		w.catchUp(t)
-		w.etcd.Stall(true) // the feed does not find it
-		w.etcd.FailLists(errors.New("not yet"))
-		w.etcd.Restore(was-1, nil)
-		if err := w.fresh.Consistent(t.Context(), nil); !errors.Is(err, mirror.ErrNotReady) {
-			t.Errorf("got %v, want ErrNotReady", err)
+		w, ctx := newTwin(t, mirror.DefaultWindow), t.Context()
+		list := func() (string, error) {
+			out := &example.PodList{}
+			err := w.GetList(ctx, "/pods/", everything(), out)
+			return podNames(out), err
+		}
+		was := w.put(t, newPod("old"))
+		if got, err := list(); got != "old" || err != nil {
+			t.Fatalf("list has %q, %v", got, err)
+		}
+		begun, err := w.Watch(ctx, "/pods/", afterRevision(fmt.Sprint(was)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer begun.Stop()
+		w.etcd.FailLists(errors.New("not yet")) // the restored state cannot be listed for a while
+		w.etcd.Restore(was-1, map[string]string{etcdKey(newPod("new")): storedPod(t, newPod("new"))})
+		_, err = list()
+		requireRetry(t, "list", err)
+		if _, err := w.Watch(ctx, "/pods/", everything()); err != nil {
+			requireRetry(t, "watch", err)
+		} else {
+			t.Error("a watch from the latest revision began")
+		}
+		w.etcd.FailLists(nil)
+		eventually(t, "the restored state is listed", func() bool { return w.mirror.PublishedRevision() < was && w.ReadinessCheck() == nil })
+		if status := nextStatus(t, begun); status.Code != 410 {
+			t.Errorf("the watch has %+v, want 410", status)
+		}
+		ended(t, begun)
+		if got, err := list(); got != "new" || err != nil {
+			t.Errorf("list has %q, %v", got, err)
+		}
+		if err := w.Get(ctx, podKey(newPod("old")), storage.GetOptions{ResourceVersion: "0"}, &example.Pod{}); !storage.IsNotFound(err) {
+			t.Errorf("get an object from before the restore: %v, want not found", err)
 		}
 	})
 }

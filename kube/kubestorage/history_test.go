@@ -65,58 +65,6 @@ func TestCompaction_KeepsWatchHistory(t *testing.T) {
 	}
 }
 
-// TestList_AtZero_IgnoresLimit (KEP-2340, rows L6 and L9): it returns everything, no token and no
-// count of remaining items.
-func TestList_AtZero_IgnoresLimit(t *testing.T) {
-	t.Parallel()
-	f := setup(t)
-	f.create(t, newPod("a"), newPod("b"), newPod("c"))
-	f.catchUp(t)
-	for _, match := range []metav1.ResourceVersionMatch{"", metav1.ResourceVersionMatchNotOlderThan} {
-		opts := everything()
-		opts.ResourceVersion, opts.ResourceVersionMatch, opts.Predicate.Limit = "0", match, 1
-		list := f.list(t, opts)
-		if podNames(list) != "a b c" || list.Continue != "" || list.RemainingItemCount != nil {
-			t.Errorf("match %q: %q, continue %q, %v remain", match, podNames(list), list.Continue, list.RemainingItemCount)
-		}
-	}
-}
-
-// TestContinueToken_Expired_ContinuesAtLatest (KEP-365): the 410 of a token whose revision was
-// compacted has a token that continues at the same key; the pages from there on are of one revision
-// again.
-func TestContinueToken_Expired_ContinuesAtLatest(t *testing.T) {
-	t.Parallel()
-	f := setup(t)
-	f.create(t, newPod("a"), newPod("b"), newPod("c"), newPod("d"))
-	page := func(token string) (*example.PodList, error) {
-		opts := everything()
-		opts.Predicate.Limit, opts.Predicate.Continue = 1, token
-		list := &example.PodList{}
-		return list, f.GetList(contextFor(t), "/pods/", opts, list)
-	}
-	first, err := page("")
-	if err != nil || podNames(first) != "a" {
-		t.Fatalf("first page: %q, %v", podNames(first), err)
-	}
-	f.remove(t, newPod("b"))
-	last := f.remove(t, newPod("c"))
-	f.compact(contextFor(t), t, last.ResourceVersion)
-
-	_, err = page(first.Continue)
-	status, ok := err.(apierrors.APIStatus)
-	if !ok || !apierrors.IsResourceExpired(err) || status.Status().ListMeta.Continue == "" {
-		t.Fatalf("a page of a compacted revision: %v, want 410 with a token", err)
-	}
-	second, err := page(status.Status().ListMeta.Continue)
-	if err != nil || podNames(second) != "d" || second.Continue != "" {
-		t.Errorf("the page at the latest revision: %q, %v, continue %q", podNames(second), err, second.Continue)
-	}
-	if parseRevision(t, second.ResourceVersion) < parseRevision(t, last.ResourceVersion) {
-		t.Errorf("the page at the latest revision is of %s, the last write of %s", second.ResourceVersion, last.ResourceVersion)
-	}
-}
-
 // TestWindow_UnsetBound_GetsDefault: an unset bound gets its default, independently of the other.
 func TestWindow_UnsetBound_GetsDefault(t *testing.T) {
 	def := mirror.DefaultWindow

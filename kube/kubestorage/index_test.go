@@ -5,7 +5,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
@@ -25,36 +24,12 @@ func onNode(node string, indexed bool) storage.SelectionPredicate {
 	return pred
 }
 
-func podPaths(list *example.PodList) []string {
-	var names []string
-	for _, pod := range list.Items {
-		names = append(names, pod.Namespace+"/"+pod.Name)
-	}
-	return names
-}
-
 // labelled selects the pods with one value of a label.
 func labelled(key, value string) storage.SelectionPredicate {
 	pred := storage.Everything
 	pred.Label = labels.SelectorFromSet(labels.Set{key: value})
 	pred.GetAttrs = podAttrs
 	return pred
-}
-
-// podsOnNode are the values of pods on the node "node", by etcd key.
-func podsOnNode(t *testing.T, names ...string) map[string]string {
-	t.Helper()
-	kvs := map[string]string{}
-	for _, name := range names {
-		pod := newPod(name)
-		pod.Spec.NodeName = "node"
-		data, err := runtime.Encode(testCodec(), pod)
-		if err != nil {
-			t.Fatal(err)
-		}
-		kvs[etcdKey(pod)] = string(data)
-	}
-	return kvs
 }
 
 // indexTwin returns a storage of a resource of its own, so that its metrics are not those of other

@@ -2,20 +2,17 @@ package kubestorage
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage/etcd3"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 
 	"github.com/stratakube/strata/internal/test/testetcd"
-	"github.com/stratakube/strata/kube/internal/etcdread"
 )
 
 // An engine that has loaded reports the objects of etcd; the names of resources come from the keys,
@@ -85,26 +82,4 @@ func loadedEngine(t *testing.T, endpoints []string) *Engine {
 	t.Cleanup(e.Close)
 	requireSharedMirror(t, e.open(t, schema.GroupResource{Resource: "pods"}))
 	return e.Engine
-}
-
-// TestRead_ExactPageDuringLoad_WaitsForMemory: pages of the present go to etcd during a load,
-// because they are cheap. A page at an exact revision continues a list of a client that has a page
-// of this server, and many of them come at once after a restart.
-func TestRead_ExactPageDuringLoad_WaitsForMemory(t *testing.T) {
-	s := &stallable{}
-	s.lists.shut()
-	defer s.lists.open()
-	f := setup(t, s.through, beforeReady)
-	store := f.engine(t)
-	now := everything()
-	now.Predicate.Limit = 1
-	if _, err := store.Read(contextFor(t), "/pods/", now); !errors.Is(err, etcdread.NotLoaded) {
-		t.Errorf("a page of the present: %v, want that etcd is read", err)
-	}
-	exact := now
-	exact.ResourceVersion, exact.ResourceVersionMatch = "1", metav1.ResourceVersionMatchExact
-	ended, cancel := context.WithCancel(t.Context())
-	cancel() // the wait ends at once
-	_, err := store.Read(ended, "/pods/", exact)
-	requireRetry(t, "a page at a revision", err)
 }

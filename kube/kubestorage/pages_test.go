@@ -15,17 +15,13 @@ import (
 )
 
 // TestPages_NamespaceSelector_NarrowsFirstPage: a list of all namespaces with a field selector for
-// one is narrowed to its keys, for the first page only, from memory and from etcd.
+// one is narrowed to its keys, for the first page only, where etcd answers every list. Package list
+// has the lists from memory.
 func TestPages_NamespaceSelector_NarrowsFirstPage(t *testing.T) {
 	t.Parallel()
-	for name, where := range map[string][]func(*options){
-		"memory":   nil,
-		"etcd":     {fromEtcd},
-		"uncached": {uncached},
-		"gates":    {withGates(gates(t, Gates(), "ConsistentListFromCache=false,ListFromCacheSnapshot=false"))},
-	} {
+	for name, where := range map[string]func(*options){"etcd": fromEtcd, "uncached": uncached} {
 		t.Run(name, func(t *testing.T) {
-			f := setup(t, where...)
+			f := setup(t, where)
 			want := ""
 			for i := range 20 {
 				pod := newPod(fmt.Sprintf("pod-%02d", i))
@@ -54,6 +50,37 @@ func TestPages_NamespaceSelector_NarrowsFirstPage(t *testing.T) {
 			}
 			if got != want {
 				t.Errorf("the walk has%s, want%s", got, want)
+			}
+		})
+	}
+}
+
+// TestChunking_GateOff_IgnoresLimitAndContinue: limit and continue are ignored, and no token is
+// returned, where etcd answers every list. Package list has the lists from memory.
+func TestChunking_GateOff_IgnoresLimitAndContinue(t *testing.T) {
+	t.Parallel()
+	for name, where := range map[string]func(*options){"etcd": fromEtcd, "uncached": uncached} {
+		t.Run(name, func(t *testing.T) {
+			f := setup(t, where, withGates(gates(t, Gates(), "APIListChunking=false")))
+			first := f.create(t, newPod("a"))[0]
+			f.create(t, newPod("b"), newPod("c"))
+			f.catchUp(t)
+			token, err := storage.EncodeContinue("/pods/b", "/pods", parseRevision(t, first.ResourceVersion))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for name, change := range map[string]func(*storage.ListOptions){
+				"limit":            func(o *storage.ListOptions) { o.Predicate.Limit = 1 },
+				"continue":         func(o *storage.ListOptions) { o.Predicate.Continue = token },
+				"both":             func(o *storage.ListOptions) { o.Predicate.Limit, o.Predicate.Continue = 1, token },
+				"garbage":          func(o *storage.ListOptions) { o.Predicate.Continue = "garbage" },
+				"limit at version": func(o *storage.ListOptions) { o.Predicate.Limit, o.ResourceVersion = 1, first.ResourceVersion },
+			} {
+				opts := everything()
+				change(&opts)
+				if list := f.list(t, opts); podNames(list) != "a b c" || list.Continue != "" || list.RemainingItemCount != nil {
+					t.Errorf("%s: %q, continue %q, %v remain", name, podNames(list), list.Continue, list.RemainingItemCount)
+				}
 			}
 		})
 	}

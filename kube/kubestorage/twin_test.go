@@ -36,14 +36,9 @@ func newTwin(t testing.TB, window mirror.Window) *twin {
 	return newTwinWith(t, window, func(*storeConfig) {})
 }
 
-// newTwinWith is newTwin for another kind of objects, below the same prefix.
+// newTwinWith is newTwin for another kind of objects, below the same prefix. A swappable transformer
+// has keys that change.
 func newTwinWith(t testing.TB, window mirror.Window, change func(*storeConfig)) *twin {
-	t.Helper()
-	return newTwinOf(t, window, change, nil)
-}
-
-// newTwinOf is newTwinWith with Options.Finder. A swappable transformer has keys that change.
-func newTwinOf(t testing.TB, window mirror.Window, change func(*storeConfig), finder func(runtime.Object, bool, string) objects.Find) *twin {
 	t.Helper()
 	codec := &countingCodec{Codec: testCodec()}
 	cfg := storeConfig{
@@ -83,7 +78,7 @@ func newTwinOf(t testing.TB, window mirror.Window, change func(*storeConfig), fi
 	decoder := etcd3.NewDefaultDecoder(cfg.Codec, storage.APIObjectVersioner{})
 	s := newStore(c, nil, r, cfg, objects.Config{
 		Resource: cfg.GroupResource, Transformer: cfg.Transformer, Keys: keys, Decoder: decoder, NewFunc: cfg.NewFunc, GetAttrs: cfg.GetAttrs, Blocks: c.blocks,
-		Finder: finderOf(finder, cfg.NewFunc), Conversions: c.conversions(&cfg),
+		Conversions: c.conversions(&cfg),
 	}, false)
 	t.Cleanup(s.stop)
 	return &twin{s, etcd, codec}

@@ -160,49 +160,6 @@ func TestUnsafeDeletion_UnreadableObject_IsDeleted(t *testing.T) {
 	}
 }
 
-// TestUndecodableObject_ManyInList_FirstHundredAreNamed: a LIST names the first hundred.
-func TestUndecodableObject_ManyInList_FirstHundredAreNamed(t *testing.T) {
-	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, true)
-	for _, n := range []int{100, 101, 102} {
-		f := setup(t, withTransformer(encryption(t, "1")), withData(func(client *kubernetes.Client) {
-			for i := range n {
-				if _, err := client.Put(contextFor(t), fmt.Sprintf("%spods/ns/pod-%03d", testPrefix, i), "key1:too short"); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}))
-		s, ctx := f.engine(t), contextFor(t)
-		requireSameError(t, fmt.Sprintf("list with %d corrupt objects", n),
-			s.GetList(ctx, "/pods/", everything(), &example.PodList{}), s.etcd.GetList(ctx, "/pods/", everything(), &example.PodList{}), true)
-	}
-}
-
-// TestUndecodableObject_InPage_FillsPage: a page that begins at undecodable objects ends at its
-// limit, and its error names as many of them.
-func TestUndecodableObject_InPage_FillsPage(t *testing.T) {
-	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, true)
-	const corrupt = 3
-	f := setup(t, withTransformer(encryption(t, "1")), withData(func(client *kubernetes.Client) {
-		for i := range corrupt {
-			if _, err := client.Put(contextFor(t), fmt.Sprintf("%spods/ns/pod-%03d", testPrefix, i), "key1:too short"); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}))
-	for limit := int64(1); limit <= corrupt+1; limit++ {
-		opts := everything()
-		opts.Predicate.Limit = limit
-		err := f.engine(t).GetList(contextFor(t), "/pods/", opts, &example.PodList{})
-		var status apierrors.APIStatus
-		if !errors.As(err, &status) {
-			t.Fatalf("limit %d: error %v, want a status", limit, err)
-		}
-		if causes := status.Status().Details.Causes; int64(len(causes)) != min(limit, corrupt) {
-			t.Errorf("limit %d: the error names %d objects, want %d: %v", limit, len(causes), min(limit, corrupt), err)
-		}
-	}
-}
-
 // TestUndecodableEvent_IsRetriedInOrder: a watcher waits for the event's object, in order, and
 // continues when it can be read, for example because the KMS is back. Watchers of other objects do
 // not wait.

@@ -43,7 +43,7 @@ var modules = []module{
 // their package: they skip themselves under it, or explore few states (internal/test/testrace).
 var withoutRace = []struct{ dir, tests string }{
 	{"mirror", "TestOrderings_|TestHistory_MemoryPerRevision_|TestWindow_MaxBytes_IncludesVersions|TestWindow_CachedVersions_"},
-	{"kube/kubestorage", "TestSuitesOfThisMinor|TestSelectors_AnyRevisionLimitAndToken_|TestSimulation_"},
+	{"kube/kubestorage", "TestSuitesOfThisMinor|TestSimulation_"},
 	{"kube/loadshed", "TestHandle_Overload"},
 	{"kube/readpath", "TestList_SlowClient_|TestList_LargeObjectsSlowClient_|TestWatch_FramesAndHeaders_"},
 	{"kube/internal/gzipjoin", "TestCompress_JoinedLeaves_"},

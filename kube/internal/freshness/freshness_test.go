@@ -1,9 +1,33 @@
 package freshness
 
 import (
+	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/stratakube/strata/kube/internal/test/podtest"
+	"github.com/stratakube/strata/mirror"
 )
+
+// TestWaiter_EtcdRestored_IsNotReady: the read that finds a restored etcd reports that the storage
+// is not ready, as later ones do. It does not report that memory cannot keep up.
+func TestWaiter_EtcdRestored_IsNotReady(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := podtest.New(t)
+		w := New(c.Mirror, c.Resource, schema.GroupResource{Resource: "pods"}, false)
+		was := c.Put(t, podtest.Pod("a"))
+		c.CatchUp(t)
+		c.Etcd.Stall(true) // the feed does not find it
+		c.Etcd.FailLists(errors.New("not yet"))
+		c.Etcd.Restore(was-1, nil)
+		if err := w.Consistent(t.Context(), nil); !errors.Is(err, mirror.ErrNotReady) {
+			t.Errorf("got %v, want ErrNotReady", err)
+		}
+	})
+}
 
 // TestOutage_RetryAfter_Grows: the Retry-After of refusals is 1 s at first and 30 s at last; a new
 // outage starts at 1 s again.

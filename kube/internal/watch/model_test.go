@@ -1,41 +1,30 @@
-package kubestorage
+package watch
 
 import (
 	"context"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/internal/test/testseed"
+	"github.com/stratakube/strata/kube/internal/test/podtest"
 )
 
-// events returns the events of a watch with the selector after the revision revs[at].
-func (m *selectorModel) events(t *testing.T, at int, pred storage.SelectionPredicate) (events []string) {
+// eventsOf returns the events of a watch with the selector after the revision m.Revs[at].
+func eventsOf(t *testing.T, m *podtest.Model, at int, pred storage.SelectionPredicate) (events []string) {
 	t.Helper()
-	matches := func(pod *example.Pod) bool {
-		if pod == nil {
-			return false
-		}
-		l, f, err := podAttrs(pod)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return pred.Label.Matches(labels.Set(l)) && pred.Field.Matches(f)
-	}
-	for i := at + 1; i < len(m.revs); i++ {
-		for _, key := range m.changed[i] {
-			before, now := matches(m.past[i-1][key]), matches(m.past[i][key])
+	for i := at + 1; i < len(m.Revs); i++ {
+		for _, key := range m.Changed[i] {
+			before, now := podtest.Matches(t, pred, m.Past[i-1][key]), podtest.Matches(t, pred, m.Past[i][key])
 			typ := watch.Modified
 			switch {
 			case !before && !now:
@@ -45,7 +34,7 @@ func (m *selectorModel) events(t *testing.T, at int, pred storage.SelectionPredi
 			case !now:
 				typ = watch.Deleted
 			}
-			events = append(events, fmt.Sprintf("%s %s@%d", typ, strings.TrimPrefix(key, testPrefix+"pods/"), m.revs[i]))
+			events = append(events, fmt.Sprintf("%s %s@%d", typ, strings.TrimPrefix(key, podtest.Root), m.Revs[i]))
 		}
 	}
 	return events
@@ -55,7 +44,7 @@ func (m *selectorModel) events(t *testing.T, at int, pred storage.SelectionPredi
 type selectorWatch struct {
 	pred   storage.SelectionPredicate
 	events chan watch.Event
-	at     int  // in selectorModel.revs; -1: with initial events
+	at     int  // in Model.Revs; -1: with initial events
 	ended  bool // a bookmark ends the initial events
 }
 
@@ -63,19 +52,19 @@ func (c *selectorWatch) String() string { return fmt.Sprintf("%q %q", c.pred.Lab
 
 // watch begins a watch: from an old revision, with initial events, or with initial events that a
 // bookmark ends.
-func (m *selectorModel) watch(t *testing.T, ctx context.Context, f *fixture, how int) *selectorWatch {
+func (f *fixture) watch(t *testing.T, ctx context.Context, m *podtest.Model, how int) *selectorWatch {
 	t.Helper()
-	c := &selectorWatch{pred: m.selector(t), at: -1}
+	c := &selectorWatch{pred: m.Selector(t), at: -1}
 	opts := storage.ListOptions{Recursive: true, Predicate: c.pred}
 	switch how {
 	case 0:
-		c.at = m.rnd.IntN(len(m.revs))
-		opts.ResourceVersion = fmt.Sprint(m.revs[c.at])
+		c.at = m.Rand.IntN(len(m.Revs))
+		opts.ResourceVersion = fmt.Sprint(m.Revs[c.at])
 	case 1:
 		c.ended, opts.SendInitialEvents, opts.ResourceVersionMatch = true, new(true), metav1.ResourceVersionMatchNotOlderThan
 		opts.Predicate.AllowWatchBookmarks = true
 	}
-	w, err := f.Watch(ctx, "/pods", opts)
+	w, err := f.env.Watch(ctx, "/pods", opts)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +107,7 @@ func (c *selectorWatch) next(t *testing.T, ctx context.Context) (watch.EventType
 
 // initial compares the initial events with the model at the revision of the bookmark, after which
 // the watch continues.
-func (c *selectorWatch) initial(t *testing.T, ctx context.Context, m *selectorModel) {
+func (c *selectorWatch) initial(t *testing.T, ctx context.Context, m *podtest.Model) {
 	t.Helper()
 	var got []string
 	typ, pod := c.next(t, ctx)
@@ -129,11 +118,11 @@ func (c *selectorWatch) initial(t *testing.T, ctx context.Context, m *selectorMo
 	if err != nil || pod.Annotations[metav1.InitialEventsAnnotationKey] != "true" {
 		t.Fatalf("%v: the bookmark %+v does not end the initial events (%v)", c, pod.ObjectMeta, err)
 	}
-	if c.at = slices.Index(m.revs, rev); c.at < 0 {
+	if c.at = slices.Index(m.Revs, rev); c.at < 0 {
 		t.Fatalf("%v: the bookmark has the revision %d, at which no pod has changed", c, rev)
 	}
 	var want []string
-	for _, path := range selectedOf(t, m.past[c.at], "", c.pred) {
+	for _, path := range m.Selected(t, c.at, "", c.pred) {
 		want = append(want, fmt.Sprintf("%s %s", watch.Added, path))
 	}
 	if !slices.Equal(got, want) {
@@ -142,24 +131,24 @@ func (c *selectorWatch) initial(t *testing.T, ctx context.Context, m *selectorMo
 }
 
 // follow compares the events with those of the model, in order. It skips bookmarks.
-func (c *selectorWatch) follow(t *testing.T, ctx context.Context, m *selectorModel) {
+func (c *selectorWatch) follow(t *testing.T, ctx context.Context, m *podtest.Model) {
 	t.Helper()
-	for _, want := range m.events(t, c.at, c.pred) {
+	for _, want := range eventsOf(t, m, c.at, c.pred) {
 		typ, pod := c.next(t, ctx)
 		for typ == watch.Bookmark {
 			typ, pod = c.next(t, ctx)
 		}
 		if got := fmt.Sprintf("%s %s/%s@%s", typ, pod.Namespace, pod.Name, pod.ResourceVersion); got != want {
-			t.Fatalf("%v after %d: %s, want %s", c, m.revs[c.at], got, want)
+			t.Fatalf("%v after %d: %s, want %s", c, m.Revs[c.at], got, want)
 		}
 	}
 }
 
 // reach reads until the watch has led to the objects that its selector selects at the end.
-func (c *selectorWatch) reach(t *testing.T, ctx context.Context, m *selectorModel) {
+func (c *selectorWatch) reach(t *testing.T, ctx context.Context, m *podtest.Model) {
 	t.Helper()
 	state := map[string]bool{}
-	want := slices.Sorted(slices.Values(selectedOf(t, m.live, "", c.pred)))
+	want := slices.Sorted(slices.Values(m.Selected(t, len(m.Revs)-1, "", c.pred)))
 	for !slices.Equal(slices.Sorted(maps.Keys(state)), want) {
 		typ, pod := c.next(t, ctx)
 		path := pod.Namespace + "/" + pod.Name
@@ -177,25 +166,18 @@ func (c *selectorWatch) reach(t *testing.T, ctx context.Context, m *selectorMode
 // selector selects at the end; with a bookmark that closes them, they are the selected objects at
 // its revision in key order, and the model's events after it follow.
 func TestSelectors_Watches_EqualModel(t *testing.T) {
-	if testing.Short() {
-		t.Skip("short: takes seconds")
-	}
 	t.Parallel()
-	seed := testseed.New(t)
-	f, etcd := inMemory(t, onDemand)
-	s, ctx := f.engine(t), contextFor(t)
-	m := &selectorModel{rnd: rand.New(rand.NewPCG(seed, 2)), live: map[string]*example.Pod{}}
+	f, m := newFixture(t), podtest.NewModel(testseed.New(t), 2)
+	ctx := podtest.Context(t)
 	for range 300 {
-		m.step(t, etcd)
+		m.Step(t, f.Etcd)
 	}
-	if err := s.mirror.Wait(ctx, etcd.Revision()); err != nil {
-		t.Fatal(err)
-	}
+	f.CatchUp(t)
 	var watches []*selectorWatch
 	for i := range 90 {
-		watches = append(watches, m.watch(t, ctx, f, i%3))
-		for range m.rnd.IntN(20) {
-			m.step(t, etcd)
+		watches = append(watches, f.watch(t, ctx, m, i%3))
+		for range m.Rand.IntN(20) {
+			m.Step(t, f.Etcd)
 		}
 	}
 	for _, c := range watches {
