@@ -69,7 +69,7 @@ var mutations = []mutation{
 	{id: "M32", file: "kube/internal/watch/bookmark.go", run: "TestStream_ShortWatchOfPast",
 		old: `if st.bookmarks.catchUp && st.log.cursor.Position() >= st.log.publishedAtStart {`, new: `if false {`},
 	{id: "M33", file: "kube/internal/list/resolve.go", run: "TestRead_InconsistentMemory",
-		old: `if r.past.inconsistent = q.exact > 0 && env.Memory.Inconsistent() && (err == nil || errors.Is(err, mirror.ErrCompacted)); r.past.inconsistent {`,
+		old: `if r.past.inconsistent = q.exact > 0 && reached && env.Memory.Inconsistent(); r.past.inconsistent {`,
 		new: `if r.past.inconsistent = false; r.past.inconsistent {`},
 	{id: "M34", file: "kube/continuetoken/token.go", run: "TestScope_",
 		old: `[]string{s.Group, s.Resource, s.Prefix}`, new: `[]string{s.Group, s.Resource}`},

@@ -9,15 +9,15 @@ import (
 // admitKey is the context key of WithAdmission.
 type admitKey struct{}
 
-// WithAdmission returns the context of a list that is sent from memory, for Env.Read. If the
-// revision has to be read from etcd, admit is called with the approximate bytes of the list before
-// the first read. Read returns its error.
+// WithAdmission returns the context of a list for Env.Read. If the revision is older than memory,
+// Read calls admit with the approximate bytes of the list before it reads etcd, and returns its
+// error. A list from memory is admitted by the caller of Read, which knows the form of its bytes.
 func WithAdmission(ctx context.Context, admit func(bytes int64) error) context.Context {
 	return context.WithValue(ctx, admitKey{}, admit)
 }
 
-// admit reserves the memory that the list needs if its size is known. It leaves selective lists to
-// Decoded.Grow and lists from etcd to admitFromEtcd.
+// admit reserves the memory of a list from memory if its size is known. With a selector it is not,
+// and Decoded.Grow reserves the memory of each selected object. Errors: those of Decoded.Take.
 func admit(ctx context.Context, d *listadmission.Decoded, r *Read) error {
 	if d == nil || r.Selective() || r.FromEtcd() {
 		return nil
@@ -30,9 +30,9 @@ func admit(ctx context.Context, d *listadmission.Decoded, r *Read) error {
 // KeepBytes is etcdread.Reader.Keep of the past of lists.
 const KeepBytes = 16 << 20
 
-// admitFromEtcd admits a list that is read from etcd before the read starts, sized by the cached
-// objects now in its range.
-func admitFromEtcd(ctx context.Context, env *Env, r *Read) error {
+// admitPast admits a list that is older than memory before etcd is read. Its size is that of the
+// cached objects now in its range. Errors: 429, and those of Decoded.Take and WithAdmission.
+func admitPast(ctx context.Context, env *Env, r *Read) error {
 	latest, err := env.Memory.Latest()
 	if err != nil {
 		return env.Fresh.NotReady()
@@ -52,8 +52,8 @@ func admitFromEtcd(ctx context.Context, env *Env, r *Read) error {
 	return nil
 }
 
-// admitEtcd is admit for a list that is answered by upstream's store.
-func admitEtcd(ctx context.Context, d *listadmission.Decoded, env *Env, q request) error {
+// admitUpstream is admit for a list that upstream's store answers.
+func admitUpstream(ctx context.Context, d *listadmission.Decoded, env *Env, q request) error {
 	if d == nil || !q.opts.Predicate.Empty() {
 		return nil
 	}

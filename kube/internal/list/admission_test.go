@@ -88,8 +88,8 @@ func TestGetList_TakesBytesUntilRequestEnds(t *testing.T) {
 	}
 }
 
-// TestWithAdmission_ListFromEtcd_IsAdmittedBefore etcd is read, with the bytes of the cached objects
-// in its range. Its error ends the list. Lists from memory are the caller's.
+// TestWithAdmission_ListFromEtcd_IsAdmittedBefore etcd is read, with the bytes of the cached
+// objects in its range. An error ends the list. Lists from memory are not admitted.
 func TestWithAdmission_ListFromEtcd_IsAdmittedBefore(t *testing.T) {
 	f := newFixture(t)
 	largePods(t, f)
@@ -156,8 +156,8 @@ func TestPageShare_Limit_TakesItsPart(t *testing.T) {
 	}
 }
 
-// TestEstimate_IsOfRevisionAndRange: without a wait, of the objects at the revision or near it. Where
-// memory may not be able to answer, there is none.
+// TestEstimate_IsOfRevisionAndRange: without a wait, of the objects at the revision or near it.
+// There is none where memory may not be able to answer.
 func TestEstimate_IsOfRevisionAndRange(t *testing.T) {
 	h := newHistory(t)
 	atZero := limited(everything(), 2)

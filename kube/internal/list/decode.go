@@ -18,7 +18,9 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// GetList decodes the objects of a LIST into listObj, as storage.Interface does.
+// GetList decodes the objects of a LIST into listObj, as storage.Interface does. A list that memory
+// cannot answer is answered by Env.Etcd. Errors are for the client: those of Read without
+// etcdread.ErrNeeded, 413 and 429 of its admission, and decoding errors.
 func (env *Env) GetList(ctx context.Context, key string, opts storage.ListOptions, listObj runtime.Object) error {
 	q, err := env.request(ctx, key, opts)
 	if err != nil {
@@ -28,7 +30,7 @@ func (env *Env) GetList(ctx context.Context, key string, opts storage.ListOption
 	var etcd *etcdread.Needed
 	switch {
 	case errors.As(err, &etcd):
-		if err := admitEtcd(ctx, listadmission.DecodedOf(ctx), env, q); err != nil {
+		if err := admitUpstream(ctx, listadmission.DecodedOf(ctx), env, q); err != nil {
 			return env.Metrics.Failed(err)
 		}
 		env.Metrics.Count(q.opts, metrics.SourceEtcd, etcd.Reason)
@@ -74,7 +76,7 @@ func (r *Read) fill(ctx context.Context, decoded *listadmission.Decoded, listObj
 	if err := p.walk(ctx); err != nil {
 		return err
 	}
-	token, remaining, err := r.NextPage(ctx, p.last, r.Count(), p.goesOn(ctx))
+	token, remaining, err := r.NextPage(ctx, p.last, r.Count(), p.more(ctx))
 	if err != nil {
 		return err
 	}
@@ -95,9 +97,9 @@ type page struct {
 	decoded *listadmission.Decoded
 	corrupt corruptObjects
 	walked  int    // candidates
-	found   int64  // selected entries, decodable or not: as in Unreadable, all fill the page
+	found   int64  // selected entries; those that cannot be decoded fill the page, too
 	last    string // key of the last item
-	full    bool   // before the last candidate
+	full    bool   // the page reached its limit before the last candidate
 	now     uint32 // see blockcache.Cache.Now
 }
 
@@ -153,8 +155,8 @@ func (p *page) add(ctx context.Context, e *mirror.Entry) error {
 	return nil
 }
 
-// goesOn reports whether another page follows.
-func (p *page) goesOn(ctx context.Context) bool {
+// more reports whether another page follows.
+func (p *page) more(ctx context.Context) bool {
 	r := p.list
 	switch {
 	case r.FromEtcd() && !r.Selective():

@@ -9,9 +9,9 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Estimate is the expected extent of a list, as far as it can be estimated without waiting.
+// Estimate is the expected extent of a list.
 type Estimate struct {
-	// of the revision, or one near it; only the shard's objects if its selection is cached
+	// Objects are those at the revision, or at one near it; only those of the shard if it is cached.
 	Objects    Objects
 	Start, End string // keys
 	Limit      int64  // of objects, 0 for all

@@ -46,7 +46,8 @@ type Objects interface {
 type Read struct {
 	// Rev is the revision that is read.
 	Rev mirror.Revision
-	// Snapshot is the cached state at the revision; empty if the list is FromEtcd. See Objects.
+	// Snapshot is the cached state at the revision, before selection; see Objects. It is empty if
+	// the list is FromEtcd.
 	Snapshot mirror.Snapshot
 	// Start <= key < End is the range of the rest of the list.
 	Start, End string

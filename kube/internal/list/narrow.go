@@ -9,8 +9,9 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Selected returns the part of a range of a snapshot that a selector may select. A shard may be of
-// a revision that is a little newer than the snapshot. A watch begins with it.
+// Selected returns the part of a range of a snapshot that a selector may select, for the initial
+// events of a watch. With a shard selector, the revision of the list may be a little newer than the
+// snapshot. The list has no request: NextPage, Served and Unreadable are not for it.
 func (env *Env) Selected(ctx context.Context, snap mirror.Snapshot, start, end string, selector objects.Selector) *Read {
 	r := &Read{env: env, Rev: snap.Rev, Snapshot: snap, Start: start, End: end, selector: selector}
 	r.useIndex(ctx)

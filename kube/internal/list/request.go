@@ -22,8 +22,8 @@ type request struct {
 	exact         mirror.Revision // above 0: exactly at this revision
 }
 
-// request validates a LIST of the resource. Errors are for the client: 400, and those of
-// opening a token.
+// request validates a LIST of the resource. Errors are for the client: 400, and those of a token
+// that cannot be opened (410, 429).
 func (env *Env) request(ctx context.Context, key string, opts storage.ListOptions) (q request, err error) {
 	q = request{key: key, opts: opts}
 	if q.prefix, err = env.Keys.Prepare(key, opts.Recursive); err != nil {
@@ -37,20 +37,20 @@ func (env *Env) request(ctx context.Context, key string, opts storage.ListOption
 	if q.exact, q.start, err = storage.ValidateListOptions(q.prefix, versioner, q.opts); err != nil {
 		return q, err
 	}
-	if q.exact < 0 { // beyond the highest possible revision
+	if q.exact < 0 { // the client's number exceeds int64: a revision in the future
 		q.exact = math.MaxInt64
 	}
 	q.scope = env.Keys.Scope(ctx, q.prefix, q.opts)
 	if !strings.HasSuffix(key, "/") {
 		// Upstream's cacher makes tokens relative to the requested key, its etcd3 store relative to
-		// one that ends with a slash. Both accept either; ours are the cacher'env.
+		// one that ends with a slash. Both accept either; ours are those of the cacher.
 		q.scope = strings.TrimSuffix(q.scope, "/")
 	}
 	return q, nil
 }
 
-// After returns the smallest key above every key that begins with prefix, which ends with a slash
-// or, for a single key, is a key.
+// After returns the end of the range of the keys that begin with prefix: the smallest key above
+// them. The prefix is not empty, and its last byte is not 0xff.
 func After(prefix string) string {
 	return prefix[:len(prefix)-1] + string(prefix[len(prefix)-1]+1)
 }

@@ -15,10 +15,11 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// Read resolves a LIST: it waits for the revision of the options and returns it. The combinations
-// of resource version, match, limit and continue are those of KEP-2340's table and KEP-4988; see
-// freshness.Waiter.Snapshot. The caller closes the Read. Errors: etcdread.ErrNeeded, and API errors
-// for the client (400, 410, 429, 504).
+// Read resolves a LIST: it waits until memory has reached the revision that the options require,
+// and returns the list at a revision. The combinations of resource version, match, limit and continue
+// are those of KEP-2340's table and KEP-4988; see freshness.Waiter.Snapshot. The caller closes the
+// Read. Cost without a wait is that of mirror.Resource.At and of the choice of indexes. Errors:
+// etcdread.ErrNeeded, and API errors for the client (400, 410, 429, 504, those of WithAdmission).
 func (env *Env) Read(ctx context.Context, key string, opts storage.ListOptions) (*Read, error) {
 	q, err := env.request(ctx, key, opts)
 	if err != nil {
@@ -41,10 +42,12 @@ func (q request) read(ctx context.Context, env *Env) (*Read, error) {
 	}
 	ctx, span := trace.Start(ctx, trace.List, env.Group)
 	span.Event(trace.Ready)
-	r := &Read{span: span, Rev: q.exact, Limit: q.limit(), env: env, request: q, selector: env.View.CurrentGeneration().Selector(*pred)}
+	r := &Read{env: env, request: q, span: span, Rev: q.exact, Limit: q.limit()}
+	r.selector = env.View.CurrentGeneration().Selector(*pred)
 	r.Start, r.End = q.bounds()
 	snap, err := env.Fresh.Snapshot(ctx, q.opts, q.exact, span)
-	if r.past.inconsistent = q.exact > 0 && env.Memory.Inconsistent() && (err == nil || errors.Is(err, mirror.ErrCompacted)); r.past.inconsistent {
+	reached := err == nil || errors.Is(err, mirror.ErrCompacted)
+	if r.past.inconsistent = q.exact > 0 && reached && env.Memory.Inconsistent(); r.past.inconsistent {
 		err = mirror.ErrCompacted // D11: this history in memory has not been compared with etcd yet
 	}
 	switch {
@@ -88,7 +91,7 @@ func (r *Read) traceListed() {
 // the latest state meanwhile.
 const longReading = 1000
 
-// readFromEtcd makes the list one from etcd.
+// readFromEtcd opens the list at its revision in etcd, after its admission.
 func (r *Read) readFromEtcd(ctx context.Context) error {
 	env := r.env
 	if r.Rev < env.Mirror.CompactRevision() {
@@ -98,7 +101,7 @@ func (r *Read) readFromEtcd(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := admitFromEtcd(ctx, env, r); err != nil {
+	if err := admitPast(ctx, env, r); err != nil {
 		return err
 	}
 	most := r.Limit
@@ -166,7 +169,8 @@ func (r *Read) Err() error {
 func (r *Read) Unreadable(ctx context.Context, err error) error {
 	gen := r.selector.Generation
 	var status apierrors.APIStatus
-	if !r.env.Gates.UnsafeDelete || ctx.Err() != nil || apierrors.IsTimeout(err) || errors.As(err, &status) && status.Status().Code < http.StatusInternalServerError {
+	refused := errors.As(err, &status) && status.Status().Code < http.StatusInternalServerError
+	if !r.env.Gates.UnsafeDelete || ctx.Err() != nil || apierrors.IsTimeout(err) || refused {
 		return err
 	}
 	var corrupt corruptObjects
@@ -204,7 +208,7 @@ func (r *Read) count() {
 	r.env.Metrics.Count(r.request.opts, source, reason)
 }
 
-// PlanName returns the plan of the list in the metrics.
+// PlanName returns the plan of the list, a value of the label plan of the metrics.
 func (r *Read) PlanName() string {
 	switch {
 	case r.narrowed.plan != nil && r.narrowed.plan.Keyed():
@@ -219,9 +223,9 @@ func (r *Read) PlanName() string {
 	return metrics.PlanScan
 }
 
-// Served records in the metrics the number of candidates that a list has read, and of objects in
-// the answer. Upstream's releases differ in how they count lists from etcd, so those are not
-// recorded.
+// Served ends the span of the list, and records in the metrics the number of candidates that it has
+// read, and of objects in the answer. Upstream's releases differ in how they count lists from etcd,
+// so those are not recorded.
 func (r *Read) Served(walked, returned int) {
 	defer r.endSpan()
 	if r.FromEtcd() {

@@ -77,55 +77,59 @@ func (h *history) start(t *testing.T, opts storage.ListOptions, catchesUp bool) 
 	return waits + <-done
 }
 
+const exact, notOlder = metav1.ResourceVersionMatchExact, metav1.ResourceVersionMatchNotOlderThan
+
+// starts are the rows of KEP-2340's table for a memory that is behind etcd.
+var starts = []struct {
+	row         string // of docs/keps.md
+	version     mirror.Revision
+	match       metav1.ResourceVersionMatch
+	limit       int64
+	token       mirror.Revision
+	never, once string // the outcomes if memory never catches up, and if it does; "" for once: as never
+}{
+	{"L1", none, "", 0, none, "waits, 429", "waits, memory@7"},
+	{"L1", none, "", 2, none, "waits, 429", "waits, memory@7"},
+	{"L2", none, "", 2, now, "memory@6", ""},
+	{"L2", none, "", 0, old, "memory@5", ""},
+	{"L2", none, "", 2, older, "etcd@3", ""},
+	{"L2", none, "", 2, compacted, "410", ""},
+	{"L2", none, "", 2, unseen, "waits, 429", "waits, memory@7"},
+	{"L2", none, "", 2, future, "too large: 504", ""},
+	{"L2", none, "", 2, -2, "waits, 429", "waits, memory@7"}, // of the 410: at the latest revision
+	{"L6", 0, "", 0, none, "memory@6", ""},
+	{"L6", 0, "", 2, none, "memory@6", ""},
+	{"L7", 0, "", 2, old, "memory@5", ""},
+	{"L9", 0, notOlder, 2, none, "memory@6", ""},
+	{"L11", compacted, "", 0, none, "memory@6", ""},
+	{"L11", old, "", 0, none, "memory@6", ""},
+	{"L11", unseen, "", 0, none, "waits, too large: 504", "waits, memory@7"},
+	{"L11", future, "", 0, none, "waits, too large: 504", ""},
+	{"L11", beyond, "", 0, none, "waits, too large: 504", ""},
+	{"L12", old, "", 2, none, "memory@5", ""},
+	{"L12", older, "", 2, none, "etcd@3", ""},
+	{"L12", compacted, "", 2, none, "410", ""},
+	{"L12", unseen, "", 2, none, "waits, 429", "waits, memory@7"},
+	{"L12", future, "", 2, none, "too large: 504", ""},
+	{"L13", now, "", 2, now, "400", ""},
+	{"L14", now, exact, 0, none, "memory@6", ""},
+	{"L14", old, exact, 2, none, "memory@5", ""},
+	{"L14", oldest, exact, 0, none, "memory@4", ""},
+	{"L14", older, exact, 0, none, "etcd@3", ""},
+	{"L14", compacted, exact, 0, none, "410", ""},
+	{"L14", unseen, exact, 0, none, "waits, 429", "waits, memory@7"},
+	{"L14", future, exact, 0, none, "too large: 504", ""},
+	{"L14", beyond, exact, 0, none, "too large: 504", ""},
+	{"L16", old, notOlder, 0, none, "memory@6", ""},
+	{"L16", future, notOlder, 0, none, "waits, too large: 504", ""},
+	{"L17", older, notOlder, 2, none, "memory@6", ""},
+	{"L17", unseen, notOlder, 2, none, "waits, too large: 504", "waits, memory@7"},
+}
+
 // TestRead_EveryCombination_IsOfKEP2340: the start of a list by resource version, match, limit and
-// token, while memory is behind etcd: if memory never catches up, and if it does.
+// token.
 func TestRead_EveryCombination_IsOfKEP2340(t *testing.T) {
-	const exact, notOlder = metav1.ResourceVersionMatchExact, metav1.ResourceVersionMatchNotOlderThan
-	for _, c := range []struct {
-		row         string // of docs/keps.md
-		version     mirror.Revision
-		match       metav1.ResourceVersionMatch
-		limit       int64
-		token       mirror.Revision
-		never, once string // the outcomes; "" for once: as never
-	}{
-		{"L1", none, "", 0, none, "waits, 429", "waits, memory@7"},
-		{"L1", none, "", 2, none, "waits, 429", "waits, memory@7"},
-		{"L2", none, "", 2, now, "memory@6", ""},
-		{"L2", none, "", 0, old, "memory@5", ""},
-		{"L2", none, "", 2, older, "etcd@3", ""},
-		{"L2", none, "", 2, compacted, "410", ""},
-		{"L2", none, "", 2, unseen, "waits, 429", "waits, memory@7"},
-		{"L2", none, "", 2, future, "too large: 504", ""},
-		{"L2", none, "", 2, -2, "waits, 429", "waits, memory@7"}, // of the 410: at the latest revision
-		{"L6", 0, "", 0, none, "memory@6", ""},
-		{"L6", 0, "", 2, none, "memory@6", ""},
-		{"L7", 0, "", 2, old, "memory@5", ""},
-		{"L9", 0, notOlder, 2, none, "memory@6", ""},
-		{"L11", compacted, "", 0, none, "memory@6", ""},
-		{"L11", old, "", 0, none, "memory@6", ""},
-		{"L11", unseen, "", 0, none, "waits, too large: 504", "waits, memory@7"},
-		{"L11", future, "", 0, none, "waits, too large: 504", ""},
-		{"L11", beyond, "", 0, none, "waits, too large: 504", ""},
-		{"L12", old, "", 2, none, "memory@5", ""},
-		{"L12", older, "", 2, none, "etcd@3", ""},
-		{"L12", compacted, "", 2, none, "410", ""},
-		{"L12", unseen, "", 2, none, "waits, 429", "waits, memory@7"},
-		{"L12", future, "", 2, none, "too large: 504", ""},
-		{"L13", now, "", 2, now, "400", ""},
-		{"L14", now, exact, 0, none, "memory@6", ""},
-		{"L14", old, exact, 2, none, "memory@5", ""},
-		{"L14", oldest, exact, 0, none, "memory@4", ""},
-		{"L14", older, exact, 0, none, "etcd@3", ""},
-		{"L14", compacted, exact, 0, none, "410", ""},
-		{"L14", unseen, exact, 0, none, "waits, 429", "waits, memory@7"},
-		{"L14", future, exact, 0, none, "too large: 504", ""},
-		{"L14", beyond, exact, 0, none, "too large: 504", ""},
-		{"L16", old, notOlder, 0, none, "memory@6", ""},
-		{"L16", future, notOlder, 0, none, "waits, too large: 504", ""},
-		{"L17", older, notOlder, 2, none, "memory@6", ""},
-		{"L17", unseen, notOlder, 2, none, "waits, too large: 504", "waits, memory@7"},
-	} {
+	for _, c := range starts {
 		for _, catchesUp := range []bool{false, true} {
 			synctest.Test(t, func(t *testing.T) {
 				opts := storage.ListOptions{Recursive: true, Predicate: storage.Everything, ResourceVersion: version(c.version), ResourceVersionMatch: c.match}
@@ -147,7 +151,6 @@ func TestRead_EveryCombination_IsOfKEP2340(t *testing.T) {
 // TestRead_GatesAndProgress_SendListsToEtcd: with a gate off, and where only events move the
 // published revision, etcd has to answer.
 func TestRead_GatesAndProgress_SendListsToEtcd(t *testing.T) {
-	const exact = metav1.ResourceVersionMatchExact
 	latest, atRevision := Gates{Latest: true}, Gates{AtRevision: true}
 	both := Gates{Latest: true, AtRevision: true}
 	for _, c := range []struct {
@@ -232,7 +235,7 @@ func TestRead_InvalidRequest_IsRefused(t *testing.T) {
 // revision, are in the future.
 func TestRead_BeyondMaximum_ErrorHasNumberOfClient(t *testing.T) {
 	for _, number := range []string{"9223372036854775807", "9223372036854775808", "18446744073709551615"} {
-		for _, match := range []metav1.ResourceVersionMatch{"", metav1.ResourceVersionMatchExact, metav1.ResourceVersionMatchNotOlderThan} {
+		for _, match := range []metav1.ResourceVersionMatch{"", exact, notOlder} {
 			for _, limit := range []int64{0, 1} {
 				synctest.Test(t, func(t *testing.T) {
 					f := newFixture(t)

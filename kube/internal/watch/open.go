@@ -188,16 +188,16 @@ const (
 //	above 0            false, not set    afterRevision
 func (env *Env) startOf(asked uint64, opts *storage.ListOptions) start {
 	rev := freshness.RevisionOf(asked)
-	events := opts.SendInitialEvents != nil && !*opts.SendInitialEvents
+	eventsOnly := opts.SendInitialEvents != nil && !*opts.SendInitialEvents
 	wantsList := opts.SendInitialEvents != nil && *opts.SendInitialEvents
 	switch {
-	case opts.ResourceVersion == "" && events:
+	case opts.ResourceVersion == "" && eventsOnly:
 		return afterPresent
 	case opts.ResourceVersion == "" && env.Lists.Gates.Latest:
 		return listConsistent
 	case opts.ResourceVersion == "":
 		return listEtcd
-	case rev == 0 && events:
+	case rev == 0 && eventsOnly:
 		return afterMemory
 	case rev == 0:
 		return listMemory
