@@ -25,15 +25,15 @@ import (
 type Waiter struct {
 	Metrics metrics.Reads
 
-	mirror    *mirror.Mirror
-	resource  *mirror.Resource
-	versioner storage.APIObjectVersioner
-	unready   outage
-	// eventsOnly: only etcd can answer for a revision beyond the published one; see mirror.Options.
-	eventsOnly bool
+	mirror     *mirror.Mirror
+	resource   *mirror.Resource
+	versioner  storage.APIObjectVersioner
+	unready    outage
+	eventsOnly bool // see New
 }
 
-// New returns the waiter of a resource of a mirror.
+// New returns the waiter of a resource of a mirror. With eventsOnly, only events move the published
+// revision, and reads above it are not answered from memory; see mirror.Options.EventsOnly.
 func New(m *mirror.Mirror, r *mirror.Resource, group schema.GroupResource, eventsOnly bool) *Waiter {
 	return &Waiter{Metrics: metrics.NewReads(group), mirror: m, resource: r, eventsOnly: eventsOnly}
 }
@@ -129,8 +129,8 @@ func waitContext(ctx context.Context, limit time.Duration) (context.Context, con
 	return context.WithTimeout(ctx, limit)
 }
 
-// WaitFor returns when the client's revision asked can be read. It returns 504 "Too large resource
-// version" with that number after freshWait.
+// WaitFor returns when memory has reached the client's revision asked. Errors: 504 "Too large
+// resource version" with that number after freshWait, ctx's.
 func (w *Waiter) WaitFor(ctx context.Context, asked uint64) error {
 	rev := RevisionOf(asked)
 	if w.mirror.PublishedRevision() >= rev {
@@ -148,7 +148,8 @@ func (w *Waiter) WaitFor(ctx context.Context, asked uint64) error {
 	return err
 }
 
-// await returns when rev can be read, or with ctx's error, and records the wait in the metrics.
+// await returns when memory has reached rev, or with ctx's error, and records the wait in the
+// metrics.
 func (w *Waiter) await(ctx context.Context, rev mirror.Revision) error {
 	if w.mirror.PublishedRevision() >= rev {
 		w.Metrics.Waited(0)
@@ -192,7 +193,7 @@ func (w *Waiter) Consistent(ctx context.Context, span *trace.Span) error {
 	return err
 }
 
-// errBehind returns the error of a read that memory has not caught up for.
+// errBehind returns the 429 of a read for which memory has not caught up with etcd.
 func errBehind() error {
 	return apierrors.NewTooManyRequests("the watch cache cannot keep up with etcd", RetrySeconds)
 }
@@ -224,40 +225,18 @@ func (w *Waiter) ParseRevision(resourceVersion string) (asked uint64, err error)
 // highest revision, which is always in the future.
 func RevisionOf(asked uint64) mirror.Revision { return mirror.Revision(min(asked, math.MaxInt64)) }
 
-// Snapshot returns the state of the cache that a list reads:
+// Snapshot waits for the state of memory that a list reads, and returns it:
 //
-//	exact > 0 (Exact, a token's revision, or limit with a revision): that revision
-//	no resource version, or a token with revision -1:                the latest revision, linearizably
-//	0:                                                               the latest cached revision
-//	any other:                                                       that revision or later
+//	exact > 0 (Exact, a token's revision, limit and a revision): that revision
+//	no resource version, or a token with revision -1:            the latest one, linearizably
+//	0:                                                           the latest one in memory
+//	any other:                                                   that revision or later
+//
+// The wait is at most freshWait. Errors: API errors for the client (400, 429, 504),
+// etcdread.NoProgress, mirror.ErrCompacted, mirror.ErrNotReady, ctx's.
 func (w *Waiter) Snapshot(ctx context.Context, opts storage.ListOptions, exact int64, span *trace.Span) (mirror.Snapshot, error) {
 	if exact > 0 {
-		span.Event(trace.Waiting)
-		if exact > w.mirror.PublishedRevision() {
-			// Only etcd can say whether the revision exists.
-			current, err := w.ReadRevision(ctx)
-			if err != nil {
-				return mirror.Snapshot{}, err
-			}
-			if exact > current {
-				asked, err := w.ParseRevision(opts.ResourceVersion) // 0 with a token
-				if err != nil {
-					return mirror.Snapshot{}, err
-				}
-				return mirror.Snapshot{}, storage.NewTooLargeResourceVersionError(max(asked, uint64(exact)), uint64(current), RetrySeconds)
-			}
-			if err := w.WaitFor(ctx, uint64(exact)); err != nil {
-				if storage.IsTooLargeResourceVersion(err) { // it exists: see Consistent
-					err = errBehind()
-				}
-				return mirror.Snapshot{}, err
-			}
-		}
-		if rev := w.mirror.CompactRevision(); exact < rev {
-			return mirror.Snapshot{}, fmt.Errorf("%w: requested %d, etcd is compacted to %d", mirror.ErrCompacted, exact, rev)
-		}
-		span.Event(trace.Fresh)
-		return w.resource.At(exact)
+		return w.snapshotAt(ctx, opts.ResourceVersion, exact, span)
 	}
 	if opts.ResourceVersion == "" || opts.Predicate.Continue != "" {
 		if err := w.Consistent(ctx, span); err != nil {
@@ -279,6 +258,42 @@ func (w *Waiter) Snapshot(ctx context.Context, opts storage.ListOptions, exact i
 	}
 	span.Event(trace.Fresh)
 	return w.resource.Latest()
+}
+
+// snapshotAt is Snapshot at exactly a revision; the client's resourceVersion is "" with a token.
+func (w *Waiter) snapshotAt(ctx context.Context, resourceVersion string, exact mirror.Revision, span *trace.Span) (mirror.Snapshot, error) {
+	span.Event(trace.Waiting)
+	if exact > w.mirror.PublishedRevision() {
+		if err := w.reach(ctx, resourceVersion, exact); err != nil {
+			return mirror.Snapshot{}, err
+		}
+	}
+	if rev := w.mirror.CompactRevision(); exact < rev {
+		return mirror.Snapshot{}, fmt.Errorf("%w: requested %d, etcd is compacted to %d", mirror.ErrCompacted, exact, rev)
+	}
+	span.Event(trace.Fresh)
+	return w.resource.At(exact)
+}
+
+// reach returns when a revision above the published one is published. Only etcd can report whether
+// it exists: 504 if it does not, 429 if memory does not reach it in time.
+func (w *Waiter) reach(ctx context.Context, resourceVersion string, exact mirror.Revision) error {
+	current, err := w.ReadRevision(ctx)
+	if err != nil {
+		return err
+	}
+	if exact > current {
+		asked, err := w.ParseRevision(resourceVersion) // 0 with a token
+		if err != nil {
+			return err
+		}
+		return storage.NewTooLargeResourceVersionError(max(asked, uint64(exact)), uint64(current), RetrySeconds)
+	}
+	err = w.WaitFor(ctx, uint64(exact))
+	if storage.IsTooLargeResourceVersion(err) { // it exists: see Consistent
+		return errBehind()
+	}
+	return err
 }
 
 // OutOfReach reports whether only etcd can answer for a revision.

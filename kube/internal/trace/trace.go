@@ -13,8 +13,8 @@ import (
 	"k8s.io/component-base/tracing"
 )
 
-// Span is the span of a read that memory answers. nil is that of a request that belongs to no
-// collected trace; its methods do nothing.
+// Span is the span of a read that memory answers. nil is the span of a request without a collected
+// trace; its methods do nothing.
 type Span struct{ span *tracing.Span }
 
 // Names of spans.
@@ -22,27 +22,29 @@ const (
 	Get   = "cacher.Get"
 	List  = "cacher.GetList"
 	Watch = "cacher.Watch"
-	// InitialEvents is not upstream's: from the begin of a watch with a selector to the delivery of
+	// InitialEvents is not upstream's: from the start of a watch with a selector to the delivery of
 	// its last initial event.
 	InitialEvents = "cacher.InitialEvents"
 )
 
-// Names of events. Memory has no lock: the event of upstream's lock marks the begin of the wait for
+// Names of events. Memory has no lock: the event of upstream's lock marks the start of the wait for
 // a revision.
 const (
-	Ready          = "Ready"
-	Revision       = "getCurrentRV success"
-	Waiting        = "watchCache locked acquired"
-	Fresh          = "watchCache fresh enough"
-	ByKey          = "GetByKey success"
-	ByIndex        = "GetByIndexSnapshot success"
-	Exact          = "GetExactSnapshotLocked success"
-	Latest         = "GetLatestSnapshotOrBuildLocked success"
-	Listed         = "Listed items from cache"
-	Resized        = "Resized result"
-	filtered       = "Filtered items"
-	slowCachedRead = 500 * time.Millisecond // a span that takes longer is logged, as in upstream
+	Ready    = "Ready"
+	Revision = "getCurrentRV success"
+	Waiting  = "watchCache locked acquired"
+	Fresh    = "watchCache fresh enough"
+	ByKey    = "GetByKey success"
+	ByIndex  = "GetByIndexSnapshot success"
+	Exact    = "GetExactSnapshotLocked success"
+	Latest   = "GetLatestSnapshotOrBuildLocked success"
+	Listed   = "Listed items from cache"
+	Resized  = "Resized result"
+	filtered = "Filtered items"
 )
+
+// slowCachedRead is the duration above which a span is logged, as in upstream.
+const slowCachedRead = 500 * time.Millisecond
 
 // traced reports whether the request belongs to a trace that is collected.
 func traced(ctx context.Context) bool { return oteltrace.SpanContextFromContext(ctx).IsValid() }
