@@ -13,10 +13,11 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/kube/internal/test/podtest"
+	"github.com/stratakube/strata/mirror"
 )
 
 // TestList_AtZero_IgnoresLimit (KEP-2340, rows L6 and L9): it returns everything, no token and no
-// count of remaining items.
+// count of remaining items. A token has its limit (L7).
 func TestList_AtZero_IgnoresLimit(t *testing.T) {
 	f := newFixture(t)
 	f.Put(t, podtest.Pod("a"), podtest.Pod("b"), podtest.Pod("c"))
@@ -27,9 +28,12 @@ func TestList_AtZero_IgnoresLimit(t *testing.T) {
 		if list := f.list(t, "/pods/", opts); names(list) != "a b c" || list.Continue != "" || list.RemainingItemCount != nil {
 			t.Errorf("match %q: %q, continue %q, %v remain", match, names(list), list.Continue, list.RemainingItemCount)
 		}
-		opts.Predicate.Continue = token(t, "a", f.Etcd.Revision())
-		if list := f.list(t, "/pods/", opts); match == "" && names(list) != "b" {
-			t.Errorf("with a token: %q, want the page of the token", names(list))
+	}
+	for _, rev := range []mirror.Revision{f.Etcd.Revision(), -2} { // -2: at the latest revision
+		opts := continued(limited(everything(), 1), token(t, "a", rev))
+		opts.ResourceVersion = "0"
+		if list := f.list(t, "/pods/", opts); names(list) != "b" {
+			t.Errorf("with a token of %d: %q, want the page of the token", rev, names(list))
 		}
 	}
 }

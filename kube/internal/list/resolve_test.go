@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -100,6 +101,7 @@ var starts = []struct {
 	{"L6", 0, "", 0, none, "memory@6", ""},
 	{"L6", 0, "", 2, none, "memory@6", ""},
 	{"L7", 0, "", 2, old, "memory@5", ""},
+	{"L7", 0, "", 2, -2, "waits, 429", "waits, memory@7"},
 	{"L9", 0, notOlder, 2, none, "memory@6", ""},
 	{"L11", compacted, "", 0, none, "memory@6", ""},
 	{"L11", old, "", 0, none, "memory@6", ""},
@@ -232,7 +234,7 @@ func TestRead_InvalidRequest_IsRefused(t *testing.T) {
 }
 
 // TestRead_BeyondMaximum_ErrorHasNumberOfClient: numbers that parse, but exceed every possible
-// revision, are in the future.
+// revision, are in the future. An exact one is refused without a wait.
 func TestRead_BeyondMaximum_ErrorHasNumberOfClient(t *testing.T) {
 	for _, number := range []string{"9223372036854775807", "9223372036854775808", "18446744073709551615"} {
 		for _, match := range []metav1.ResourceVersionMatch{"", exact, notOlder} {
@@ -241,7 +243,12 @@ func TestRead_BeyondMaximum_ErrorHasNumberOfClient(t *testing.T) {
 					f := newFixture(t)
 					opts := limited(everything(), limit)
 					opts.ResourceVersion, opts.ResourceVersionMatch = number, match
+					began := time.Now()
 					_, err := f.env.Read(t.Context(), "/pods/", opts)
+					atOnce := match == exact || match == "" && limit > 0
+					if wait := time.Since(began); (wait == 0) != atOnce {
+						t.Errorf("%s: refused after %s", describe(opts), wait)
+					}
 					if !storage.IsTooLargeResourceVersion(err) || !strings.Contains(err.Error(), "Too large resource version: "+number+",") {
 						t.Errorf("%s: %v, want 504 with the number", describe(opts), err)
 					}
