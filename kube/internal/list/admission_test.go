@@ -67,7 +67,8 @@ func TestGetList_TakesBytesUntilRequestEnds(t *testing.T) {
 			if _, err := list(8<<20, opts); !apierrors.IsRequestEntityTooLargeError(err) {
 				t.Errorf("a list of 4 MB where 3 are allowed to one: %v, want 413", err)
 			}
-			if after, _ := f.kv.Requests(); after > before+1 { // one key shows whether a revision is compacted
+			// one key shows whether a revision is compacted
+			if after, _ := f.kv.Requests(); after > before+1 {
 				t.Errorf("a refused list sent %d requests to etcd", after-before)
 			}
 			if _, err := list(8<<20, limited(opts, 10)); err != nil {
@@ -177,7 +178,7 @@ func TestEstimate_IsOfRevisionAndRange(t *testing.T) {
 		"after a token":          {"/pods/", continued(limited(everything(), 2), token(t, "b", now)), 3, 2},
 		"other namespace":        {"/pods/other/", everything(), 0, 0},
 		"now":                    {"/pods/", exactly(everything(), now), 5, 0},
-		"in memory":              {"/pods/", exactly(everything(), old), 5, 0}, // the nearest version is the newest one
+		"in memory":              {"/pods/", exactly(everything(), old), 5, 0}, // by the newest
 		"older than memory":      {"/pods/", exactly(everything(), older), -1, 0},
 		"compacted":              {"/pods/", exactly(everything(), compacted), -1, 0},
 		"not reached":            {"/pods/", exactly(everything(), unseen), -1, 0},

@@ -146,7 +146,7 @@ func TestFinder_UndecodableObjects_FailListsThatMaySelectThem(t *testing.T) {
 		for i := range 200 {
 			f.Put(t, podtest.Labelled(podName(i), "n", fmt.Sprint(i%50)))
 		}
-		// reports is the number of objects that a list reports: the first one, or all with the gate.
+		// reports is the number of objects that a list names: the first one, or all with the gate.
 		reports := func(selector string) int {
 			t.Helper()
 			err := f.env.GetList(podtest.Context(t), "/pods/", selecting(podtest.Selecting(t, selector, "")), &example.PodList{})

@@ -11,7 +11,7 @@ import (
 
 // Estimate is the expected extent of a list.
 type Estimate struct {
-	// Objects are those at the revision, or at one near it; only those of the shard if it is cached.
+	// Objects are those at the revision or at one near it; of a cached shard only its own.
 	Objects    Objects
 	Start, End string // keys
 	Limit      int64  // of objects, 0 for all

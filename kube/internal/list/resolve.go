@@ -16,10 +16,11 @@ import (
 )
 
 // Read resolves a LIST: it waits until memory has reached the revision that the options require,
-// and returns the list at a revision. The combinations of resource version, match, limit and continue
-// are those of KEP-2340's table and KEP-4988; see freshness.Waiter.Snapshot. The caller closes the
-// Read. Cost without a wait is that of mirror.Resource.At and of the choice of indexes. Errors:
-// etcdread.ErrNeeded, and API errors for the client (400, 410, 429, 504, those of WithAdmission).
+// and returns the list at a revision. The combinations of resource version, match, limit and
+// continue are those of KEP-2340's table and KEP-4988; see freshness.Waiter.Snapshot. The caller
+// closes the Read. Cost without a wait is that of mirror.Resource.At and of the choice of indexes.
+// Errors: etcdread.ErrNeeded, and API errors for the client (400, 410, 429, 504, those of
+// WithAdmission).
 func (env *Env) Read(ctx context.Context, key string, opts storage.ListOptions) (*Read, error) {
 	q, err := env.request(ctx, key, opts)
 	if err != nil {

@@ -82,12 +82,13 @@ const exact, notOlder = metav1.ResourceVersionMatchExact, metav1.ResourceVersion
 
 // starts are the rows of KEP-2340's table for a memory that is behind etcd.
 var starts = []struct {
-	row         string // of docs/keps.md
-	version     mirror.Revision
-	match       metav1.ResourceVersionMatch
-	limit       int64
-	token       mirror.Revision
-	never, once string // the outcomes if memory never catches up, and if it does; "" for once: as never
+	row     string // of docs/keps.md
+	version mirror.Revision
+	match   metav1.ResourceVersionMatch
+	limit   int64
+	token   mirror.Revision
+	// the outcomes if memory never catches up, and if it does; "" for once: as never
+	never, once string
 }{
 	{"L1", none, "", 0, none, "waits, 429", "waits, memory@7"},
 	{"L1", none, "", 2, none, "waits, 429", "waits, memory@7"},
@@ -168,7 +169,7 @@ func TestRead_GatesAndProgress_SendListsToEtcd(t *testing.T) {
 		{atRevision, false, none, "", old, "memory@5"},
 		{atRevision, false, old, exact, none, "memory@5"},
 		{atRevision, false, now, exact, none, "memory@6"},
-		{atRevision, false, unseen, exact, none, "needs etcd: gate"}, // only a consistent read shows whether it exists
+		{atRevision, false, unseen, exact, none, "needs etcd: gate"}, // see fromMemory
 		{atRevision, false, old, "", none, "memory@6"},
 		{atRevision, false, 0, "", none, "memory@6"},
 		{latest, false, none, "", none, "waits, memory@7"},
