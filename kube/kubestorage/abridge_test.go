@@ -13,7 +13,7 @@ import (
 func TestAbridge_Option_IsUsedBySelectors(t *testing.T) {
 	t.Parallel()
 	var cut atomic.Int64
-	f := setup(t, func(o *options) {
+	f := setupInMemory(t, func(o *options) {
 		o.engine.Abridge = func(dst, value []byte) ([]byte, bool) {
 			cut.Add(1)
 			return append(dst, value...), true

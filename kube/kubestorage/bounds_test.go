@@ -22,7 +22,7 @@ import (
 // stopped reading in the middle of its initial events (I7).
 func TestWatch_ClientStopsReading_HoldsNoVersion(t *testing.T) {
 	t.Parallel()
-	f := setup(t, withWindow(mirror.Window{MaxBytes: 20_000}))
+	f := setupInMemory(t, withWindow(mirror.Window{MaxBytes: 20_000}))
 	const n = 522 // more than a watch holds for its client
 	for i := range n {
 		f.create(t, newPod(fmt.Sprintf("pod-%04d", i)))
@@ -92,7 +92,7 @@ func TestRevision_BeyondMaximum_IsInFuture(t *testing.T) {
 // TestReadsFromEtcd_WithoutPlace_FailOrTimeOut takes all places and requests one more.
 func TestReadsFromEtcd_WithoutPlace_FailOrTimeOut(t *testing.T) {
 	t.Parallel()
-	f := setup(t)
+	f := setupInMemory(t)
 	pod := f.create(t, newPod("a"))[0]
 	f.catchUp(t)
 	s := f.engine(t)

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -68,89 +69,90 @@ func TestConsistentRead_WritesOfOtherClients_AreSeen(t *testing.T) {
 // TestConsistentRead_FeedStalled_Returns429: reads of the present are refused with 429, never
 // passed on to etcd, except for a GET of one key; reads that accept older data are served.
 func TestConsistentRead_FeedStalled_Returns429(t *testing.T) {
-	t.Parallel()
-	s := &stallable{}
-	f := setup(t, s.through)
-	pod := f.create(t, newPod("a"))[0]
-	f.catchUp(t)
-	s.feed.shut()
-	defer s.feed.open()
-	written := f.putPod(t, withLabel(pod, "state", "new"))
-	ctx := contextFor(t)
+	synctest.Test(t, func(t *testing.T) {
+		s := &stallable{}
+		f := setup(t, inMemory(memory.New()), s.through)
+		pod := f.create(t, newPod("a"))[0]
+		f.catchUp(t)
+		s.feed.shut()
+		defer s.feed.open()
+		written := f.putPod(t, withLabel(pod, "state", "new"))
+		ctx := contextFor(t)
 
-	get := func(rv string) (state string) {
-		out := &example.Pod{}
-		if err := f.Get(ctx, podKey(pod), storage.GetOptions{ResourceVersion: rv}, out); err != nil {
-			t.Errorf("get at %q: %v", rv, err)
+		get := func(rv string) (state string) {
+			out := &example.Pod{}
+			if err := f.Get(ctx, podKey(pod), storage.GetOptions{ResourceVersion: rv}, out); err != nil {
+				t.Errorf("get at %q: %v", rv, err)
+			}
+			return out.Labels["state"]
 		}
-		return out.Labels["state"]
-	}
-	got := f.requests.during(func() {
-		if state := get(""); state != "new" {
-			t.Errorf("get has the state %q, want the new one", state)
+		got := f.requests.during(func() {
+			if state := get(""); state != "new" {
+				t.Errorf("get has the state %q, want the new one", state)
+			}
+		})
+		if got.Gets != 1 || got.Ranges != 0 {
+			t.Errorf("get: requests to etcd %+v, want one key", got)
+		}
+		got = f.requests.during(func() {
+			if state := get("0"); state != "" {
+				t.Errorf("get at 0 has the state %q, want the old one", state)
+			}
+			if got := podNames(f.list(t, afterRevision("0"))); got != "a" {
+				t.Errorf("list at 0 has %q", got)
+			}
+			if w := f.watchPods(t, afterRevision("0")); nextPod(t, w, watch.Added).Name != "a" {
+				t.Error("watch from 0 lacks the pod")
+			}
+		})
+		if got != (tally{}) {
+			t.Errorf("reads at resourceVersion 0: requests to etcd %+v", got)
+		}
+
+		got = f.requests.during(func() {
+			var reads sync.WaitGroup // each waits for seconds
+			refused := func(what string, ctx context.Context, read func(ctx context.Context) error) {
+				reads.Go(func() { requireRetry(t, what, read(ctx)) })
+			}
+			list := func(opts storage.ListOptions) func(context.Context) error {
+				return func(ctx context.Context) error { return f.GetList(ctx, "/pods/", opts, &example.PodList{}) }
+			}
+			startWatch := func(ctx context.Context) error {
+				_, err := f.Watch(ctx, "/pods/", everything())
+				return err
+			}
+			page := everything()
+			page.Predicate.Limit = 1
+			// etcd has confirmed that the revision exists, so this is not a client error either.
+			exact := afterRevision(fmt.Sprint(written))
+			exact.ResourceVersionMatch = metav1.ResourceVersionMatchExact
+			refused("list", ctx, list(everything()))
+			refused("page", ctx, list(page))
+			refused("watch", ctx, startWatch)
+			refused("exact list", ctx, list(exact))
+
+			// A request with less time gets its answer before its deadline.
+			short, cancel := context.WithTimeout(ctx, 2*time.Second)
+			defer cancel()
+			refused("list with a deadline", short, list(everything()))
+			refused("watch with a deadline", short, startWatch)
+			reads.Wait()
+		})
+		if got.Gets != 0 || got.Ranges != 0 {
+			t.Errorf("list and watch: requests to etcd %+v, want revisions only", got)
+		}
+
+		// Writes succeed, and so do the reads that precede them.
+		f.update(t, pod, "during the stall")
+		f.remove(t, f.create(t, newPod("b"))[0])
+
+		s.feed.open()
+		f.catchUp(t)
+		list := f.list(t, everything())
+		if podNames(list) != "a" || list.Items[0].Annotations["value"] != "during the stall" {
+			t.Errorf("after the stall list has %q %v", podNames(list), list.Items)
 		}
 	})
-	if got.Gets != 1 || got.Ranges != 0 {
-		t.Errorf("get: requests to etcd %+v, want one key", got)
-	}
-	got = f.requests.during(func() {
-		if state := get("0"); state != "" {
-			t.Errorf("get at 0 has the state %q, want the old one", state)
-		}
-		if got := podNames(f.list(t, afterRevision("0"))); got != "a" {
-			t.Errorf("list at 0 has %q", got)
-		}
-		if w := f.watchPods(t, afterRevision("0")); nextPod(t, w, watch.Added).Name != "a" {
-			t.Error("watch from 0 lacks the pod")
-		}
-	})
-	if got != (tally{}) {
-		t.Errorf("reads at resourceVersion 0: requests to etcd %+v", got)
-	}
-
-	got = f.requests.during(func() {
-		var reads sync.WaitGroup // each waits for seconds
-		refused := func(what string, ctx context.Context, read func(ctx context.Context) error) {
-			reads.Go(func() { requireRetry(t, what, read(ctx)) })
-		}
-		list := func(opts storage.ListOptions) func(context.Context) error {
-			return func(ctx context.Context) error { return f.GetList(ctx, "/pods/", opts, &example.PodList{}) }
-		}
-		startWatch := func(ctx context.Context) error {
-			_, err := f.Watch(ctx, "/pods/", everything())
-			return err
-		}
-		page := everything()
-		page.Predicate.Limit = 1
-		// etcd has confirmed that the revision exists, so this is not a client error either.
-		exact := afterRevision(fmt.Sprint(written))
-		exact.ResourceVersionMatch = metav1.ResourceVersionMatchExact
-		refused("list", ctx, list(everything()))
-		refused("page", ctx, list(page))
-		refused("watch", ctx, startWatch)
-		refused("exact list", ctx, list(exact))
-
-		// A request with less time gets its answer before its deadline.
-		short, cancel := context.WithTimeout(ctx, 2*time.Second)
-		defer cancel()
-		refused("list with a deadline", short, list(everything()))
-		refused("watch with a deadline", short, startWatch)
-		reads.Wait()
-	})
-	if got.Gets != 0 || got.Ranges != 0 {
-		t.Errorf("list and watch: requests to etcd %+v, want revisions only", got)
-	}
-
-	// Writes succeed, and so do the reads that precede them.
-	f.update(t, pod, "during the stall")
-	f.remove(t, f.create(t, newPod("b"))[0])
-
-	s.feed.open()
-	f.catchUp(t)
-	list := f.list(t, everything())
-	if podNames(list) != "a" || list.Items[0].Annotations["value"] != "during the stall" {
-		t.Errorf("after the stall list has %q %v", podNames(list), list.Items)
-	}
 }
 
 // TestRead_FutureRevision_Returns504: reads wait for it and then fail with 504; a watch starts at

@@ -193,7 +193,7 @@ func requireReadable(t *testing.T, reads map[string]func() error, readable bool)
 func TestReload_KeyRemoved_InvalidatesDerivedData(t *testing.T) {
 	shardGate(t)
 	r := newReloaded(encryption(t, "1"))
-	f := setup(t, withTransformer(r.pods()))
+	f := setupInMemory(t, withTransformer(r.pods()))
 	d := newDerivedReads(t, f)
 	s := d.s
 	reads := d.all(t)
@@ -303,7 +303,7 @@ func memos(t testing.TB, s *Store, g *objects.Generation) (n int) {
 func TestReload_WithoutReaders_ReleasesMemory(t *testing.T) {
 	t.Parallel()
 	r := newReloaded(encryption(t, "1"))
-	f := setup(t, withTransformer(r.pods()))
+	f := setupInMemory(t, withTransformer(r.pods()))
 	s := f.engine(t)
 	f.create(t, newPod("one"))
 	f.catchUp(t)
@@ -323,7 +323,7 @@ func TestReload_WithoutReaders_ReleasesMemory(t *testing.T) {
 func TestReload_DuringDecryption_ValueIsNotCached(t *testing.T) {
 	slow := podtest.NewPausing(encryption(t, "1"))
 	r := newReloaded(slow)
-	f := setup(t, withTransformer(r.pods()))
+	f := setupInMemory(t, withTransformer(r.pods()))
 	s, ctx := f.engine(t), contextFor(t)
 	f.create(t, newPod("one"))
 	f.catchUp(t)
@@ -399,7 +399,7 @@ func TestRekeyed_KeysReplaced_AreReported(t *testing.T) {
 	t.Parallel()
 	g := &generations{}
 	g.load(encryption(t, "1"))
-	f := setup(t, withTransformer(g))
+	f := setupInMemory(t, withTransformer(g))
 	pod := f.create(t, newPod("one"))[0]
 	f.list(t, everything())
 	g.load(encryption(t, "2"))

@@ -95,7 +95,7 @@ func TestWatch_Resumed_KeepsWatchGuarantees(t *testing.T) {
 		watchers, reconnects = 60, 8
 		colors               = 4
 	)
-	f := setup(t)
+	f := setupInMemory(t)
 	h := &watchcheck.History{Base: map[string]any{}}
 	first := f.create(t, newPod("first"))[0] // selected only by clients without a selector
 	h.From = int64(parseRevision(t, first.ResourceVersion))

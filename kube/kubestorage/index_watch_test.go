@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stratakube/strata/kube/internal/watch"
@@ -21,7 +22,6 @@ import (
 
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/mirror"
-	"github.com/stratakube/strata/mirror/driver"
 )
 
 // podOn returns a pod on a node; n distinguishes two versions of it.
@@ -42,14 +42,6 @@ func put(t testing.TB, etcd *memory.Store, pod *example.Pod) {
 	etcd.Put(etcdKey(pod), string(data))
 }
 
-// inMemory returns a fixture on an in-memory etcd.
-func inMemory(t testing.TB, opts ...func(*options)) (*fixture, *memory.Store) {
-	t.Helper()
-	etcd := memory.New()
-	etcd.Put(testPrefix+"something", "else")
-	return setup(t, append(opts, withSource(func(driver.Source) driver.Source { return etcd }))...), etcd
-}
-
 // after starts a watch after a revision.
 func (f *fixture) after(ctx context.Context, t testing.TB, rev mirror.Revision, pred storage.SelectionPredicate) apiwatch.Interface {
 	t.Helper()
@@ -63,24 +55,27 @@ func (f *fixture) after(ctx context.Context, t testing.TB, rev mirror.Revision, 
 // TestIndexedWatch_StoreEnds_LeavesNoFollower: its watches end, and so do the followers of the log
 // for them, even while an object is decoded slowly.
 func TestIndexedWatch_StoreEnds_LeavesNoFollower(t *testing.T) {
-	slow := &slowTransformer{Transformer: encryption(t, "1"), begun: make(chan struct{})}
-	f, etcd := inMemory(t, withTransformer(slow))
-	ctx := contextFor(t)
-	rev := etcd.Revision()
-	f.catchUp(t)
-	var watches []apiwatch.Interface
-	for i := range 10 {
-		watches = append(watches, f.after(ctx, t, rev, onNode(fmt.Sprint("node-", i), true)))
-	}
-	etcd.Put(testPrefix+"pods/ns/slow", "x")
-	<-slow.begun
-	f.destroy() // waits for its goroutines
-	if n := slow.inside.Load(); n != 0 {
-		t.Errorf("%d are still decoding", n)
-	}
-	for _, w := range watches {
-		ended(t, w)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		slow := &slowTransformer{Transformer: encryption(t, "1"), begun: make(chan struct{})}
+		etcd := memory.New()
+		f := setup(t, inMemory(etcd), withTransformer(slow))
+		ctx := contextFor(t)
+		rev := etcd.Revision()
+		f.catchUp(t)
+		var watches []apiwatch.Interface
+		for i := range 10 {
+			watches = append(watches, f.after(ctx, t, rev, onNode(fmt.Sprint("node-", i), true)))
+		}
+		etcd.Put(testPrefix+"pods/ns/slow", "x")
+		<-slow.begun
+		f.destroy() // waits for its goroutines
+		if n := slow.inside.Load(); n != 0 {
+			t.Errorf("%d are still decoding", n)
+		}
+		for _, w := range watches {
+			ended(t, w)
+		}
+	})
 }
 
 // slowTransformer does not return before its context ends, or 300 ms have passed.
@@ -109,7 +104,8 @@ func BenchmarkWatchesOfNodes(b *testing.B) {
 	const n = 5000
 	for _, indexed := range []bool{false, true} {
 		b.Run(fmt.Sprintf("watches=%d/indexed=%t", n, indexed), func(b *testing.B) {
-			f, etcd := inMemory(b)
+			etcd := memory.New()
+			f := setup(b, inMemory(etcd))
 			s := f.engine(b)
 			node := func(i int) string { return fmt.Sprintf("node-%04d", i) }
 			for i := range n {

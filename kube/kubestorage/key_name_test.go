@@ -15,7 +15,7 @@ import (
 func TestKeyOtherThanName_Reads_FollowKey(t *testing.T) {
 	t.Parallel()
 	moved := newPod("z")
-	f := setup(t, withData(func(client *kubernetes.Client) {
+	f := setupInMemory(t, withData(func(client *kubernetes.Client) {
 		for key, pod := range map[string]*example.Pod{"a": moved, "b": newPod("b")} {
 			data, err := runtime.Encode(testCodec(), pod)
 			if err == nil {

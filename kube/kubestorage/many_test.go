@@ -10,7 +10,6 @@ import (
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 
 	"github.com/stratakube/strata/etcdsource/memory"
-	"github.com/stratakube/strata/mirror/driver"
 )
 
 // TestManyStorages_AtRest_HaveNoGoroutines opens 200 storages of different resources and reads
@@ -18,7 +17,7 @@ import (
 func TestManyStorages_AtRest_HaveNoGoroutines(t *testing.T) {
 	const storages = 200
 	etcd := memory.New()
-	f := setup(t, withSource(func(driver.Source) driver.Source { return etcd }))
+	f := setup(t, inMemory(etcd))
 	f.list(t, everything())
 	open := func(i int) *Store {
 		t.Helper()

@@ -30,7 +30,7 @@ func requireSeries(t *testing.T, want float64, name string, r schema.GroupResour
 // work, for a resource that is loaded, written and watched.
 func TestCacheMetrics_OfEvents_CountThem(t *testing.T) {
 	pods := schema.GroupResource{Group: "metrics", Resource: "cached"}
-	f := setup(t, func(o *options) { o.store.GroupResource = pods })
+	f := setupInMemory(t, func(o *options) { o.store.GroupResource = pods })
 	f.catchUp(t) // the feed has started
 	w := f.watchPods(t, everything())
 	for _, name := range []string{"a", "b", "c"} {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -12,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/stratakube/strata/etcdsource/memory"
 )
 
 // unloaded is a resource whose memory is not loaded, with a pod.
@@ -25,7 +28,7 @@ func newUnloaded(t *testing.T) *unloaded {
 	t.Helper()
 	s := &stallable{}
 	s.lists.shut()
-	u := &unloaded{setup(t, s.through, beforeReady), s, nil}
+	u := &unloaded{setup(t, inMemory(memory.New()), s.through, beforeReady), s, nil}
 	t.Cleanup(s.lists.open)
 	return u
 }
@@ -102,39 +105,40 @@ func (u *unloaded) requireGetFromEtcd(t *testing.T, resourceVersion string) {
 // while and are then refused with 429. Small pages without a selector are served, because they are
 // cheap for etcd, like GETs and writes (KEP-4568).
 func TestBeforeReady_ListAndWatch_Return429(t *testing.T) {
-	t.Parallel()
-	u := newUnloaded(t)
-	if err := u.ReadinessCheck(); !errors.Is(err, storage.ErrStorageNotReady) {
-		t.Errorf("readiness: %v, want not ready", err)
-	}
-	u.requireWrites(t)
+	synctest.Test(t, func(t *testing.T) {
+		u := newUnloaded(t)
+		if err := u.ReadinessCheck(); !errors.Is(err, storage.ErrStorageNotReady) {
+			t.Errorf("readiness: %v, want not ready", err)
+		}
+		u.requireWrites(t)
 
-	selecting := storage.SelectionPredicate{Label: labels.SelectorFromSet(labels.Set{"a": "b"}), Field: fields.Everything(), Limit: 10, GetAttrs: podAttrs}
-	byField := storage.SelectionPredicate{Label: labels.Everything(), Field: fields.OneTermEqualSelector("metadata.name", "a"), Limit: 10, GetAttrs: podAttrs}
-	page := storage.SelectionPredicate{Label: labels.Everything(), Field: fields.Everything(), Limit: 10}
-	u.requireRefusedList(t, "everything", storage.ListOptions{Predicate: storage.Everything, Recursive: true})
-	u.requireRefusedList(t, "everything at 0", storage.ListOptions{Predicate: storage.Everything, Recursive: true, ResourceVersion: "0"})
-	u.requireRefusedList(t, "exactly", storage.ListOptions{Predicate: storage.Everything, Recursive: true, ResourceVersion: u.pod.ResourceVersion,
-		ResourceVersionMatch: metav1.ResourceVersionMatchExact})
-	u.requireRefusedList(t, "page by label", storage.ListOptions{Predicate: selecting, Recursive: true})
-	u.requireRefusedList(t, "page by field", storage.ListOptions{Predicate: byField, Recursive: true})
-	u.requireListFromEtcd(t, "page", storage.ListOptions{Predicate: page, Recursive: true})
-	u.requireListFromEtcd(t, "page at 0", storage.ListOptions{Predicate: page, Recursive: true, ResourceVersion: "0"})
-	for _, rv := range []string{"", "0", u.pod.ResourceVersion} {
-		u.requireRefusedWatch(t, rv)
-		u.requireGetFromEtcd(t, rv)
-	}
+		selecting := storage.SelectionPredicate{Label: labels.SelectorFromSet(labels.Set{"a": "b"}), Field: fields.Everything(), Limit: 10, GetAttrs: podAttrs}
+		byField := storage.SelectionPredicate{Label: labels.Everything(), Field: fields.OneTermEqualSelector("metadata.name", "a"), Limit: 10, GetAttrs: podAttrs}
+		page := storage.SelectionPredicate{Label: labels.Everything(), Field: fields.Everything(), Limit: 10}
+		u.requireRefusedList(t, "everything", storage.ListOptions{Predicate: storage.Everything, Recursive: true})
+		u.requireRefusedList(t, "everything at 0", storage.ListOptions{Predicate: storage.Everything, Recursive: true, ResourceVersion: "0"})
+		u.requireRefusedList(t, "exactly", storage.ListOptions{Predicate: storage.Everything, Recursive: true, ResourceVersion: u.pod.ResourceVersion,
+			ResourceVersionMatch: metav1.ResourceVersionMatchExact})
+		u.requireRefusedList(t, "page by label", storage.ListOptions{Predicate: selecting, Recursive: true})
+		u.requireRefusedList(t, "page by field", storage.ListOptions{Predicate: byField, Recursive: true})
+		u.requireListFromEtcd(t, "page", storage.ListOptions{Predicate: page, Recursive: true})
+		u.requireListFromEtcd(t, "page at 0", storage.ListOptions{Predicate: page, Recursive: true, ResourceVersion: "0"})
+		for _, rv := range []string{"", "0", u.pod.ResourceVersion} {
+			u.requireRefusedWatch(t, rv)
+			u.requireGetFromEtcd(t, rv)
+		}
 
-	u.source.lists.open()
-	if err := u.engine(t).resource.WaitReady(contextFor(t)); err != nil {
-		t.Fatal(err)
-	}
-	if err := u.ReadinessCheck(); err != nil {
-		t.Errorf("readiness: %v", err)
-	}
-	if got := podNames(u.list(t, everything())); got != "a" {
-		t.Errorf("list has %q", got)
-	}
+		u.source.lists.open()
+		if err := u.engine(t).resource.WaitReady(contextFor(t)); err != nil {
+			t.Fatal(err)
+		}
+		if err := u.ReadinessCheck(); err != nil {
+			t.Errorf("readiness: %v", err)
+		}
+		if got := podNames(u.list(t, everything())); got != "a" {
+			t.Errorf("list has %q", got)
+		}
+	})
 }
 
 // soon returns the context of a request with a short deadline, so that its refusal does not take

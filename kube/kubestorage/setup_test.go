@@ -37,7 +37,9 @@ import (
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 	"k8s.io/component-base/featuregate"
 
+	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/internal/test/testetcd"
+	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -83,6 +85,7 @@ type options struct {
 	engine      Options
 	source      func(driver.Source) driver.Source       // between etcd and the mirror
 	watcher     func(clientv3.Watcher) clientv3.Watcher // put before etcd's
+	memory      *memory.Store                           // see inMemory
 	fromEtcd    bool                                    // no mirror: the cluster reads from etcd
 	eventsOnly  bool                                    // as if etcd were too old
 	beforeReady bool                                    // do not wait until the resource is loaded
@@ -92,6 +95,19 @@ type options struct {
 
 func withTransformer(t value.Transformer) func(*options) {
 	return func(o *options) { o.store.Transformer = t }
+}
+
+// inMemory makes the etcd of a fixture an in-memory one, which can run in a synctest bubble. It has
+// no leases, and upstream's store cannot watch it. Compactions do not reach the mirror.
+func inMemory(etcd *memory.Store) func(*options) {
+	return func(o *options) { o.memory = etcd }
+}
+
+// clientOf returns a client of an in-memory etcd.
+func clientOf(etcd *memory.Store) *kubernetes.Client {
+	c := &kubernetes.Client{Client: clientv3.NewCtxClient(context.Background())}
+	c.KV, c.Kubernetes = podtest.NewKV(etcd, nil), c
+	return c
 }
 
 func withSource(wrap func(driver.Source) driver.Source) func(*options) {
@@ -141,7 +157,12 @@ func setup(t testing.TB, opts ...func(*options)) *fixture {
 		opt(&o)
 	}
 	f := &fixture{codec: codec, requests: &requests{}}
-	client := startEtcd(t, o.etcd, grpc.WithChainStreamInterceptor(f.requests.countStream))
+	var client *kubernetes.Client
+	if o.memory != nil {
+		client = clientOf(o.memory)
+	} else {
+		client = startEtcd(t, o.etcd, grpc.WithChainStreamInterceptor(f.requests.countStream))
+	}
 	f.client, f.requests.KV = client, client.KV
 	f.lists = storagetesting.NewKubernetesRecorder(client.Kubernetes)
 	f.reads = newKVRecorder(f.requests, f.lists)
@@ -155,7 +176,9 @@ func setup(t testing.TB, opts ...func(*options)) *fixture {
 		client.Watcher = o.watcher(client.Watcher)
 	}
 	var source detectedSource
-	if !o.fromEtcd {
+	if o.memory != nil {
+		source = detectedSource{source: o.memory, latestReads: latestReads{lists: true, gets: true}}
+	} else if !o.fromEtcd {
 		var err error
 		if source, err = detectSource(client, o.prefix, o.engine); err != nil || source.source == nil {
 			t.Fatalf("the etcd cannot feed a mirror: %v", err)
@@ -163,16 +186,23 @@ func setup(t testing.TB, opts ...func(*options)) *fixture {
 		if o.eventsOnly {
 			source.eventsOnly, source.latestReads = true, latestReads{}
 		}
-		if o.source != nil {
-			source.source = o.source(source.source)
-		}
 	}
-	c, err := startCluster(client, startCompactor(client.Client, 0, o.engine.ReadOnly, o.engine.Logger), source, o.prefix, o.engine, newBlocks(cmp.Or(o.engine.RepresentationBytes, DefaultRepresentationBytes)))
+	if o.source != nil && source.source != nil {
+		source.source = o.source(source.source)
+	}
+	var compactor *compactor
+	if o.memory == nil {
+		compactor = startCompactor(client.Client, 0, o.engine.ReadOnly, o.engine.Logger)
+	}
+	c, err := startCluster(client, compactor, source, o.prefix, o.engine, newBlocks(cmp.Or(o.engine.RepresentationBytes, DefaultRepresentationBytes)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.close)
 	f.cluster = c
+	if o.memory != nil {
+		c.ranges = client.KV
+	}
 	f.Interface, f.destroy, err = c.open(o.store)
 	if err != nil {
 		t.Fatal(err)
@@ -186,6 +216,12 @@ func setup(t testing.TB, opts ...func(*options)) *fixture {
 	f.requests.reset()
 	f.reads.GetReadsAndReset()
 	return f
+}
+
+// setupInMemory is setup with an in-memory etcd; see inMemory.
+func setupInMemory(t testing.TB, opts ...func(*options)) *fixture {
+	t.Helper()
+	return setup(t, append(opts, inMemory(memory.New()))...)
 }
 
 // newKVRecorder returns upstream's recorder of reads; since v0.37 it records streamed lists too.

@@ -169,7 +169,7 @@ func TestShardedWatch_Event_ReachesOnlyItsShard(t *testing.T) {
 	}
 	for _, field := range []string{uidField, namespaceField} {
 		t.Run(field, func(t *testing.T) {
-			w := &watchedShards{f: setup(t), field: field, pods: map[string]int{}}
+			w := &watchedShards{f: setupInMemory(t), field: field, pods: map[string]int{}}
 			cachermetrics.WatchFilteredEventsTotal.Reset()
 			cachermetrics.WatchShardsTotal.Reset()
 			for i := range 10 {

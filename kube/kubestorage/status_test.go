@@ -16,7 +16,7 @@ import (
 
 func TestStatus_Resource_HasItsObjectsBytesWatchesAndLists(t *testing.T) {
 	t.Parallel()
-	f := setup(t, func(o *options) { o.store.GroupResource = schema.GroupResource{Group: "status", Resource: "pods"} })
+	f := setupInMemory(t, func(o *options) { o.store.GroupResource = schema.GroupResource{Group: "status", Resource: "pods"} })
 	e := &Engine{blocks: newBlocks(1 << 20), clusters: map[string]*cluster{"": f.cluster}}
 	f.create(t, newPod("a"), newPod("b"))
 	f.list(t, everything())

@@ -36,8 +36,8 @@ func newTwin(t testing.TB, window mirror.Window) *twin {
 	return newTwinWith(t, window, func(*storeConfig) {})
 }
 
-// newTwinWith is newTwin for another kind of objects, below the same prefix. A swappable transformer
-// has keys that change.
+// newTwinWith is newTwin for another kind of objects, below the same prefix. A swappable
+// transformer has keys that change.
 func newTwinWith(t testing.TB, window mirror.Window, change func(*storeConfig)) *twin {
 	t.Helper()
 	codec := &countingCodec{Codec: testCodec()}

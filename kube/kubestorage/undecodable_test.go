@@ -54,7 +54,7 @@ func corruptFrom(t *testing.T, opts ...func(*options)) (f *fixture, good, undecr
 			}
 		}
 	}
-	f = setup(t, append(opts, withTransformer(swap), withData(put))...)
+	f = setupInMemory(t, append(opts, withTransformer(swap), withData(put))...)
 	return f, good, undecryptable, undecodable
 }
 
@@ -166,7 +166,7 @@ func TestUnsafeDeletion_UnreadableObject_IsDeleted(t *testing.T) {
 func TestUndecodableEvent_IsRetriedInOrder(t *testing.T) {
 	t.Parallel()
 	swap := newSwappable(storagetesting.NewPrefixTransformer([]byte("x"), false))
-	f := setup(t, withTransformer(swap))
+	f := setupInMemory(t, withTransformer(swap))
 	good, bad := f.create(t, newPod("good"))[0], f.create(t, newPod("bad"))[0]
 	f.catchUp(t)
 	all := f.watchPods(t, afterRevision(bad.ResourceVersion))
@@ -203,7 +203,7 @@ func TestUndecodableEvent_IsRetriedInOrder(t *testing.T) {
 // without a later event.
 func TestUndecodableEvent_StaysUndecodable_EndsWatch(t *testing.T) {
 	swap := newSwappable(storagetesting.NewPrefixTransformer([]byte("x"), false))
-	f := setup(t, withTransformer(swap))
+	f := setupInMemory(t, withTransformer(swap))
 	f.engine(t).watches.RetryFor = 500 * time.Millisecond
 	pod := f.create(t, newPod("a"))[0]
 	w := f.watchPods(t, afterRevision(pod.ResourceVersion))
@@ -249,7 +249,7 @@ func TestUndecodableEvent_OfPast_EndsWatchWith410(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	f := setup(t, withTransformer(kept), withData(put))
+	f := setupInMemory(t, withTransformer(kept), withData(put))
 	if got := podNames(f.list(t, everything())); got != "a" {
 		t.Fatalf("list has %q", got)
 	}

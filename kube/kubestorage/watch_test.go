@@ -21,7 +21,7 @@ import (
 // then gets 410; a watcher that reads in time loses no event and is not delayed.
 func TestWatch_SlowClient_DoesNotDelayOthers(t *testing.T) {
 	t.Parallel()
-	f := setup(t, withWindow(mirror.Window{MaxAge: time.Hour, MaxBytes: 4 << 20}))
+	f := setupInMemory(t, withWindow(mirror.Window{MaxAge: time.Hour, MaxBytes: 4 << 20}))
 	pod := f.create(t, newPod("a"))[0]
 	slow := f.watchPods(t, afterRevision(pod.ResourceVersion))
 	fast := f.watchPods(t, afterRevision(pod.ResourceVersion))
@@ -85,7 +85,7 @@ func objectRevision(t *testing.T, e watch.Event) string {
 // TestWatch_StopContextOrStorageEnd_EndsWatch: with Stop, with their context, and with the storage,
 // with or without a reader. No goroutine is left.
 func TestWatch_StopContextOrStorageEnd_EndsWatch(t *testing.T) {
-	f := setup(t)
+	f := setupInMemory(t)
 	pod := f.create(t, newPod("a"))[0]
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -136,7 +136,7 @@ func TestWatch_StopContextOrStorageEnd_EndsWatch(t *testing.T) {
 // TestWatch_StorageEndsMeanwhile_EndsOrIsRefused: each watch either runs and is ended, or is
 // refused.
 func TestWatch_StorageEndsMeanwhile_EndsOrIsRefused(t *testing.T) {
-	f := setup(t)
+	f := setupInMemory(t)
 	var wg sync.WaitGroup
 	begun := make(chan struct{}, 100)
 	for range 4 {
@@ -168,7 +168,7 @@ func TestWatch_StorageEndsMeanwhile_EndsOrIsRefused(t *testing.T) {
 // TestWatch_Canceled_ClosesWithoutErrorEvent when their client is gone, or there is no error to
 // report.
 func TestWatch_Canceled_ClosesWithoutErrorEvent(t *testing.T) {
-	f := setup(t)
+	f := setupInMemory(t)
 	pod := f.create(t, newPod("a"))[0]
 	f.catchUp(t)
 	silent := func(why string, w watch.Interface) {
@@ -223,7 +223,7 @@ func TestWatch_ManyWatchers_DecodeEventOnce(t *testing.T) {
 	}
 	for name, opts := range map[string]storage.ListOptions{"everything": everything(), "selected": selecting} {
 		t.Run(name, func(t *testing.T) {
-			f := setup(t)
+			f := setupInMemory(t)
 			opts.ResourceVersion = fmt.Sprint(f.engine(t).mirror.PublishedRevision())
 			watches := make([]watch.Interface, watchers)
 			for i := range watches {

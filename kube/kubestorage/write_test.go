@@ -22,7 +22,7 @@ import (
 // TestWrite_CachedObject_CostsOneTransaction: the object in memory saves the read before an update
 // or a deletion.
 func TestWrite_CachedObject_CostsOneTransaction(t *testing.T) {
-	f := setup(t)
+	f := setupInMemory(t)
 	pod := newPod("a")
 	for _, step := range []struct {
 		name string
@@ -48,7 +48,7 @@ func TestWrite_CachedObject_CostsOneTransaction(t *testing.T) {
 func TestWrite_StaleCachedObject_IsRetried(t *testing.T) {
 	t.Parallel()
 	s := &stallable{}
-	f := setup(t, s.through)
+	f := setupInMemory(t, s.through)
 	pod := f.create(t, newPod("a"))[0]
 	gone := f.create(t, newPod("b"))[0]
 	f.catchUp(t)
@@ -106,7 +106,7 @@ func TestLease_Expires_DeliversDeletion(t *testing.T) {
 func TestEncryption_StoredValues_AreCiphertext(t *testing.T) {
 	t.Parallel()
 	swap := newSwappable(encryption(t, "1"))
-	f := setup(t, withTransformer(swap))
+	f := setupInMemory(t, withTransformer(swap))
 	pod := f.create(t, newPod("secret-name"))[0]
 	stored := f.stored(t, pod)
 	if !bytes.HasPrefix(stored, []byte("key1:")) || bytes.Contains(stored, []byte("secret-name")) {
@@ -181,7 +181,7 @@ func encryption(t *testing.T, names ...string) value.Transformer {
 // of the values in etcd, as encrypted.
 func TestStats_CountAndSize_AreOfStoredValues(t *testing.T) {
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.SizeBasedListCostEstimate, true)
-	f := setup(t, withTransformer(encryption(t, "1")))
+	f := setupInMemory(t, withTransformer(encryption(t, "1")))
 	pods := f.create(t, newPod("a"), newPod("b"), newPod("c"))
 	f.update(t, pods[0], strings.Repeat("x", 1000))
 	f.remove(t, pods[2])

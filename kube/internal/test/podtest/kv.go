@@ -18,8 +18,8 @@ import (
 	"github.com/stratakube/strata/mirror/driver"
 )
 
-// KV is a client of an in-memory etcd: ranges at any revision, and transactions that depend on the
-// revisions of single keys. It counts requests.
+// KV is a client of an in-memory etcd: ranges at any revision, puts and deletions of single keys,
+// and transactions that depend on their revisions. It counts requests.
 type KV struct {
 	clientv3.KV
 	rpc *rpc
@@ -94,6 +94,27 @@ func (r *rpc) read(ctx context.Context, in *pb.RangeRequest) (*pb.RangeResponse,
 // RangeStream implements pb.KVClient like an etcd before 3.7.
 func (r *rpc) RangeStream(context.Context, *pb.RangeRequest, ...grpc.CallOption) (grpc.ServerStreamingClient[pb.RangeStreamResponse], error) {
 	return nil, status.Error(codes.Unimplemented, "unknown method RangeStream")
+}
+
+// Put implements pb.KVClient, without leases.
+func (r *rpc) Put(ctx context.Context, in *pb.PutRequest, _ ...grpc.CallOption) (*pb.PutResponse, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.writes++
+	header, err := r.etcd.ReadRevision(ctx)
+	return &pb.PutResponse{Header: &pb.ResponseHeader{ClusterId: header.ClusterID, Revision: r.etcd.Put(string(in.Key), string(in.Value))}}, err
+}
+
+// DeleteRange implements pb.KVClient for one key.
+func (r *rpc) DeleteRange(ctx context.Context, in *pb.DeleteRangeRequest, _ ...grpc.CallOption) (*pb.DeleteRangeResponse, error) {
+	if len(in.RangeEnd) > 0 {
+		return nil, status.Error(codes.Unimplemented, "deletion of a range")
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.writes++
+	header, err := r.etcd.ReadRevision(ctx)
+	return &pb.DeleteRangeResponse{Header: &pb.ResponseHeader{ClusterId: header.ClusterID, Revision: r.etcd.Delete(string(in.Key))}}, err
 }
 
 // Txn implements pb.KVClient. Its conditions are that a key has a revision.

@@ -48,7 +48,8 @@ func (m *Model) Step(t testing.TB, etcd *memory.Store) {
 	if rnd.IntN(8) == 0 {
 		n += rnd.IntN(20)
 	}
-	next, ops := map[string]*example.Pod{}, map[string]memory.Op{} // each key changes once in a revision
+	// each key changes once in a revision
+	next, ops := map[string]*example.Pod{}, map[string]memory.Op{}
 	maps.Copy(next, m.Live())
 	for range n {
 		pod := Pod(fmt.Sprintf("pod-%03d", rnd.IntN(300)))

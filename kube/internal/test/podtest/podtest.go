@@ -55,8 +55,8 @@ func Codec() runtime.Codec { return apitesting.TestCodec(codecs, examplev1.Schem
 type Options struct {
 	Etcd     *memory.Store // nil: an empty one
 	Unloaded bool          // New does not wait until the pods are loaded
-	// UnsafeDelete: errors of unreadable pods are those of AllowUnsafeMalformedObjectDeletion, a gate
-	// that has to be on, too.
+	// UnsafeDelete: errors of unreadable pods are those of the gate
+	// AllowUnsafeMalformedObjectDeletion, which the test has to set.
 	UnsafeDelete bool
 
 	Window mirror.Window
