@@ -78,7 +78,8 @@ func (l *pagedList) walk(t *testing.T, f *fixture, m *podtest.Model, between fun
 			return fmt.Errorf("a page of %d pods", len(page.Items))
 		case more && opts.Predicate.Empty() != (page.RemainingItemCount != nil), !more && page.RemainingItemCount != nil:
 			return fmt.Errorf("remaining items after %d of %d: %v", len(got), len(want), page.RemainingItemCount)
-		case page.RemainingItemCount != nil && *page.RemainingItemCount != int64(len(want)-len(got)):
+		// before v0.37 upstream counts the objects of all shards
+		case page.RemainingItemCount != nil && opts.Predicate.ShardSelector == nil && *page.RemainingItemCount != int64(len(want)-len(got)):
 			return fmt.Errorf("%d items remain after %d of %d", *page.RemainingItemCount, len(got), len(want))
 		case more:
 			opts = continued(opts, page.Continue)
