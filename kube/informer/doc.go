@@ -7,6 +7,8 @@
 //   - Its store is a view of the newest version. Get, List and ByIndex decode what they return, and
 //     share objects with later callers while the block cache has room. So a read is as new as the
 //     published revision, never older than an event that a handler has seen.
+//   - An index is brought up to date by its readers, which decode objects that have changed since
+//     the last read. It has a lock of its own, and keeps keys and values, but no entry or object.
 //   - A handler has a snapshot for its initial objects, then a cursor in the log. It has no queue:
 //     a slow handler delays no other one, and retains at most the version that it has seen last.
 //   - It makes no request, starts when the mirror is loaded, and is no client of the API: it does

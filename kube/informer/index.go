@@ -6,236 +6,294 @@ import (
 	"maps"
 	"math"
 	"reflect"
+	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"weak"
 
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/stratakube/strata/mirror"
 )
 
-// indexes are the indexes of a view. There is no goroutine that keeps them: each use first reads
-// the events since the last one, so an index is as new as the published revision. The index of
-// namespaces is the order of keys and is not kept.
+// indexes are the indexes of a view by name. Each has a lock of its own, so building one delays no
+// reader of another.
 type indexes struct {
-	view *view
-	// indexers is replaced when some are added.
-	indexers atomic.Pointer[cache.Indexers]
-
-	mu      sync.Mutex // guards the fields below; held while objects are decoded
-	cursor  *mirror.Cursor
-	entries map[string]*indexed       // by key of the store
-	having  map[string]map[string]set // by index and value
-	failed  map[string]*mirror.Entry  // could not be decoded; tried again at each use
-	errs    []error                   // to report when mu is unlocked
-}
-
-// set is the entries of objects, by key of the store.
-type set map[string]*mirror.Entry
-
-// indexed is an object as the indexes have it.
-type indexed struct {
-	entry  *mirror.Entry
-	values map[string][]string // by index
+	view   *view
+	mu     sync.Mutex                        // held to replace byName
+	byName atomic.Pointer[map[string]*index] // never written after it was stored
 }
 
 func (x *indexes) init(v *view, indexers cache.Indexers) {
 	x.view = v
-	indexers = maps.Clone(indexers)
-	x.indexers.Store(&indexers)
+	x.byName.Store(&map[string]*index{})
+	_ = x.add(indexers) // no name is in use
 }
 
-// isNamespace reports whether the index is client-go's index of namespaces.
-func (x *indexes) isNamespace(name string) bool {
-	f, ok := (*x.indexers.Load())[name]
-	return ok && reflect.ValueOf(f).Pointer() == reflect.ValueOf(cache.MetaNamespaceIndexFunc).Pointer()
-}
-
-// known returns an error if there is no index with the name.
-func (x *indexes) known(name string) error {
-	if (*x.indexers.Load())[name] == nil {
-		return fmt.Errorf("index with name %s does not exist", name)
+// get returns an index, or an error if there is none with the name.
+func (x *indexes) get(name string) (*index, error) {
+	if i := (*x.byName.Load())[name]; i != nil {
+		return i, nil
 	}
-	return nil
+	return nil, fmt.Errorf("index with name %s does not exist", name)
 }
 
-func (x *indexes) all() cache.Indexers { return maps.Clone(*x.indexers.Load()) }
+func (x *indexes) all() cache.Indexers {
+	indexers := cache.Indexers{}
+	for name, i := range *x.byName.Load() {
+		indexers[name] = i.f
+	}
+	return indexers
+}
 
-// add adds indexes. The objects get their values at the next use.
+// add adds indexes, which are built at their first use.
 func (x *indexes) add(indexers cache.Indexers) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	merged := x.all()
+	merged := maps.Clone(*x.byName.Load())
 	for name, f := range indexers {
 		if merged[name] != nil {
 			return fmt.Errorf("indexer conflict: there is an index with name %s", name)
 		}
-		if merged == nil {
-			merged = cache.Indexers{}
+		merged[name] = &index{
+			view: x.view,
+			name: name,
+			f:    f,
+			// client-go's index of namespaces
+			ofNamespaces: reflect.ValueOf(f).Pointer() == reflect.ValueOf(cache.MetaNamespaceIndexFunc).Pointer(),
 		}
-		merged[name] = f
 	}
-	x.indexers.Store(&merged)
-	x.cursor, x.entries, x.having, x.failed = nil, nil, nil, nil
+	x.byName.Store(&merged)
 	return nil
 }
 
-// valuesOf returns the values of an object in an index.
-func (x *indexes) valuesOf(name string, obj any) ([]string, error) {
-	if err := x.known(name); err != nil {
-		return nil, err
-	}
-	return (*x.indexers.Load())[name](obj)
+// index finds objects by the values of an index function. There is no goroutine that keeps it: a
+// use first applies the changes since the last one, so an index is as new as the published
+// revision. Between uses it keeps keys and values, and no entry alive. The index of namespaces is
+// the order of keys, and is not kept.
+type index struct {
+	view         *view
+	name         string
+	f            cache.IndexFunc
+	ofNamespaces bool
+
+	// mu is held to apply changes, during which objects are decoded, and to read. cursor is after
+	// the applied changes; nil: all objects are compared. failed has the keys of objects that
+	// cannot be decoded, which each use tries again.
+	mu      sync.RWMutex
+	cursor  *mirror.Cursor
+	objects map[string]*indexed              // by key of etcd
+	having  map[string]map[*indexed]struct{} // by value
+	failed  map[string]bool
+}
+
+// indexed is an object of an index.
+type indexed struct {
+	key    string // of etcd, a copy: mirror.Entry.Key keeps the value alive
+	entry  weak.Pointer[mirror.Entry]
+	values []string
 }
 
 // find returns the entries of the objects that have one of the values, in no order.
-func (x *indexes) find(name string, values ...string) (entries []*mirror.Entry) {
+func (x *index) find(values ...string) (entries []*mirror.Entry) {
 	x.use(func() {
-		found := set{}
-		if len(values) == 1 {
-			found = x.having[name][values[0]]
-		} else {
+		found := x.having[values[0]]
+		if len(values) > 1 {
+			found = map[*indexed]struct{}{}
 			for _, value := range values {
-				maps.Copy(found, x.having[name][value])
+				maps.Copy(found, x.having[value])
 			}
 		}
-		entries = slices.AppendSeq(make([]*mirror.Entry, 0, len(found)), maps.Values(found))
+		entries = make([]*mirror.Entry, 0, len(found))
+		for o := range found {
+			entries = append(entries, o.entry.Value())
+		}
 	})
 	return entries
 }
 
-// keys returns the keys of the objects that have the value, in no order.
-func (x *indexes) keys(name, value string) []string {
-	entries := x.find(name, value)
-	keys := make([]string, len(entries))
-	for i, e := range entries {
-		keys[i] = x.view.keyOf(e.Key())
-	}
+// keysOf returns the keys in the store of the objects that have the value, in no order.
+func (x *index) keysOf(value string) (keys []string) {
+	x.use(func() {
+		keys = make([]string, 0, len(x.having[value]))
+		for o := range x.having[value] {
+			keys = append(keys, x.view.keyOf(o.key))
+		}
+	})
 	return keys
 }
 
-// objects returns the objects with one of the values, in no order.
-func (x *indexes) objects(name string, values ...string) ([]any, error) {
-	if err := x.known(name); err != nil {
-		return nil, err
+// objectsOf returns the objects with one of the values, in no order.
+func (x *index) objectsOf(values ...string) []any {
+	if len(values) == 0 {
+		return []any{}
 	}
-	entries := x.find(name, values...)
+	entries := x.find(values...)
 	if len(entries) == 0 {
-		return []any{}, nil // the informer may not have synced
+		return []any{} // the informer may not have synced
 	}
-	return x.view.objects(make([]any, 0, len(entries)), slices.Values(entries)), nil
+	return x.view.objects(make([]any, 0, len(entries)), slices.Values(entries))
 }
 
-// values returns the values in an index, sorted.
-func (x *indexes) values(name string) (values []string) {
-	x.use(func() { values = slices.Sorted(maps.Keys(x.having[name])) })
+// values returns the values in the index, sorted.
+func (x *index) values() (values []string) {
+	x.use(func() { values = slices.Sorted(maps.Keys(x.having)) })
 	return values
 }
 
-// use calls f with mu locked and the indexes up to date, then reports errors.
-func (x *indexes) use(f func()) {
-	for _, err := range func() []error {
-		x.mu.Lock()
-		defer x.mu.Unlock()
-		x.catchUp()
-		f()
-		errs := x.errs
-		x.errs = nil
-		return errs
-	}() {
+// use calls f, which reads, while the index has the objects of the version that the store shows,
+// and their entries are alive. It takes the lock exclusively only to apply changes, and reports
+// errors after it. f is not called if the store shows no version.
+func (x *index) use(f func()) {
+	if x.useCurrent(f) {
+		return
+	}
+	for _, err := range x.update(f) {
 		x.view.report(context.Background(), err)
 	}
 }
 
-// catchUp applies the events since the last call. The first call, and one after a relist, compares
-// all objects with the version that the store shows. mu is held.
-func (x *indexes) catchUp() {
+// useCurrent is use without changes to apply. It reports false if there are any.
+func (x *index) useCurrent(f func()) bool {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
 	snap, ok := x.view.snapshot()
 	if !ok {
-		return
+		return true
 	}
-	for key, e := range maps.Clone(x.failed) {
-		x.set(key, e)
+	if len(x.failed) > 0 || !x.at(snap) {
+		return false
 	}
-	if x.cursor != nil {
-		events, err := x.cursor.Next(nil, math.MaxInt)
-		for _, ev := range events {
-			x.set(x.view.keyOf(ev.Key()), ev.Entry)
+	f()
+	runtime.KeepAlive(snap) // and thereby the entries
+	return true
+}
+
+// update applies the changes up to the newest version, and calls f. It returns errors of single
+// objects.
+func (x *index) update(f func()) (errs []error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	snap, changed, ok := x.changes()
+	if !ok {
+		return nil
+	}
+	cursor := x.cursor
+	x.cursor = nil // until all were applied: the index function may panic
+	for key := range changed {
+		e, _ := snap.Get(key)
+		if err := x.set(key, e); err != nil {
+			errs = append(errs, err)
 		}
-		// While history is restored the cursor waits below snap.
-		if err == nil && x.cursor.Position() >= snap.Rev {
-			return
-		}
 	}
-	x.failed = nil
-	gone := maps.Clone(x.entries)
+	x.cursor = cursor
+	f()
+	runtime.KeepAlive(snap)
+	return errs
+}
+
+// at reports whether all changes up to the version were applied, and none after it. mu is held.
+func (x *index) at(snap mirror.Snapshot) bool {
+	if x.cursor == nil {
+		return false
+	}
+	_, at := x.cursor.Since(snap, nil, 0)
+	return at
+}
+
+// changes returns the newest version, and the keys that have changed since the last call, or cannot
+// be decoded. Afterwards cursor is at the version. The first call, and one after a relist, compares
+// all objects. false: the store shows no version. mu is held.
+func (x *index) changes() (snap mirror.Snapshot, changed map[string]struct{}, ok bool) {
+	changed = map[string]struct{}{}
+	for key := range x.failed {
+		changed[key] = struct{}{}
+	}
+	var events []*mirror.Event
+	for {
+		if snap, ok = x.view.snapshot(); !ok {
+			return snap, nil, false
+		}
+		if x.at(snap) {
+			break
+		}
+		if had := len(events); x.cursor != nil {
+			var err error
+			// The cursor is never after a version that is read later. Without events it cannot
+			// reach the version: that is one before a relist, or history is being restored.
+			if events, err = x.cursor.Next(events, math.MaxInt); err == nil && len(events) > had {
+				continue
+			}
+		}
+		x.compare(snap, changed)
+		x.cursor = snap.Cursor("", "")
+		return snap, changed, true
+	}
+	for _, ev := range events {
+		changed[ev.Key()] = struct{}{}
+	}
+	return snap, changed, true
+}
+
+// compare adds the keys whose entries in the version are not those of the index. mu is held.
+func (x *index) compare(snap mirror.Snapshot, changed map[string]struct{}) {
 	for e := range snap.All("", "") {
-		key := x.view.keyOf(e.Key())
-		delete(gone, key)
-		if was := x.entries[key]; was == nil || was.entry != e {
-			x.set(key, e)
+		if o := x.objects[e.Key()]; o == nil || o.entry != weak.Make(e) {
+			changed[e.Key()] = struct{}{}
 		}
 	}
-	for key := range gone {
-		x.set(key, nil)
+	for key := range x.objects {
+		if _, ok := snap.Get(key); !ok {
+			changed[key] = struct{}{}
+		}
 	}
-	x.cursor = snap.Cursor("", "")
 }
 
 // set makes e the entry with the key, nil if it was deleted. mu is held.
-func (x *indexes) set(key string, e *mirror.Entry) {
+func (x *index) set(key string, e *mirror.Entry) error {
 	delete(x.failed, key)
-	if was := x.entries[key]; was != nil {
-		for name, values := range was.values {
-			for _, value := range values {
-				having := x.having[name][value]
-				if delete(having, key); len(having) == 0 {
-					delete(x.having[name], value)
-				}
+	o := x.objects[key]
+	if o != nil {
+		for _, value := range o.values {
+			if delete(x.having[value], o); len(x.having[value]) == 0 {
+				delete(x.having, value)
 			}
 		}
-		delete(x.entries, key)
+		o.values = nil
 	}
 	if e == nil {
-		return
+		delete(x.objects, key)
+		return nil
+	}
+	if x.objects == nil {
+		x.objects, x.having, x.failed = map[string]*indexed{}, map[string]map[*indexed]struct{}{}, map[string]bool{}
+	}
+	if o == nil {
+		o = &indexed{key: strings.Clone(key)}
+		x.objects[o.key] = o
 	}
 	obj, err := x.view.source.Load().Shared(context.Background(), e)
 	if err != nil {
-		if x.failed == nil {
-			x.failed = map[string]*mirror.Entry{}
-		}
-		x.failed[key] = e
-		last, ok := x.view.kept.last(e.Key())
+		x.failed[o.key] = true
+		last, ok := x.view.kept.last(key)
 		if !ok {
-			x.errs = append(x.errs, fmt.Errorf("decode %s for an index: %w", key, err))
-			return
+			return fmt.Errorf("decode %s for an index: %w", x.view.keyOf(o.key), err)
 		}
 		obj = last.obj // which readers get too
 	}
-	if x.entries == nil {
-		x.entries, x.having = map[string]*indexed{}, map[string]map[string]set{}
+	values, err := x.f(obj)
+	o.entry = weak.Make(e) // not before: the function may panic
+	if err != nil {
+		return fmt.Errorf("values of %s in index %s: %w", x.view.keyOf(o.key), x.name, err)
 	}
-	i := &indexed{entry: e, values: map[string][]string{}}
-	x.entries[key] = i
-	for name, f := range *x.indexers.Load() {
-		if x.isNamespace(name) {
-			continue
+	o.values = values
+	for _, value := range values {
+		if x.having[value] == nil {
+			x.having[value] = map[*indexed]struct{}{}
 		}
-		values, err := f(obj)
-		if err != nil {
-			x.errs = append(x.errs, fmt.Errorf("values of %s in index %s: %w", key, name, err))
-			continue
-		}
-		i.values[name] = values
-		for _, value := range values {
-			if x.having[name] == nil {
-				x.having[name] = map[string]set{}
-			}
-			if x.having[name][value] == nil {
-				x.having[name][value] = set{}
-			}
-			x.having[name][value][key] = e
-		}
+		x.having[value][o] = struct{}{}
 	}
+	return nil
 }

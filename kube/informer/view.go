@@ -17,7 +17,7 @@ import (
 
 // view is the store of an informer: the newest version of its resource. It is empty before the
 // informer has synced. Objects are shared: do not write to them. Reading takes no lock, except for
-// indexes other than that of namespaces.
+// indexes other than that of namespaces, which readers share until there are changes to apply.
 type view struct {
 	source  atomic.Pointer[Source] // set once, when the informer has synced
 	recent  recent
@@ -219,46 +219,62 @@ func (v *view) Resync() error { return nil }
 
 // Index implements cache.Indexer. Errors: those of the index function, and an unknown index.
 func (v *view) Index(name string, obj any) ([]any, error) {
-	values, err := v.indexes.valuesOf(name, obj)
+	x, err := v.indexes.get(name)
 	if err != nil {
 		return nil, err
 	}
-	if v.indexes.isNamespace(name) { // it has one value
-		return v.inNamespace(values[0]), nil
-	}
-	return v.indexes.objects(name, values...)
-}
-
-// ByIndex implements cache.Indexer. The index of namespaces is the order of keys; other indexes are
-// brought up to date by the call. Error: an unknown index.
-func (v *view) ByIndex(name, value string) ([]any, error) {
-	if v.indexes.isNamespace(name) {
-		return v.inNamespace(value), nil
-	}
-	return v.indexes.objects(name, value)
-}
-
-// IndexKeys implements cache.Indexer. Error: an unknown index.
-func (v *view) IndexKeys(name, value string) ([]string, error) {
-	if v.indexes.isNamespace(name) {
-		return v.keysInNamespace(value), nil
-	}
-	if err := v.indexes.known(name); err != nil {
+	values, err := x.f(obj)
+	if err != nil {
 		return nil, err
 	}
-	return v.indexes.keys(name, value), nil
+	if x.ofNamespaces { // it has one value
+		return v.inNamespace(values[0]), nil
+	}
+	return x.objectsOf(values...), nil
 }
 
-// ListIndexFuncValues implements cache.Indexer.
+// ByIndex implements cache.Indexer. The index of namespaces is the order of keys. Another index is
+// brought up to date by the call, which decodes the objects that have changed since the last one;
+// meanwhile readers of this index wait. Error: an unknown index.
+func (v *view) ByIndex(name, value string) ([]any, error) {
+	x, err := v.indexes.get(name)
+	if err != nil {
+		return nil, err
+	}
+	if x.ofNamespaces {
+		return v.inNamespace(value), nil
+	}
+	return x.objectsOf(value), nil
+}
+
+// IndexKeys implements cache.Indexer. Cost is that of ByIndex without the objects. Error: an
+// unknown index.
+func (v *view) IndexKeys(name, value string) ([]string, error) {
+	x, err := v.indexes.get(name)
+	if err != nil {
+		return nil, err
+	}
+	if x.ofNamespaces {
+		return v.keysInNamespace(value), nil
+	}
+	return x.keysOf(value), nil
+}
+
+// ListIndexFuncValues implements cache.Indexer. It is empty for an unknown index.
 func (v *view) ListIndexFuncValues(name string) []string {
-	if v.indexes.isNamespace(name) {
+	x, err := v.indexes.get(name)
+	if err != nil {
+		return []string{}
+	}
+	if x.ofNamespaces {
 		return v.namespaces()
 	}
-	return v.indexes.values(name)
+	return x.values()
 }
 
 // GetIndexers implements cache.Indexer.
 func (v *view) GetIndexers() cache.Indexers { return v.indexes.all() }
 
-// AddIndexers implements cache.Indexer. Error: there is an index with one of the names.
+// AddIndexers implements cache.Indexer. Error: there is an index with one of the names; none is
+// added.
 func (v *view) AddIndexers(indexers cache.Indexers) error { return v.indexes.add(indexers) }
