@@ -289,8 +289,12 @@ func (in *Informer) SetWatchErrorHandler(h cache.WatchErrorHandler) error {
 	return in.SetWatchErrorHandlerWithContext(func(_ context.Context, r *cache.Reflector, err error) { h(r, err) })
 }
 
-// SetWatchErrorHandlerWithContext implements cache.SharedInformer. Error: the informer has started.
+// SetWatchErrorHandlerWithContext implements cache.SharedInformer; nil is the default handler.
+// Error: the informer has started.
 func (in *Informer) SetWatchErrorHandlerWithContext(h cache.WatchErrorHandlerWithContext) error {
+	if h == nil {
+		h = cache.DefaultWatchErrorHandler
+	}
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if in.started {

@@ -52,6 +52,7 @@ func TestKept_UndecodableLater_StoreShowsLastObject(t *testing.T) {
 		f.put("a/unchanged", "!1")
 		f.put("a/changed", "1")
 		in := f.run(f.informer(0, cache.Indexers{"value": byValue}))
+		<-in.HasSyncedChecker().Done()
 		wantList(t, "List", describeAll(in.GetStore().List()), nil, "a/changed=1@3", "a/unchanged=!1@2")
 		f.readable.Store(false)
 		f.put("a/changed", "!2")
@@ -96,8 +97,8 @@ func TestKept_Resync_DecodesNoObject(t *testing.T) {
 			f.put(fmt.Sprintf("a/%03d", i), "1")
 		}
 		in := f.run(f.informer(time.Minute, nil))
-		r, _ := in.add(t, "handler", cache.HandlerOptions{})
-		f.settle()
+		r, reg := in.add(t, "handler", cache.HandlerOptions{})
+		<-reg.HasSyncedChecker().Done()
 		before := f.decoded.Load()
 		time.Sleep(61 * time.Second)
 		synctest.Wait()
