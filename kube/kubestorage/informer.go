@@ -17,8 +17,16 @@ import (
 //	pods := informer.New(&v1.Pod{}, engine.Objects(resource, toV1, false), 0, indexers)
 //
 // convert makes an object for readers of one in the registry's version, which it owns; nil: they
-// are the same. keep is informer.Source.Keep. The opener waits for ever if the resource is not
-// served from memory.
+// are the same. keep is informer.Source.Keep.
+//
+// The opener waits until its context ends if the resource is not served from memory, or is a custom
+// resource. Those have informers of client-go, because a Source cannot follow their storages:
+//   - There is one for each served version, all with one resource, and none before the first
+//     request for the resource.
+//   - A change of the definition closes them, and the next request opens others. Meanwhile the
+//     resource has no claim: the mirror drops the history that handlers follow, and the store of
+//     an informer would be empty.
+//   - Decoding may wait for a conversion webhook, and reads of a cache.Store have no context.
 func (e *Engine) Objects(resource schema.GroupResource, convert func(runtime.Object) (runtime.Object, error), keep bool) informer.Opener {
 	return func(ctx context.Context, transform cache.TransformFunc) (informer.Source, error) {
 		s, err := e.waitStore(ctx, resource)
