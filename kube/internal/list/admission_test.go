@@ -266,6 +266,9 @@ func TestRead_EstimatedBytes_AreOfCandidates(t *testing.T) {
 	if found != 100 {
 		t.Errorf("%d candidates after the estimate, want 100", found)
 	}
+	if got := f.read(t, limited(selecting(podtest.Selecting(t, "i=3", "")), 50)).EstimatedBytes(); !near(got, bytes/20) {
+		t.Errorf("a page of a tenth, by an index: %d bytes, want about %d", got, bytes/20)
+	}
 	if got := f.read(t, selecting(podtest.Selecting(t, "i=none", ""))).EstimatedBytes(); got <= 0 {
 		t.Errorf("no candidates: %d bytes, want those of one object", got)
 	}

@@ -53,7 +53,7 @@ func (r *Read) EstimatedBytes() int64 {
 		if r.Limit > 0 {
 			most = int(min(int64(most), r.Limit))
 		}
-		_, bytes = pageShare(n, bytes, int64(max(r.estimate(most), 1)))
+		n, bytes = pageShare(n, bytes, int64(max(r.estimate(most), 1)))
 	}
 	_, bytes = pageShare(n, bytes, r.Limit)
 	return bytes
