@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -31,6 +32,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/mirror"
@@ -60,6 +62,8 @@ const (
 	simServers = 2
 	// simPending bounds the requests of one server that wait, simWatches the open watches of all.
 	simPending, simWatches = 4, 10
+	// simLatency is the time to an answer of etcd, at which no interval of a server ends.
+	simLatency = 137 * time.Microsecond
 )
 
 // simAction is what one step does.
@@ -77,10 +81,15 @@ const (
 	doPause                     // a client does not read its watch, or reads it again
 	doDeliver                   // events to a server
 	doProgress                  // the answer to a request for progress
-	doAnswer                    // the answer to a list or a read of the revision
-	doCalm                      // a member answers everything at once from now on, or no longer
-	doCut                       // the watch of a server ends
-	doFail                      // a member fails, or recovers
+	doAnswer                    // the answer to a request to etcd
+	doCalm                      // a server gets all answers at once from now on, or no longer
+	doMove                      // requests of a server go to another member
+	doEnd                       // the watch of a server ends
+	doFail                      // requests of a server fail, or no longer
+	doLag                       // a member applies the log late from now on, or at once
+	doApply                     // a member applies a part of the log
+	doCutOff                    // a member reaches no other from now on, or all do
+	doElect                     // another leader
 	doCompact                   //
 	doRestore                   // etcd from a backup
 	doRestart                   // a server ends, and another process starts
@@ -90,7 +99,8 @@ const (
 
 var actionWeights = [actions]int{
 	doWrite: 200, doTxn: 40, doGet: 100, doList: 100, doPage: 60, doWatch: 24, doResume: 24, doEndWatch: 8, doPause: 16,
-	doDeliver: 200, doProgress: 60, doAnswer: 100, doCalm: 30, doCut: 10, doFail: 6, doCompact: 8, doRestore: 1, doRestart: 6, doSleep: 40,
+	doDeliver: 200, doProgress: 60, doAnswer: 200, doCalm: 30, doMove: 20, doEnd: 12, doFail: 6,
+	doLag: 30, doApply: 100, doCutOff: 8, doElect: 8, doCompact: 8, doRestore: 1, doRestart: 6, doSleep: 40,
 }
 
 // simOp is one step. The draws of a step come from its own seed, and choose among what exists then:
@@ -301,18 +311,21 @@ type sim struct {
 	rng     *rand.Rand // of the step
 	seq     int
 	names   int // of objects in a namespace
-	// exact leaves out what a seed does not decide: the times of bookmarks, clients that do not
-	// read while a server ends, and history that ends at the moment at which it is read.
+	// exact leaves out what a seed does not decide: the times of bookmarks and comparisons, clients
+	// that do not read while a server ends, history that ends at the moment at which it is read, and
+	// requests that wait until a member is no longer cut off.
 	exact   bool
 	clients sync.WaitGroup
+	work    chan struct{} // contains a value if a request to etcd has arrived
 	window  mirror.Window
 	replay  driver.ReplayBounds
+	checks  time.Duration // interval of comparisons, which has a random part
 }
 
 // simServer is one API server, of which one process runs.
 type simServer struct {
 	number, process int
-	member          *member
+	client          *simClient
 	engine          *kubestorage.Engine
 	store           *kubestorage.Store
 	destroy         func()
@@ -326,7 +339,10 @@ type simServer struct {
 func simulate(t *testing.T, seed uint64, ops []simOp, exact bool) (h *simHistory) {
 	synctest.Test(t, func(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 2))
-		s := &sim{etcd: newSimEtcd(), history: &simHistory{}, names: 8, exact: exact}
+		s := &sim{etcd: newSimEtcd(), history: &simHistory{}, names: 8, exact: exact, work: make(chan struct{}, 1)}
+		if exact {
+			s.checks = -1
+		}
 		if rng.IntN(4) == 0 { // more than what a list with a selector reads without an index
 			s.names = 80
 			s.fill(rng)
@@ -337,7 +353,7 @@ func simulate(t *testing.T, seed uint64, ops []simOp, exact bool) (h *simHistory
 			s.replay = driver.ReplayBounds{Revisions: 10}
 		}
 		for i := range s.servers {
-			s.servers[i] = &simServer{number: i, member: &member{simEtcd: s.etcd, calm: true}}
+			s.servers[i] = &simServer{number: i, client: &simClient{KVClient: s.etcd.kv, etcd: s.etcd, at: s.etcd.members[i], work: s.work, calm: true}}
 			s.start(t, s.servers[i])
 		}
 		s.settle()
@@ -352,15 +368,34 @@ func simulate(t *testing.T, seed uint64, ops []simOp, exact bool) (h *simHistory
 	return h
 }
 
-// settle lets all goroutines come to rest, and the calm members answer.
+// settle lets all goroutines come to rest, and gives calm servers their answers.
 func (s *sim) settle() {
 	for again := true; again; {
 		synctest.Wait()
+		s.etcd.follow()
 		again = false
 		for _, server := range s.servers {
-			if m := server.member; m.calm {
-				again = m.answer(0) || m.deliver(3) || m.progress(0) || again
+			c := server.client
+			c.mu.Lock()
+			c.round++
+			c.mu.Unlock()
+			if c.calm {
+				again = c.answer(0) || c.deliver(3, 1, false) || c.progress(0) || again
+			} else {
+				c.current() // a watch is created at once
 			}
+		}
+	}
+}
+
+// sleep lets time pass, in which calm servers get answers.
+func (s *sim) sleep(d time.Duration) {
+	for timer := time.NewTimer(d); ; s.settle() {
+		select {
+		case <-timer.C:
+			return
+		case <-s.work:
+			time.Sleep(simLatency)
 		}
 	}
 }
@@ -370,8 +405,10 @@ func (s *sim) start(t *testing.T, server *simServer) {
 		Config:        storagebackend.Config{Prefix: "/registry", Codec: simCodec, Transport: storagebackend.TransportConfig{ServerList: []string{"simulated"}}},
 		GroupResource: schema.GroupResource{Group: example.GroupName, Resource: "pods"},
 	}
-	engine, err := kubestorage.NewSimulated(s.etcd.client(), server.member, config, kubestorage.Options{
-		Window: s.window, Replay: s.replay, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	client := server.client.client()
+	source := simSource{etcdsource.New(client.Client, "simulated", "/registry/none"), server.client}
+	engine, err := kubestorage.NewSimulated(client, source, config, kubestorage.Options{
+		Window: s.window, Replay: s.replay, ConsistencyCheckInterval: s.checks, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -396,14 +433,17 @@ func (s *sim) stop(server *simServer) {
 // end repairs everything, waits until all have caught up, reads the state of each server, and ends.
 func (s *sim) end() {
 	for _, server := range s.servers {
-		server.member.calm, server.member.failing = true, false
+		server.client.calm, server.client.failing = true, false
+	}
+	for _, m := range s.etcd.members {
+		m.lags, m.cut = false, false
 	}
 	for _, w := range s.history.Watches {
 		w.resume()
 	}
 	for range 20 {
 		s.settle()
-		time.Sleep(10 * time.Second)
+		s.sleep(10 * time.Second)
 	}
 	s.settle()
 	s.rng = rand.New(rand.NewPCG(0, 3))
@@ -429,8 +469,9 @@ func (s *sim) end() {
 func (s *sim) apply(t *testing.T, op simOp) {
 	rng := rand.New(rand.NewPCG(op.Seed, 3))
 	s.rng = rng
+	time.Sleep(time.Duration(1 + rng.IntN(int(time.Millisecond)))) // so that timers of two steps do not end at once
 	server := s.servers[rng.IntN(len(s.servers))]
-	m := server.member
+	c, m := server.client, s.etcd.members[rng.IntN(simMembers)]
 	switch op.Do {
 	case doWrite:
 		s.write(server, rng)
@@ -458,29 +499,55 @@ func (s *sim) apply(t *testing.T, op simOp) {
 			w.pause()
 		}
 	case doDeliver:
-		m.deliver(1 + rng.IntN(4))
+		c.deliver(1+rng.IntN(4), 1+rng.IntN(3), rng.IntN(20) == 0)
 	case doProgress:
-		m.progress(int64(rng.IntN(3)))
+		c.progress(int64(rng.IntN(3)))
 	case doAnswer:
-		m.answer(rng.IntN(4))
+		c.answer(rng.IntN(4))
 	case doCalm:
-		m.calm = !m.calm
-	case doCut:
-		m.cut()
+		c.calm = !c.calm
+	case doMove:
+		c.at = m
+	case doEnd:
+		c.at = m
+		if rng.IntN(2) == 0 {
+			c.end()
+		} else {
+			c.disconnect()
+		}
 	case doFail:
-		m.failing = !m.failing && rng.IntN(2) == 0
+		c.failing = !c.failing && rng.IntN(2) == 0
+	case doLag:
+		m.lags = !m.lags
+	case doApply:
+		s.etcd.apply(m, m.applied+1+int64(rng.IntN(8)))
+	case doCutOff:
+		if !s.exact {
+			s.etcd.cutOff(m)
+		}
+	case doElect:
+		s.etcd.elect(m)
+		for _, server := range s.servers {
+			for range len(server.client.waiting) { // one by one, in a certain order
+				server.client.leaderChanged(rng.IntN(2) == 0)
+				synctest.Wait()
+			}
+		}
 	case doCompact:
 		if rev := s.etcd.Revision(); rev > s.etcd.base+4 {
 			s.etcd.compact(rev - int64(rng.IntN(int(min(rev-s.etcd.base, 40)))))
 		}
 	case doRestore:
 		s.etcd.restore(s.etcd.Revision() - int64(rng.IntN(20)))
+		for _, server := range s.servers {
+			server.client.disconnect()
+		}
 	case doRestart:
 		s.stop(server)
 		synctest.Wait()
 		s.start(t, server)
 	case doSleep:
-		time.Sleep(time.Duration(1+rng.IntN(100)) * []time.Duration{time.Millisecond, 100 * time.Millisecond, time.Second}[rng.IntN(3)])
+		s.sleep(time.Duration(1+rng.IntN(100)) * []time.Duration{time.Millisecond, 100 * time.Millisecond, time.Second}[rng.IntN(3)])
 	}
 }
 
@@ -577,9 +644,10 @@ func (s *sim) begin(server *simServer, r *simRecord, run func(ctx context.Contex
 	s.history.Records = append(s.history.Records, r)
 	server.pending.Add(1)
 	store, process := server.store, server.process
+	ready := store.ReadinessCheck() == nil // before, small pages are etcd's, which memory may be behind
 	s.clients.Go(func() {
 		defer server.pending.Add(-1)
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.WithValue(context.Background(), simStep{}, r.Op), time.Minute)
 		defer cancel()
 		err := run(ctx, store)
 		r.Ended = s.etcd.Revision()
@@ -587,7 +655,7 @@ func (s *sim) begin(server *simServer, r *simRecord, run func(ctx context.Contex
 		if err != nil {
 			r.Message = err.Error()
 		}
-		if r.Verb == "list" && err == nil && r.From == nil && r.Match != metav1.ResourceVersionMatchExact && server.process == process {
+		if r.Verb == "list" && err == nil && ready && r.From == nil && r.Match != metav1.ResourceVersionMatchExact && server.process == process {
 			server.floor.Store(max(server.floor.Load(), r.Rev))
 		}
 		r.Done.Store(true)
@@ -609,10 +677,11 @@ func simError(err error) string {
 		return "exists"
 	case storage.IsConflict(err):
 		return "conflict"
-	case apierrors.IsTooManyRequests(err), storage.IsUnreachable(err), apierrors.IsTimeout(err), apierrors.IsServiceUnavailable(err):
+	case apierrors.IsTooManyRequests(err), storage.IsUnreachable(err), storage.IsRequestTimeout(err),
+		apierrors.IsTimeout(err), apierrors.IsServerTimeout(err), apierrors.IsServiceUnavailable(err):
 		return "unavailable"
 	}
-	for _, cause := range []error{mirror.ErrClosed, errNoLeader, context.Canceled, context.DeadlineExceeded} {
+	for _, cause := range []error{mirror.ErrClosed, rpctypes.ErrNoLeader, rpctypes.ErrLeaderChanged, context.Canceled, context.DeadlineExceeded} {
 		if strings.Contains(err.Error(), cause.Error()) { // the status of a watch has only its text
 			return "unavailable"
 		}

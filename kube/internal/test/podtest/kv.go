@@ -32,6 +32,9 @@ func NewKV(etcd *memory.Store, before func() error) *KV {
 	return &KV{clientv3.NewKVFromKVClient(r, nil), r}
 }
 
+// NewKVClient returns the client of a KV without the client's own code.
+func NewKVClient(etcd *memory.Store) pb.KVClient { return &rpc{etcd: etcd} }
+
 // Requests returns the number of ranges and of writes.
 func (k *KV) Requests() (ranges, writes int) {
 	k.rpc.mu.Lock()
