@@ -23,3 +23,12 @@ func NewSimulated(client *kubernetes.Client, source driver.Source, config *stora
 	e.adopt(clusterKey(config), c)
 	return e, nil
 }
+
+// HistoryBytes returns the memory of history, and its bound.
+func (e *Engine) HistoryBytes() (bytes, bound int64) {
+	for _, c := range e.clusters {
+		st := c.mirror.Stats()
+		bytes, bound = bytes+st.HistoryBytes+st.VersionBytes, bound+st.HistoryLimit
+	}
+	return bytes, bound
+}

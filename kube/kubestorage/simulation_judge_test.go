@@ -118,6 +118,7 @@ func (h *simHistory) judge() (wrong []string) {
 	if err != nil {
 		return []string{err.Error()}
 	}
+	wrong = append(wrong, h.Left...)
 	for _, r := range h.Records {
 		if text := h.judgeRecord(m, r); text != "" {
 			wrong = append(wrong, text+"\n  "+r.String())
@@ -142,13 +143,20 @@ func (h *simHistory) judgeRecord(m *simModel, r *simRecord) string {
 		return "never answered"
 	case r.Err == "unavailable":
 		return ""
+	case r.Forged && r.Err == "":
+		return "a token that no server has sealed is accepted"
+	case r.Err == "invalid":
+		// The keys that sealed it are gone, also with a restore of etcd.
+		if r.From != nil && (r.Forged || h.Forgotten > 0 || len(m.lineages) > 1) {
+			return ""
+		}
 	case r.Err == "too large":
 		// etcd had a later revision from the start, and the server has waited for it in vain.
 		if r.From == nil && asked > 0 {
 			return ""
 		}
 	case r.Err == "expired":
-		if h.expires(m, asked) && r.Verb == "list" {
+		if (h.expires(m, asked) || r.From != nil && h.Forgotten > 0) && r.Verb == "list" {
 			return ""
 		}
 	case r.Verb != "list" && r.Verb != "get":

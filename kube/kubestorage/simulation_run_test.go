@@ -31,9 +31,11 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/component-base/featuregate"
 
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/kube/continuetoken"
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
@@ -90,6 +92,7 @@ const (
 	doApply                     // a member applies a part of the log
 	doCutOff                    // a member reaches no other from now on, or all do
 	doElect                     // another leader
+	doForget                    // the keys of continue tokens are deleted
 	doCompact                   //
 	doRestore                   // etcd from a backup
 	doRestart                   // a server ends, and another process starts
@@ -100,7 +103,7 @@ const (
 var actionWeights = [actions]int{
 	doWrite: 200, doTxn: 40, doGet: 100, doList: 100, doPage: 60, doWatch: 24, doResume: 24, doEndWatch: 8, doPause: 16,
 	doDeliver: 200, doProgress: 60, doAnswer: 200, doCalm: 30, doMove: 20, doEnd: 12, doFail: 6,
-	doLag: 30, doApply: 100, doCutOff: 8, doElect: 8, doCompact: 8, doRestore: 1, doRestart: 6, doSleep: 40,
+	doLag: 30, doApply: 100, doCutOff: 8, doElect: 8, doForget: 1, doCompact: 8, doRestore: 1, doRestart: 6, doSleep: 40,
 }
 
 // simOp is one step. The draws of a step come from its own seed, and choose among what exists then:
@@ -216,6 +219,7 @@ type simRecord struct {
 	Limit           int64
 	Selector        simSelector
 	From            *simRecord // the list that this is the next page of
+	Forged          bool       // its sealed token was changed
 	// The revision of etcd at its begin and end, and the lowest revision that the process may
 	// return without a step back.
 	Began, Ended, Floor int64
@@ -300,6 +304,9 @@ type simHistory struct {
 	Records  []*simRecord
 	Watches  []*simWatch
 	Window   bool // history in memory is bounded tightly: 410 may come at any time
+	// The revision at which keys of tokens were deleted last, 0 if they were not.
+	Forgotten int64
+	Left      []string // memory beyond its bound at the end
 }
 
 // sim is a running simulation.
@@ -319,6 +326,7 @@ type sim struct {
 	work    chan struct{} // contains a value if a request to etcd has arrived
 	window  mirror.Window
 	replay  driver.ReplayBounds
+	sealing int           // servers that seal continue tokens
 	checks  time.Duration // interval of comparisons, which has a random part
 }
 
@@ -334,12 +342,14 @@ type simServer struct {
 	floor           atomic.Int64 // the highest revision of a completed list of the process
 }
 
-// simulate runs the steps and returns what it has recorded. The seed chooses the options of the
+// simulate runs the steps and returns what it has recorded. A goroutine that does not end makes it
+// panic, as the bubble does. The seed chooses the options of the
 // servers. See sim.exact.
 func simulate(t *testing.T, seed uint64, ops []simOp, exact bool) (h *simHistory) {
 	synctest.Test(t, func(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 2))
 		s := &sim{etcd: newSimEtcd(), history: &simHistory{}, names: 8, exact: exact, work: make(chan struct{}, 1)}
+		s.sealing = rng.IntN(simServers + 1)
 		if exact {
 			s.checks = -1
 		}
@@ -396,6 +406,10 @@ func (s *sim) sleep(d time.Duration) {
 			return
 		case <-s.work:
 			time.Sleep(simLatency)
+			select { // requests of the same moment
+			case <-s.work:
+			default:
+			}
 		}
 	}
 }
@@ -405,10 +419,13 @@ func (s *sim) start(t *testing.T, server *simServer) {
 		Config:        storagebackend.Config{Prefix: "/registry", Codec: simCodec, Transport: storagebackend.TransportConfig{ServerList: []string{"simulated"}}},
 		GroupResource: schema.GroupResource{Group: example.GroupName, Resource: "pods"},
 	}
+	gates := featuregate.NewFeatureGate()
+	utilruntime.Must(gates.Add(kubestorage.Gates()))
+	utilruntime.Must(gates.SetFromMap(map[string]bool{string(kubestorage.SealedContinueTokens): server.number < s.sealing}))
 	client := server.client.client()
 	source := simSource{etcdsource.New(client.Client, "simulated", "/registry/none"), server.client}
 	engine, err := kubestorage.NewSimulated(client, source, config, kubestorage.Options{
-		Window: s.window, Replay: s.replay, ConsistencyCheckInterval: s.checks, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Window: s.window, Replay: s.replay, ConsistencyCheckInterval: s.checks, Gates: gates, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -459,6 +476,9 @@ func (s *sim) end() {
 		w.cancel()
 	}
 	for _, server := range s.servers {
+		if bytes, bound := server.engine.HistoryBytes(); bytes > bound {
+			s.history.Left = append(s.history.Left, fmt.Sprintf("server %d has history of %d bytes, bound %d", server.number, bytes, bound))
+		}
 		s.stop(server)
 	}
 	s.clients.Wait()
@@ -469,7 +489,7 @@ func (s *sim) end() {
 func (s *sim) apply(t *testing.T, op simOp) {
 	rng := rand.New(rand.NewPCG(op.Seed, 3))
 	s.rng = rng
-	time.Sleep(time.Duration(1 + rng.IntN(int(time.Millisecond)))) // so that timers of two steps do not end at once
+	time.Sleep(time.Duration(1 + rng.IntN(int(time.Millisecond)))) // no timers of two steps end at once
 	server := s.servers[rng.IntN(len(s.servers))]
 	c, m := server.client, s.etcd.members[rng.IntN(simMembers)]
 	switch op.Do {
@@ -533,6 +553,8 @@ func (s *sim) apply(t *testing.T, op simOp) {
 				synctest.Wait()
 			}
 		}
+	case doForget:
+		s.history.Forgotten = s.etcd.Delete("/registry/strata/continue-token-keys")
 	case doCompact:
 		if rev := s.etcd.Revision(); rev > s.etcd.base+4 {
 			s.etcd.compact(rev - int64(rng.IntN(int(min(rev-s.etcd.base, 40)))))
@@ -677,6 +699,8 @@ func simError(err error) string {
 		return "exists"
 	case storage.IsConflict(err):
 		return "conflict"
+	case apierrors.IsBadRequest(err):
+		return "invalid"
 	case apierrors.IsTooManyRequests(err), storage.IsUnreachable(err), storage.IsRequestTimeout(err),
 		apierrors.IsTimeout(err), apierrors.IsServerTimeout(err), apierrors.IsServiceUnavailable(err):
 		return "unavailable"
@@ -753,7 +777,13 @@ func (s *sim) page(server *simServer, rng *rand.Rand) {
 	}
 	lists = lists[max(0, len(lists)-20):]
 	from := lists[rng.IntN(len(lists))]
-	s.read(server, &simRecord{Verb: "list", From: from, Limit: int64(1 + rng.IntN(5)), Selector: from.Selector}, from.Next)
+	r, token := &simRecord{Verb: "list", From: from, Limit: int64(1 + rng.IntN(5)), Selector: from.Selector}, from.Next
+	if continuetoken.Sealed(token) && rng.IntN(10) == 0 {
+		r.Forged = true
+		at := len(token) / 2
+		token = token[:at] + string('A'+(token[at]-'A'+1)%26) + token[at+1:]
+	}
+	s.read(server, r, token)
 }
 
 // read sends a GET or a list, to the storage or to the read path.
