@@ -319,7 +319,7 @@ type sim struct {
 	seq     int
 	names   int // of objects in a namespace
 	// exact leaves out what a seed does not decide: the times of bookmarks and comparisons, clients
-	// that do not read while a server ends, history that ends at the moment at which it is read, and
+	// that do not read while a server ends, history that ends at the moment of its read, and
 	// requests that wait until a member is no longer cut off.
 	exact   bool
 	clients sync.WaitGroup
@@ -489,7 +489,8 @@ func (s *sim) end() {
 func (s *sim) apply(t *testing.T, op simOp) {
 	rng := rand.New(rand.NewPCG(op.Seed, 3))
 	s.rng = rng
-	time.Sleep(time.Duration(1 + rng.IntN(int(time.Millisecond)))) // no timers of two steps end at once
+	// No timers of two steps end at once.
+	time.Sleep(time.Duration(1 + rng.IntN(int(time.Millisecond))))
 	server := s.servers[rng.IntN(len(s.servers))]
 	c, m := server.client, s.etcd.members[rng.IntN(simMembers)]
 	switch op.Do {
@@ -666,7 +667,8 @@ func (s *sim) begin(server *simServer, r *simRecord, run func(ctx context.Contex
 	s.history.Records = append(s.history.Records, r)
 	server.pending.Add(1)
 	store, process := server.store, server.process
-	ready := store.ReadinessCheck() == nil // before, small pages are etcd's, which memory may be behind
+	// Before, small pages are etcd's, and memory may be behind them.
+	ready := store.ReadinessCheck() == nil
 	s.clients.Go(func() {
 		defer server.pending.Add(-1)
 		ctx, cancel := context.WithTimeout(context.WithValue(context.Background(), simStep{}, r.Op), time.Minute)
