@@ -101,4 +101,11 @@ var mutations = []mutation{
 	// a token of another lineage is served
 	{id: "S5", file: "mirror/lineage.go", pkg: "kube/kubestorage", run: "TestSimulation_Seeds",
 		old: "\tlin.oldestReadable.Store(oldest.rev)\n", new: "\tlin.oldestReadable.Store(0)\n"},
+	// progress of a member that lags is taken for etcd's newest revision
+	{id: "S6", file: "mirror/writer.go", pkg: "kube/kubestorage", run: "TestSimulation_Seeds",
+		old: "\tw.updates = w.updates[:0]\n\tlast, arrived",
+		new: "\tif len(b.Changes) == 0 {\n\t\tb.Through = max(b.Through, w.stats.EtcdRevision.Load())\n\t}\n\tw.updates = w.updates[:0]\n\tlast, arrived"},
+	// a list at a reconnect is that of a member that lags
+	{id: "S7", file: "etcdsource/source.go", pkg: "kube/kubestorage", run: "TestSimulation_Seeds",
+		old: `s.probe, clientv3.WithCountOnly())`, new: `s.probe, clientv3.WithCountOnly(), clientv3.WithSerializable())`},
 }
