@@ -9,7 +9,8 @@
 //   - every package passed, and no invocation of go test failed in another way;
 //   - or each failure is of a test that hack/flaky.txt lists, and the test then passed by itself.
 //
-// A listed test runs again once. It does not if its package had a data race or failed outside of
+// A package runs again once, all of it, if the race detector itself failed ("ThreadSanitizer: CHECK
+// failed", of the runtime): the second run decides. A listed test runs again once. It does not if its package had a data race or failed outside of
 // its tests (TestMain, exit status, panic, time limit, build), or if the test printed a random
 // seed: the second run would draw another one.
 package main
@@ -105,6 +106,12 @@ func (r *runner) run(ctx context.Context, words []string) error {
 	if ctx.Err() != nil {
 		other = append(other, "interrupted")
 	}
+	for _, p := range r.mu.results.undecided() {
+		if ctx.Err() == nil {
+			fmt.Fprintf(r.out, "the race detector failed; once more: %s\n", p.short())
+			r.decide(ctx, p)
+		}
+	}
 	failures := r.mu.results.failures()
 	for i, f := range failures {
 		if f.denied() == "" && listed[f.id()] != "" && ctx.Err() == nil {
@@ -116,6 +123,16 @@ func (r *runner) run(ctx context.Context, words []string) error {
 		return fmt.Errorf("the tests did not pass; bin/test.json has all output")
 	}
 	return nil
+}
+
+// decide runs all tests of a package again, and replaces its result.
+func (r *runner) decide(ctx context.Context, p *pkg) {
+	inv := p.inv
+	inv.args = append(append([]string{}, inv.args...), "-count=1")
+	inv.packages = []string{p.path}
+	var second results
+	_ = r.invoke(ctx, inv, &second) // the package has the failure; without any event it has not ended
+	*p = *second.pkg(p.inv, p.path)
 }
 
 // again reports whether a failed test passes by itself.

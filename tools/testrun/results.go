@@ -31,6 +31,7 @@ type pkg struct {
 	cpu     float64 // processor seconds of the test program and the processes that it started
 	cached  bool
 	race    bool     // the race detector reported a data race
+	crashed bool     // the race detector itself failed, which is no verdict
 	exit    string   // a line that reports an end other than by failed tests, such as a panic
 	build   string   // the import path of the failed build
 	output  []string // outside of its tests
@@ -51,6 +52,7 @@ var (
 	// seed matches each form in which tests print a seed: internal/test/testseed, rapid and flags.
 	seed = regexp.MustCompile(`(?i)seed[ =:]+\d`)
 	race = regexp.MustCompile(`WARNING: DATA RACE|race detected during execution of test`)
+	crash = regexp.MustCompile(`ThreadSanitizer: CHECK failed`)
 	// exit matches how a test program ends other than by failed tests. The server's harness prints
 	// the last form when its own checks, after the tests, fail.
 	exit = regexp.MustCompile(`^(exit status \d+|signal: |panic: |fatal error: |outside of the tests: )`)
@@ -105,6 +107,7 @@ func (rs *results) add(inv invocation, e event) *pkg {
 // inspect looks for signs of a failure outside of the tests.
 func (p *pkg) inspect(line string) {
 	p.race = p.race || race.MatchString(line)
+	p.crashed = p.crashed || crash.MatchString(line)
 	if p.exit == "" && exit.MatchString(line) {
 		p.exit = strings.TrimPrefix(strings.TrimSpace(line), "outside of the tests: ")
 	}
@@ -134,6 +137,14 @@ func (p *pkg) test(name string) *test {
 // failed reports whether a package of an invocation failed.
 func (rs *results) failed(inv invocation) bool {
 	return slices.ContainsFunc(rs.packages, func(p *pkg) bool { return p.inv.name == inv.name && p.bad() })
+}
+
+// undecided returns the packages that have no verdict, because the race detector itself failed
+// before a test did.
+func (rs *results) undecided() []*pkg {
+	return slices.DeleteFunc(slices.Clone(rs.packages), func(p *pkg) bool {
+		return !p.crashed || !p.bad() || p.race || len(p.roots()) > 0
+	})
 }
 
 // bad reports whether the package did not pass.

@@ -32,6 +32,22 @@ var planted = map[string]string{
 	"seeded": `func TestOnce(t *testing.T) { t.Log("STRATA_TEST_SEED=42"); t.Run("part", testOnce) }; ` + testOnce,
 	"always": `func TestAlways(t *testing.T) { t.Run("part", func(t *testing.T) { t.Error("planted") }) }`,
 	"skips":  `func TestSkips(t *testing.T) { t.Skip("skipped without chromium: none here") }`,
+	"crashes": `func TestCrashes(t *testing.T) {
+	if _, err := os.Stat("ran"); err != nil {
+		os.WriteFile("ran", nil, 0o644)
+		os.Stderr.WriteString("ThreadSanitizer: CHECK failed: planted\n")
+		os.Exit(66)
+	}
+}`,
+	"crashesafter": `func TestFails(t *testing.T) { t.Error("planted") }
+func TestCrashes(t *testing.T) {
+	os.Stderr.WriteString("ThreadSanitizer: CHECK failed: planted\n")
+	os.Exit(66)
+}`,
+	"crashesagain": `func TestCrashes(t *testing.T) {
+	os.Stderr.WriteString("ThreadSanitizer: CHECK failed: planted\n")
+	os.Exit(66)
+}`,
 	"busy": `func TestIsBusy(t *testing.T) {
 	// A child computes; then the test does.
 	if out, err := exec.Command("sh", "-c", "i=0; while [ $i -lt 2000000 ]; do i=$((i+1)); done").CombinedOutput(); err != nil {
@@ -181,6 +197,19 @@ func TestRun_ListedTestThatFailsTwice_FailsTheRun(t *testing.T) {
 	r, out := plant(t, "always")
 	list(t, r, "always TestAlways")
 	requireRun(t, r, out, false, "=== FAILED: always TestAlways (twice)")
+}
+
+// TestRun_RaceDetectorFails_RunsThePackageAgain: a crash of the detector is no verdict, but only
+// once, and only if no test has failed before.
+func TestRun_RaceDetectorFails_RunsThePackageAgain(t *testing.T) {
+	t.Parallel()
+	r, out := plant(t, "crashes", "passing")
+	requireRun(t, r, out, true, "the race detector failed; once more: crashes\n", "ok      crashes", "3 tests in 2 packages, 0 failures")
+	r, out = plant(t, "crashesafter", "crashesagain")
+	requireRun(t, r, out, false, "=== FAILED: crashesafter TestFails", "once more: crashesagain\n", "=== FAILED: crashesagain (outside of its tests, TestCrashes has not ended)")
+	if strings.Contains(out.String(), "once more: crashesafter") {
+		t.Errorf("a failed test ran again:\n%s", out)
+	}
 }
 
 // TestRun_ProcessorTime_IsReported has a package that computes for two seconds, after its child
