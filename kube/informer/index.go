@@ -144,8 +144,9 @@ func (x *index) values() (values []string) {
 }
 
 // use calls f, which reads, while the index has the objects of the version that the store shows,
-// and their entries are alive. It takes the lock exclusively only to apply changes, and reports
-// errors after it. f is not called if the store shows no version.
+// and their entries are alive. It takes the lock exclusively to apply changes, and while an object
+// cannot be decoded, which it then tries again. It reports errors after it. f is not called if the
+// store shows no version.
 func (x *index) use(f func()) {
 	if x.useCurrent(f) {
 		return
@@ -220,10 +221,12 @@ func (x *index) changes() (snap mirror.Snapshot, changed map[string]struct{}, ok
 			break
 		}
 		if had := len(events); x.cursor != nil {
+			was := *x.cursor
 			var err error
 			// The cursor is never after a version that is read later. Without events it cannot
-			// reach the version: that is one before a relist, or history is being restored.
-			if events, err = x.cursor.Next(events, math.MaxInt); err == nil && len(events) > had {
+			// reach the version: that is one before a relist, or history is being restored. In
+			// another lineage all entries are others.
+			if events, err = x.cursor.Next(events, math.MaxInt); err == nil && len(events) > had && x.cursor.SameLineage(&was) {
 				continue
 			}
 		}
@@ -261,7 +264,7 @@ func (x *index) set(key string, e *mirror.Entry) error {
 				delete(x.having, value)
 			}
 		}
-		o.values = nil
+		o.values, o.entry = nil, weak.Pointer[mirror.Entry]{}
 	}
 	if e == nil {
 		delete(x.objects, key)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -55,12 +56,12 @@ func TestInformer_SettingsDuringStart_HaveNoRace(t *testing.T) {
 		var others sync.WaitGroup
 		others.Go(func() {
 			for in.SetTransform(func(obj any) (any, error) { return obj, nil }) == nil {
-				// until it has started
+				runtime.Gosched() // until it has started
 			}
 		})
 		others.Go(func() {
 			for in.SetWatchErrorHandler(func(*cache.Reflector, error) {}) == nil {
-				// until it has started
+				runtime.Gosched()
 			}
 		})
 		others.Go(func() {

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/apimachinery/pkg/fields"
@@ -108,6 +109,10 @@ func TestWatch_Resumed_KeepsWatchGuarantees(t *testing.T) {
 	writer.Go(func() {
 		for n := 0; writing.Err() == nil; n++ {
 			f.writeMany(t, writing, h, n, colors)
+			select { // about as fast as an etcd
+			case <-time.After(time.Millisecond):
+			case <-writing.Done():
+			}
 		}
 	})
 

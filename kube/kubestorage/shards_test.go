@@ -201,3 +201,14 @@ func TestShardedWatch_Event_ReachesOnlyItsShard(t *testing.T) {
 		})
 	}
 }
+
+// TestShardedList_GateOn_HasShardInfo: the storage passes the gate to its lists.
+func TestShardedList_GateOn_HasShardInfo(t *testing.T) {
+	shardGate(t)
+	f := setupInMemory(t)
+	f.create(t, newPod("a"))
+	opts := storage.ListOptions{Recursive: true, Predicate: ofShard(shardOf(uidField, 0, 1))}
+	if list := f.list(t, opts); list.ShardInfo == nil {
+		t.Errorf("a list of a shard has no ShardInfo: %v", list.ListMeta)
+	}
+}

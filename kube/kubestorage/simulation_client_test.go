@@ -22,7 +22,8 @@ import (
 )
 
 // neverDone is the channel that etcd's client waits on in place of the end of a watch's context. As
-// it was not made in a bubble, such a wait would look busy; nil is no wait at all.
+// it was not made in a bubble, synctest would take the wait for a busy one. A wait on nil never
+// ends, and synctest knows that.
 //
 //go:linkname neverDone go.etcd.io/etcd/client/v3.valCtxCh
 var neverDone chan struct{}
@@ -38,7 +39,9 @@ type simClient struct {
 	at          *simMember    // of new requests and watches
 	work        chan struct{} // contains a value if there is a request
 
-	mu sync.Mutex // guards the fields below
+	// mu guards the fields below. The simulation may write calm, failing and at without it, while
+	// all goroutines wait.
+	mu sync.Mutex
 	// calm: everything that can be answered is, at once.
 	calm    bool
 	failing bool         // requests fail
@@ -146,7 +149,7 @@ func (c *simClient) Txn(ctx context.Context, in *pb.TxnRequest, _ ...grpc.CallOp
 	return resp, nil
 }
 
-// signal tells the simulation of a request.
+// signal reports a request to the simulation.
 func (c *simClient) signal() {
 	select {
 	case c.work <- struct{}{}:
@@ -154,8 +157,8 @@ func (c *simClient) signal() {
 	}
 }
 
-// answer executes and answers a request that can be answered, at best the n-th. It reports whether
-// there was one.
+// answer executes and answers the n-th request, or the next one that can be answered. It reports
+// whether there was one.
 func (c *simClient) answer(n int) bool {
 	c.mu.Lock()
 	var call *simCall
@@ -209,7 +212,7 @@ func (c *simClient) leaderChanged(happened bool) {
 }
 
 // simSource is etcdsource on a connection. History, which etcdsource reads over connections of its
-// own, is there at once.
+// own, is read without delay or faults.
 type simSource struct {
 	*etcdsource.Source
 	client *simClient

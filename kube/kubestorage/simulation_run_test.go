@@ -378,7 +378,7 @@ func simulate(t *testing.T, seed uint64, ops []simOp, exact bool) (h *simHistory
 	return h
 }
 
-// settle lets all goroutines come to rest, and gives calm servers their answers.
+// settle waits until all goroutines wait, and gives calm servers their answers.
 func (s *sim) settle() {
 	for again := true; again; {
 		synctest.Wait()

@@ -115,19 +115,22 @@ func describeOps(ops []simOp) (text string) {
 }
 
 // TestSimulation_SameSeed_SameHistory: a run is its seed, except that goroutines which wake at the
-// same time ask etcd in any order. About 4 of 100 seeds show that, so one of three has to repeat.
+// same time ask etcd in any order. About 4 of 100 seeds show that.
 func TestSimulation_SameSeed_SameHistory(t *testing.T) {
 	prepare(t)
-	seed, difference := testseed.New(t), ""
-	for i := range uint64(3) {
+	const seeds, most = 10, 4
+	seed, differ, difference := testseed.New(t), 0, ""
+	for i := range uint64(seeds) {
 		ops := simOps(seed+i, simSteps)
 		a, b := simulate(t, seed+i, ops, true).text(), simulate(t, seed+i, ops, true).text()
-		if a == b {
-			return
+		if a != b {
+			differ++
+			difference += fmt.Sprintf("seed %d:\n%s", seed+i, firstDifference(a, b))
 		}
-		difference += fmt.Sprintf("seed %d:\n%s", seed+i, firstDifference(a, b))
 	}
-	t.Fatalf("two runs of each seed differ:\n%s", difference)
+	if differ > most {
+		t.Fatalf("two runs of %d of %d seeds differ:\n%s", differ, seeds, difference)
+	}
 }
 
 // firstDifference returns the first lines of two texts that differ.

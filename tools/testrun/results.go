@@ -50,8 +50,8 @@ type test struct {
 
 var (
 	// seed matches each form in which tests print a seed: internal/test/testseed, rapid and flags.
-	seed = regexp.MustCompile(`(?i)seed[ =:]+\d`)
-	race = regexp.MustCompile(`WARNING: DATA RACE|race detected during execution of test`)
+	seed  = regexp.MustCompile(`(?i)seed[ =:]+\d`)
+	race  = regexp.MustCompile(`WARNING: DATA RACE|race detected during execution of test`)
 	crash = regexp.MustCompile(`ThreadSanitizer: CHECK failed`)
 	// exit matches how a test program ends other than by failed tests. The server's harness prints
 	// the last form when its own checks, after the tests, fail.

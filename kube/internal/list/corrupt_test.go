@@ -108,8 +108,8 @@ func TestUndecodableObject_GateOff_FirstEndsList(t *testing.T) {
 	}
 }
 
-// TestRead_Unreadable_NamesObjects of a list whose bytes could not be made: those of its page, for
-// an error that is no answer to the client yet.
+// TestRead_Unreadable_NamesObjects: Unreadable replaces an error of encoding by one that names the
+// undecodable objects of the page. Errors below 500, and those of ended requests, stay.
 func TestRead_Unreadable_NamesObjects(t *testing.T) {
 	f := newFixture(t, encrypted(t), unsafeDelete(t))
 	f.corrupt(t, 3)

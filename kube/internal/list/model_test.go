@@ -105,11 +105,11 @@ func TestSelectors_AnyRevisionLimitAndToken_EqualsModel(t *testing.T) {
 				change = append(change, finding)
 			}
 			f, m := newFixture(t, change...), podtest.NewModel(testseed.New(t), 1)
-			for range rounds {
+			for round := range rounds {
 				for range 1 + m.Rand.IntN(100) {
 					m.Step(t, f.Etcd)
 				}
-				if m.Rand.IntN(3) == 0 {
+				if m.Rand.IntN(3) == 0 || round == rounds/2 {
 					f.Mirror.Compact(m.Revs[m.Rand.IntN(len(m.Revs))])
 				}
 				for range 30 {
@@ -123,14 +123,14 @@ func TestSelectors_AnyRevisionLimitAndToken_EqualsModel(t *testing.T) {
 					}
 				}
 			}
-			if n := f.series(t, "strata_list_plans_total", "plan", metrics.PlanIndex); n < 3*rounds {
-				t.Errorf("only %v lists used an index", n)
+			if n := f.series(t, "strata_list_plans_total", "plan", metrics.PlanIndex); n == 0 {
+				t.Error("no list used an index")
 			}
 			if n := f.series(t, "strata_list_read_values_total", "source", "stored"); finds != (n > 0) {
 				t.Errorf("%v values were found in stored bytes", n)
 			}
-			if n := f.series(t, "strata_lists_total", "source", metrics.SourceEtcd, "reason", metrics.ReasonPast); n < rounds {
-				t.Errorf("only %v lists were older than memory", n)
+			if n := f.series(t, "strata_lists_total", "source", metrics.SourceEtcd, "reason", metrics.ReasonPast); n == 0 {
+				t.Error("no list was older than memory")
 			}
 		})
 	}

@@ -220,9 +220,9 @@ func TestMoreAfter_FullPage_CountsWhatUpstreamCounts(t *testing.T) {
 	}
 }
 
-// TestSelected_PlanName_IsOfMetrics: each plan, and the objects that were examined and returned.
+// TestGetList_EachPlan_IsCounted: each plan, and the objects that were examined and returned.
 // Lists from etcd are not recorded.
-func TestSelected_PlanName_IsOfMetrics(t *testing.T) {
+func TestGetList_EachPlan_IsCounted(t *testing.T) {
 	shardGate(t)
 	f := newFixture(t, finding)
 	for i := range 500 {

@@ -173,8 +173,17 @@ func TestPastList_OvertakenByCompaction_Returns410(t *testing.T) {
 	if _, err := p.env.Read(podtest.Context(t), "/pods/", p.opts); !apierrors.IsResourceExpired(err) {
 		t.Errorf("without a place: %v, want 410", err)
 	}
+	for range cap(p.env.Past.Places) {
+		<-p.env.Past.Places
+	}
 	r.Close()
 	r.Close() // has no effect
+	if _, err := p.env.Read(podtest.Context(t), "/pods/", p.opts); !apierrors.IsResourceExpired(err) {
+		t.Errorf("afterwards: %v, want 410", err)
+	}
+	if n := len(p.env.Past.Places); n > 0 {
+		t.Errorf("%d places are still taken", n)
+	}
 }
 
 // TestPastList_EtcdFails_ErrorIsForClient: in the middle of a list, after a restore of etcd, the

@@ -27,7 +27,7 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// fixture is the lists of pods in memory. It runs in a synctest bubble. Its resource has the name
+// fixture is the lists of pods in memory. It can run in a synctest bubble. Its resource has the name
 // of the test as its group, so that its metrics are those of the test.
 type fixture struct {
 	*podtest.Cluster

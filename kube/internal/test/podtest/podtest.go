@@ -1,5 +1,5 @@
 // Package podtest serves pods of the example API from the in-memory source, for the tests of the
-// packages that derive data from a mirror. It needs no etcd and runs in a synctest bubble.
+// packages that derive data from a mirror. It needs no etcd, and can run in a synctest bubble.
 package podtest
 
 import (
