@@ -10,7 +10,9 @@
 //   - or each failure is of a test that hack/flaky.txt lists, and the test then passed by itself.
 //
 // A package runs again once, all of it, if the race detector itself failed ("ThreadSanitizer: CHECK
-// failed", of the runtime): the second run decides. A listed test runs again once. It does not if its package had a data race or failed outside of
+// failed", of the runtime): the second run decides.
+//
+// A listed test runs again once. It does not if its package had a data race or failed outside of
 // its tests (TestMain, exit status, panic, time limit, build), or if the test printed a random
 // seed: the second run would draw another one.
 package main
@@ -131,7 +133,7 @@ func (r *runner) decide(ctx context.Context, p *pkg) {
 	inv.args = append(append([]string{}, inv.args...), "-count=1")
 	inv.packages = []string{p.path}
 	var second results
-	_ = r.invoke(ctx, inv, &second) // the package has the failure; without any event it has not ended
+	_ = r.invoke(ctx, inv, &second) // without an event the package has not ended, and is a failure
 	*p = *second.pkg(p.inv, p.path)
 }
 

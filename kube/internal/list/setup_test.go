@@ -27,8 +27,8 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// fixture is the lists of pods in memory. It can run in a synctest bubble. Its resource has the name
-// of the test as its group, so that its metrics are those of the test.
+// fixture is the lists of pods in memory. It can run in a synctest bubble. Its resource has the
+// name of the test as its group, so that its metrics are those of the test.
 type fixture struct {
 	*podtest.Cluster
 	env   *Env
