@@ -70,7 +70,7 @@ var mutations = []mutation{
 		old: `if st.bookmarks.catchUp && st.log.cursor.Position() >= st.log.publishedAtStart {`, new: `if false {`},
 	{id: "M33", file: "kube/internal/list/resolve.go", run: "TestRead_InconsistentMemory",
 		old: `if r.past.inconsistent = q.exact > 0 && reached && env.Memory.Inconsistent(); r.past.inconsistent {`,
-		new: `if r.past.inconsistent = false; r.past.inconsistent {`},
+		new: `if r.past.inconsistent = reached && false; r.past.inconsistent {`},
 	{id: "M34", file: "kube/continuetoken/token.go", run: "TestScope_",
 		old: `[]string{s.Group, s.Resource, s.Prefix}`, new: `[]string{s.Group, s.Resource}`},
 	{id: "M35", file: "kube/continuetoken/keeper.go", run: "TestKeeper_StaleEncryption",
