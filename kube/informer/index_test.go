@@ -139,35 +139,44 @@ func TestIndexers_Added_BuildNoOtherAgain(t *testing.T) {
 	})
 }
 
+// fragile is an index function that can be made to panic.
+type fragile bool
+
+func (f *fragile) byValue(obj any) ([]string, error) {
+	if *f {
+		panic("broken")
+	}
+	return byValue(obj)
+}
+
+// panicOnce fails the test unless use panics while the function does.
+func (f *fragile) panicOnce(t *testing.T, use func()) {
+	t.Helper()
+	*f = true
+	defer func() {
+		*f = false
+		if recover() == nil {
+			t.Error("no panic")
+		}
+	}()
+	use()
+}
+
 // TestIndex_PanicOfFunction_LosesNoChange: the panic reaches the reader, as in client-go, and the
 // next one has the changes.
 func TestIndex_PanicOfFunction_LosesNoChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, nil)
 		f.put("a/x", "1")
-		broken := false
-		in := f.run(f.informer(0, cache.Indexers{"value": func(obj any) ([]string, error) {
-			if broken {
-				panic("broken")
-			}
-			return byValue(obj)
-		}}))
+		var broken fragile
+		in := f.run(f.informer(0, cache.Indexers{"value": broken.byValue}))
 		f.settle()
 		store := in.GetIndexer()
 		wantList(t, "values", store.ListIndexFuncValues("value"), nil, "1")
 		f.put("a/x", "2")
 		f.put("a/y", "3")
 		f.settle()
-		broken = true
-		func() {
-			defer func() {
-				if recover() == nil {
-					t.Error("no panic")
-				}
-			}()
-			store.ListIndexFuncValues("value")
-		}()
-		broken = false
+		broken.panicOnce(t, func() { store.ListIndexFuncValues("value") })
 		wantList(t, "values", store.ListIndexFuncValues("value"), nil, "2", "3")
 	})
 }
@@ -178,29 +187,15 @@ func TestIndex_PanicForObjectOnceUndecodable_LosesNoChange(t *testing.T) {
 		f := newFixture(t, nil)
 		f.keep = true
 		f.put("a/x", "1")
-		broken := false
-		in := f.run(f.informer(0, cache.Indexers{"value": func(obj any) ([]string, error) {
-			if broken {
-				panic("broken")
-			}
-			return byValue(obj)
-		}}))
+		var broken fragile
+		in := f.run(f.informer(0, cache.Indexers{"value": broken.byValue}))
 		f.settle()
 		store := in.GetIndexer()
 		f.put("a/x", "!2")
 		f.settle()
 		wantList(t, "values while it cannot be decoded", store.ListIndexFuncValues("value"), nil, "1")
 		f.readable.Store(true)
-		broken = true
-		func() {
-			defer func() {
-				if recover() == nil {
-					t.Error("no panic")
-				}
-			}()
-			store.ListIndexFuncValues("value")
-		}()
-		broken = false
+		broken.panicOnce(t, func() { store.ListIndexFuncValues("value") })
 		wantList(t, "values", store.ListIndexFuncValues("value"), nil, "!2")
 	})
 }
