@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testrace"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/internal/compress"
 )
@@ -160,7 +161,7 @@ func TestCompressor_SupersededValues_AreCompressed(t *testing.T) {
 		if n := c.count(t); n != 0 {
 			t.Errorf("%d present values are compressed after 90 seconds", n)
 		}
-		for rev := began; rev <= c.store.Revision(); rev += 7 {
+		for rev := began; rev <= c.store.Revision(); rev += mirror.Revision(testrace.Count(7, 31)) {
 			c.requireSame(t, rev)
 		}
 		// The window drops what the history has counted.

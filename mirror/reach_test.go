@@ -10,6 +10,7 @@ import (
 
 	"github.com/stratakube/strata/btree"
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testrace"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -153,7 +154,7 @@ func TestMirror_EmptyUnclaimedResources_UseNoMemory(t *testing.T) {
 			runtime.ReadMemStats(&ms)
 			return ms.HeapAlloc
 		}
-		const definitions = 10_000
+		definitions := testrace.Count(10_000, 2_500)
 		prefix := func(i int) string { return fmt.Sprintf("/registry/example.com/definition%d/", i) }
 		before := held()
 		for i := range definitions {
@@ -175,7 +176,7 @@ func TestMirror_EmptyUnclaimedResources_UseNoMemory(t *testing.T) {
 		if n := m.Known(); n != 3 {
 			t.Errorf("%d resources are known, want the root, the claimed and the one with an object", n)
 		}
-		if after := held(); after > before+4<<20 {
+		if after := held(); after > before+uint64(definitions)*420 {
 			t.Errorf("%d definitions leave %d bytes", definitions, after-before)
 		}
 

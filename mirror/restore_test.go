@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testrace"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -19,7 +20,7 @@ import (
 // TestResource_AfterWaitReady_IsReadable: after WaitReady a read does not return ErrNotReady.
 func TestResource_AfterWaitReady_IsReadable(t *testing.T) {
 	t.Parallel()
-	const resources = 3000 // to lengthen the time between the first and the last
+	resources := testrace.Count(3000, 800) // to lengthen the time between the first and the last
 	for range 5 {
 		store := memory.New()
 		store.Stall(true)
@@ -173,8 +174,8 @@ func TestLatest_WriterIsHeldBeforePublication_Sleeps(t *testing.T) {
 func TestSnapshot_RestoresOfEtcd_AreNotMixed(t *testing.T) {
 	slow(t)
 	t.Parallel()
-	const rounds, restores = 3, 4 // a mirror backs off between lists
-	for range rounds {
+	const restores = 4 // a mirror backs off between lists
+	for range testrace.Count(3, 1) {
 		x := &incarnations{t: t, store: memory.New(), restores: restores}
 		x.restore(0)
 		m := start(t, x.store, nil)

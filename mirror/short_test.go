@@ -1,11 +1,21 @@
 package mirror_test
 
 import (
+	"flag"
 	"testing"
 
 	"github.com/stratakube/strata/internal/test/testrace"
 	"github.com/stratakube/strata/mirror"
 )
+
+// The flag of a command line comes later, and wins.
+func init() {
+	if testrace.Few() {
+		if err := flag.Set("rapid.checks", "25"); err != nil {
+			panic(err)
+		}
+	}
+}
 
 // slow skips a test that takes seconds in `make quick`. `make test-invariants` is short too, and
 // runs it: the checks find other defects than the test's own comparisons.

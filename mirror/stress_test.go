@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testrace"
 	"github.com/stratakube/strata/internal/test/testseed"
 	"github.com/stratakube/strata/mirror"
 )
@@ -371,7 +372,7 @@ func (x *race) write(txns int) {
 //	I7  history is within its bound
 func TestReaders_ConcurrentWriter_SeeInvariants(t *testing.T) {
 	t.Parallel()
-	txns := 12_000
+	txns := testrace.Count(12_000, 4_000)
 	if testing.Short() {
 		txns = 2_000
 	}

@@ -21,7 +21,7 @@ import (
 func TestWindow_MaxBytes_BoundsHistory(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		const limit = 8 << 20
+		const limit = 2 << 20
 		store := memory.New()
 		m := start(t, store, func(o *mirror.Options) { o.Window = mirror.Window{MaxAge: time.Hour, MaxBytes: limit} })
 		var all []*mirror.Resource
@@ -30,8 +30,8 @@ func TestWindow_MaxBytes_BoundsHistory(t *testing.T) {
 		}
 		reach(t, m, store.Revision(), all...)
 		highest := int64(0)
-		for i := range 1500 {
-			size := []int{10, 1000, 20_000, 300_000}[i%4]
+		for i := range testrace.Count(1500, 600) {
+			size := []int{10, 250, 5000, 75_000}[i%4]
 			store.Put(fmt.Sprintf("/registry/r%d/key", i%7%4), strings.Repeat("x", size))
 			reach(t, m, store.Revision())
 			synctest.Wait()

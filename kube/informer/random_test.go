@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -25,9 +26,9 @@ import (
 // give the live state.
 func TestRandomWritesAndFaults_HandlersReachTheLiveState(t *testing.T) {
 	seed := testseed.New(t)
-	runs := 60
-	if testrace.Few() {
-		runs = 15
+	runs := testrace.Count(20, 5)
+	if os.Getenv("STRATA_TEST_STATES") == "all" {
+		runs = 60
 	}
 	for run := range runs {
 		t.Run(strconv.Itoa(run), func(t *testing.T) {

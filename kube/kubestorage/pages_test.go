@@ -12,6 +12,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/internal/test/testrace"
 )
 
 // TestPages_NamespaceSelector_NarrowsFirstPage: a list of all namespaces with a field selector for
@@ -89,6 +90,9 @@ func TestChunking_GateOff_IgnoresLimitAndContinue(t *testing.T) {
 // TestPages_OfLargeValues_AreBounded: with any sizes of the preceding values, a response from etcd
 // stays small, and no key is missed.
 func TestPages_OfLargeValues_AreBounded(t *testing.T) {
+	if testrace.Few() {
+		t.Skip("one sequence: not under the race detector")
+	}
 	t.Parallel()
 	f := setup(t)
 	ctx := contextFor(t)

@@ -21,7 +21,7 @@ import (
 // then gets 410; a watcher that reads in time loses no event and is not delayed.
 func TestWatch_SlowClient_DoesNotDelayOthers(t *testing.T) {
 	t.Parallel()
-	f := setupInMemory(t, withWindow(mirror.Window{MaxAge: time.Hour, MaxBytes: 4 << 20}))
+	f := setupInMemory(t, withWindow(mirror.Window{MaxAge: time.Hour, MaxBytes: 1 << 20}))
 	pod := f.create(t, newPod("a"))[0]
 	slow := f.watchPods(t, afterRevision(pod.ResourceVersion))
 	fast := f.watchPods(t, afterRevision(pod.ResourceVersion))
@@ -29,7 +29,7 @@ func TestWatch_SlowClient_DoesNotDelayOthers(t *testing.T) {
 	const held = 75 // above the events that a watcher holds
 	var revisions []string
 	for i := 0; ; i++ {
-		out := f.update(t, pod, strings.Repeat(string(rune('a'+i%26)), 100<<10))
+		out := f.update(t, pod, strings.Repeat(string(rune('a'+i%26)), 25<<10))
 		revisions = append(revisions, out.ResourceVersion)
 		if got := nextPod(t, fast, watch.Modified); got.ResourceVersion != out.ResourceVersion {
 			t.Fatalf("the fast watcher has %s after a write at %s", got.ResourceVersion, out.ResourceVersion)
@@ -43,7 +43,7 @@ func TestWatch_SlowClient_DoesNotDelayOthers(t *testing.T) {
 			break
 		}
 		if i == 500 {
-			t.Fatalf("after 50 MiB history still reaches back to %d", floor)
+			t.Fatalf("after 12 MiB history still reaches back to %d", floor)
 		}
 	}
 

@@ -231,7 +231,7 @@ func TestHandle_BelowOverload_RefusesNone(t *testing.T) {
 		},
 		"many users with some requests each, while nothing is served for 5 s": func(s *server) {
 			for range handSize {
-				for i := range 1000 {
+				for i := range testrace.Count(1000, 300) {
 					s.send(lowLevel, fmt.Sprint("user ", i), func() { time.Sleep(time.Until(s.began.Add(5 * time.Second))) })
 				}
 				time.Sleep(500 * time.Millisecond)

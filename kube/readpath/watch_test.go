@@ -327,7 +327,7 @@ func TestWatch_SlowReader_GetsRetainedEvents(t *testing.T) {
 	// Without initial events, for which a client has limited time.
 	resp := w.open(t, "", "resourceVersion="+w.catchUp(t), jsonType, true)
 	annotations := map[string]string{"filler": strings.Repeat("x", 100<<10)}
-	const n = 200 // 20 MB, more than connections buffer
+	n := testrace.Count(200, 120) // 20 or 12 MB, more than connections buffer
 	for i := range n {
 		w.put(t, w.object(fmt.Sprintf("pod-%03d", i), annotations))
 	}

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/client-go/kubernetes/scheme"
 
+	"github.com/stratakube/strata/internal/test/testrace"
 	"github.com/stratakube/strata/kube/internal/representation"
 	"github.com/stratakube/strata/kube/transcode"
 )
@@ -87,7 +88,7 @@ func TestTranscoder_EveryKind_EqualsEncodingJSON(t *testing.T) {
 		}
 		kinds++
 		ok := 0
-		for range 50 {
+		for range testrace.Count(50, 8) {
 			obj := reflect.New(typ).Interface().(runtime.Object)
 			fill.Fill(obj)
 			if m, err := meta.Accessor(obj); err == nil {

@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/internal/test/testrace"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -188,7 +189,7 @@ func TestReplay_AnySegments_EqualsWatch(t *testing.T) {
 	requireEqual(t, replayed(t, s, prefix, began, now.Revision), want)
 	n := 0
 	rapid.Check(t, func(rt *rapid.T) {
-		if n++; n > 12 { // each takes a few rounds of 100 ms in etcd
+		if n++; n > testrace.Count(12, 4) { // each takes a few rounds of 100 ms in etcd
 			return
 		}
 		after := rapid.Int64Range(began.Revision, now.Revision).Draw(rt, "after")

@@ -42,11 +42,17 @@ var modules = []module{
 // withoutRace are the tests that run a second time without the race detector, by the directory of
 // their package: they skip themselves under it, or explore few states (internal/test/testrace).
 var withoutRace = []struct{ dir, tests string }{
-	{"mirror", "TestOrderings_|TestHistory_MemoryPerRevision_|TestWindow_MaxBytes_IncludesVersions|TestWindow_CachedVersions_"},
-	{"kube/kubestorage", "TestSuitesOfThisMinor|TestSimulation_"},
-	{"kube/loadshed", "TestHandle_Overload"},
-	{"kube/readpath", "TestList_SlowClient_|TestList_LargeObjectsSlowClient_|TestWatch_FramesAndHeaders_"},
+	{"mirror", "TestOrderings_|TestHistory_MemoryPerRevision_|TestWindow_MaxBytes_|TestWindow_CachedVersions_|" +
+		"TestMirror_RandomSteps_|TestMirror_EmptyUnclaimedResources_|TestCursor_FollowingKeysOrValues_|TestLoad_RestoredHistory_|" +
+		"TestReaders_ConcurrentWriter_|TestResource_AfterWaitReady_|TestSnapshot_RestoresOfEtcd_|TestCompressor_SupersededValues_"},
+	{"kube/kubestorage", "TestSuitesOfThisMinor|TestSimulation_|TestPages_OfLargeValues_"},
+	{"kube/loadshed", "TestHandle_Overload|TestHandle_BelowOverload_"},
+	{"kube/readpath", "TestTable_Lists_|TestWatch_SlowReader_|TestList_SlowClient_|TestList_LargeObjectsSlowClient_|TestWatch_FramesAndHeaders_"},
 	{"kube/internal/gzipjoin", "TestCompress_JoinedLeaves_"},
+	{"kube/internal/index", "TestKeys_RandomSteps_|TestPlan_AnySelector|TestKnown_AnyLimit"},
+	{"kube/informer", "TestRandomWritesAndFaults_"},
+	{"test/engine", "TestReplay_AnySegments_"},
+	{"kube/transcode", "TestTranscoder_EveryKind_"},
 }
 
 // program is a program that tests start or build, or a module whose files they read. It is built or

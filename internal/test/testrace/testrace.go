@@ -9,3 +9,11 @@ import "os"
 // without the detector, with all states; `make nightly` runs all states under the detector, too
 // (STRATA_TEST_STATES=all).
 func Few() bool { return Enabled && os.Getenv("STRATA_TEST_STATES") != "all" }
+
+// Count returns few if Few is true, and else all.
+func Count(all, few int) int {
+	if Few() {
+		return few
+	}
+	return all
+}

@@ -278,10 +278,10 @@ func TestWriter_ConcurrentUse_SharesNoState(t *testing.T) {
 	shared := bytes.Repeat([]byte("shared by all,"), 5000)
 	run := Compress(nil, shared)
 	var group sync.WaitGroup
-	for i := range 16 {
+	for i := range 8 {
 		group.Go(func() {
-			for j := range 10 {
-				own := base64.StdEncoding.AppendEncode(nil, randomBytes(10_000*(j+1), uint64(i)))
+			for _, size := range []int{10_000, 100_000} {
+				own := base64.StdEncoding.AppendEncode(nil, randomBytes(size, uint64(i)))
 				var body bytes.Buffer
 				z := NewWriter(&body)
 				z.Write(own[:3000])

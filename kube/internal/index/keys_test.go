@@ -12,6 +12,7 @@ import (
 	"weak"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testrace"
 	"github.com/stratakube/strata/internal/test/testseed"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/mirror"
@@ -165,7 +166,7 @@ func TestKeys_RandomSteps_EqualScan(t *testing.T) {
 			defer func() { hashMask = ^uint32(0) }()
 			seed := testseed.New(t)
 			plans, exact := map[string]int{}, 0
-			for round := range 6 {
+			for round := range testrace.Count(6, 2) {
 				synctest.Test(t, func(t *testing.T) {
 					s := &keySteps{rnd: rand.New(rand.NewPCG(seed, uint64(round))), plans: plans}
 					s.run(t, 150)

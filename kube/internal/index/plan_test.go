@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/stratakube/strata/internal/test/testrace"
 	"github.com/stratakube/strata/internal/test/testseed"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 )
@@ -93,8 +94,8 @@ func testPlans(t *testing.T, f *fixture) {
 	t.Helper()
 	seed := testseed.New(t)
 	m := podtest.NewModel(seed, 1)
-	planned := 0
-	for range 20 {
+	planned, rounds := 0, testrace.Count(20, 5)
+	for range rounds {
 		for range 1 + m.Rand.IntN(100) {
 			m.Step(t, f.Etcd)
 		}
@@ -118,7 +119,7 @@ func testPlans(t *testing.T, f *fixture) {
 			}
 		}
 	}
-	if planned < 100 {
+	if planned < 5*rounds {
 		t.Errorf("only %d lists used a plan", planned)
 	}
 }
