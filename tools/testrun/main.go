@@ -158,6 +158,7 @@ func (r *runner) invoke(ctx context.Context, inv invocation, into *results) erro
 	cmd := exec.CommandContext(ctx, r.goCommand, append(args, inv.packages...)...)
 	cmd.Dir = filepath.Join(r.root, inv.dir)
 	cmd.Env = append(os.Environ(), r.environ...)
+	cmd.Env = append(cmd.Env, inv.env...)
 	if inv.alone {
 		cmd.Env = append(cmd.Env, "GOWORK=off")
 	}

@@ -99,6 +99,7 @@ type invocation struct {
 	name     string
 	dir      string
 	alone    bool // GOWORK=off
+	env      []string
 	args     []string
 	packages []string // relative to dir
 	covers   []pattern
@@ -262,6 +263,11 @@ func (r *runner) invocation(m module) *invocation {
 	}
 	if race {
 		inv.args = append(inv.args, "-race")
+		if os.Getenv("GOGC") == "" {
+			// The race detector makes a collection expensive. A larger heap takes a sixth of the
+			// processor time from tests of mirror and kube/internal/index.
+			inv.env = append(inv.env, "GOGC=300")
+		}
 	}
 	inv.args = append(inv.args, r.flags...)
 	return inv
@@ -276,7 +282,7 @@ func (r *runner) withoutRace(inv invocation) *invocation {
 	}
 	again := inv
 	again.name += ", without the race detector"
-	again.packages = nil
+	again.packages, again.env = nil, nil
 	var tests []string
 	for _, w := range withoutRace {
 		if m, err := r.owner(w.dir); err == nil && m.from == inv.dir && inv.covered(w.dir) {

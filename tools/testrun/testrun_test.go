@@ -323,6 +323,26 @@ func TestPlan_Patterns_AreOfTheirModules(t *testing.T) {
 	}
 }
 
+// TestPlan_RaceDetector_HasLargerHeap: only tests under the race detector, and the caller's GOGC
+// wins.
+func TestPlan_RaceDetector_HasLargerHeap(t *testing.T) {
+	r := &runner{root: "../..", goCommand: "go", race: true, out: io.Discard}
+	for set, want := range map[string]string{"": "[GOGC=300] [] []", "off": "[] [] []"} {
+		t.Setenv("GOGC", set)
+		stages, err := r.plan([]string{"./mirror", "./test/e2e/replica"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, inv := range slices.Concat(stages...) {
+			got = append(got, fmt.Sprint(inv.env))
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("GOGC=%s: %q, want %q", set, got, want)
+		}
+	}
+}
+
 // TestPlan_LongestPackages_Exist fails when a package moved.
 func TestPlan_LongestPackages_Exist(t *testing.T) {
 	for _, m := range modules {
