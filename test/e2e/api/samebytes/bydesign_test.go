@@ -158,9 +158,12 @@ func startKey(body []byte) string {
 	return token.Start
 }
 
-// applyDesign removes the permitted differences from both answers.
+// applyDesign removes the permitted differences from both answers. The regular expressions would
+// take most of the time of the tests, so equal bodies are not searched.
 func applyDesign(r request, got, want *response) {
 	for _, d := range byDesign {
-		d.apply(r, got, want)
+		if strings.HasPrefix(d.what, "header") || !bytes.Equal(got.body, want.body) {
+			d.apply(r, got, want)
+		}
 	}
 }
