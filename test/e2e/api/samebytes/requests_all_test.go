@@ -11,7 +11,7 @@ import (
 )
 
 // TestList_EveryResource_MatchesUpstream lists all objects of every resource, in every version, in
-// its media types, over every wire: in the short form, over one wire and a third of the others.
+// its media types, over every wire. The short form has each object in one of two media types.
 func TestList_EveryResource_MatchesUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
@@ -32,7 +32,7 @@ func TestList_EveryResource_MatchesUpstream(t *testing.T) {
 					}
 				}
 			}
-			all = partOf(all, r.String(), number)
+			all = partOf(all, number)
 			for _, m := range r.media() {
 				all[named("list", m.name, wires[0].name)] = wires[0].on(request{path: r.path(), accept: m.list})
 				all[named("list-from-memory", m.name)] = request{path: r.path(), query: "resourceVersion=0", accept: m.list}
@@ -44,8 +44,12 @@ func TestList_EveryResource_MatchesUpstream(t *testing.T) {
 			if len(objects) <= bulkObjects {
 				for i, o := range objects {
 					name := fmt.Sprintf("%d-%s-%s", i, o.Namespace, o.Name)
-					all[named("get-each", name, "json")] = request{path: objectPath(r, o), accept: jsonType}
-					all[named("get-each", name, "protobuf")] = request{path: objectPath(r, o), query: "resourceVersion=0", accept: protobufType}
+					if harness.Long() || (i+number)%2 == 0 {
+						all[named("get-each", name, "json")] = request{path: objectPath(r, o), accept: jsonType}
+					}
+					if harness.Long() || (i+number)%2 == 1 {
+						all[named("get-each", name, "protobuf")] = request{path: objectPath(r, o), query: "resourceVersion=0", accept: protobufType}
+					}
 				}
 			}
 			w.run(t, ctx, all)

@@ -2,13 +2,15 @@ package samebytes
 
 import (
 	"cmp"
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"hash/fnv"
+	"maps"
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -66,27 +68,33 @@ func (s subject) paths() map[string]string {
 // object is the path of the subject's object.
 func (s subject) object() string { return s.in(s.namespace) + "/" + s.name }
 
-// complete are the subjects with every case: one for each kind of handler.
-var complete = []string{"configmaps.v1", "widgets.v1." + customGroup, "widgets.v1beta1." + customGroup, "apiservices.v1.apiregistration.k8s.io"}
-
 // part returns the cases for the subject.
 func (s subject) part(all cases) cases {
-	return partOf(all, s.String(), slices.IndexFunc(subjects, func(o subject) bool { return o.gvr == s.gvr }))
+	return partOf(all, slices.IndexFunc(subjects, func(o subject) bool { return o.gvr == s.gvr }))
 }
 
-// partOf returns the cases for a resource: all in the long form and for a complete subject, and a
-// third for each other one, by its number, so that three of these cover every case.
-func partOf(all cases, resource string, number int) cases {
-	if harness.Long() || slices.Contains(complete, resource) {
+// partOf returns the cases for the resource of a number: all in the long form. Otherwise, of the
+// cases whose names differ only in the first part (mostly the path), it chooses a third, at least
+// one, so that each resource has every combination of the other parts, and any three consecutive
+// resources together have every case.
+func partOf(all cases, number int) cases {
+	if harness.Long() {
 		return all
 	}
-	which := uint32(number)
+	alike := map[string][]string{}
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		_, rest, ok := strings.Cut(name, "/")
+		if !ok {
+			rest = name
+		}
+		alike[rest] = append(alike[rest], name)
+	}
 	part := cases{}
-	for name, r := range all {
-		h := fnv.New32a()
-		h.Write([]byte(name))
-		if (h.Sum32()+which)%3 == 0 {
-			part[name] = r
+	for i, rest := range slices.Sorted(maps.Keys(alike)) {
+		for j, name := range alike[rest] {
+			if (i+j+number)%min(len(alike[rest]), 3) == 0 {
+				part[name] = all[name]
+			}
 		}
 	}
 	return part
@@ -295,20 +303,28 @@ func TestPagedList_MatchesUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
 	for _, s := range subjects {
+		all := cases{}
 		for where, path := range s.paths() {
 			for _, start := range []string{"", "labelSelector=app", "resourceVersion=0", fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", w.past)} {
 				for _, m := range media {
-					if (start != "" && m.name != "json") || m.name == "cbor" || m.name == "yaml" {
-						continue
+					if (start == "" || m.name == "json") && m.name != "cbor" && m.name != "yaml" {
+						all[named(where, cmp.Or(start, "plain"), m.name)] = request{path: path, query: start, accept: m.list}
 					}
-					t.Run(named(s.String(), where, cmp.Or(start, "plain"), m.name), func(t *testing.T) {
-						t.Parallel()
-						w.settle(t, ctx, path)
-						w.pages(t, path, start, m.list)
-					})
 				}
 			}
 		}
+		w.runPages(t, ctx, s, all)
+	}
+}
+
+// runPages reads the subject's part of lists in pages, in parallel subtests.
+func (w *world) runPages(t *testing.T, ctx context.Context, s subject, all cases) {
+	for name, r := range s.part(all) {
+		t.Run(named(s.String(), name), func(t *testing.T) {
+			t.Parallel()
+			w.settle(t, ctx, r.path)
+			w.pages(t, r.path, r.query, r.accept)
+		})
 	}
 }
 

@@ -38,7 +38,7 @@ func TestList_OlderThanMemory_MatchesUpstream(t *testing.T) {
 					all[named(where, "name")] = request{path: path, accept: jsonType, query: exactly + "&fieldSelector=metadata.name%3D" + s.name}
 					all[named(where, "compacted")] = request{path: path, accept: jsonType, query: fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", w.compacted)}
 				}
-				withoutHistory.run(t, ctx, all)
+				withoutHistory.run(t, ctx, s.part(all))
 				for where, path := range s.paths() {
 					t.Run(named(where, "pages"), func(t *testing.T) { withoutHistory.pages(t, path, exactly, jsonType) })
 				}

@@ -58,8 +58,7 @@ func TestShards_ListAndWatch_MatchUpstream(t *testing.T) {
 	w := open(t)
 	ctx := harness.Context(t, testTimeout)
 	w.eachSubject(t, ctx, func(t *testing.T, s subject, present int64) {
-		all := cases{}
-		watches := cases{}
+		all, watches, initial := cases{}, cases{}, cases{}
 		for where, path := range s.paths() {
 			for name, selector := range shardSelectors {
 				query := "shardSelector=" + url.QueryEscape(selector)
@@ -76,33 +75,30 @@ func TestShards_ListAndWatch_MatchUpstream(t *testing.T) {
 				for _, v := range wires {
 					query := "shardSelector=" + url.QueryEscape(shardSelectors["first-half"])
 					all[named(where, "media", m.name, v.name)] = v.on(request{path: path, query: query, accept: m.list})
-					t.Run(named("initial-events", where, m.name, v.name), func(t *testing.T) {
-						w.sameWatch(t, ctx, v.on(request{path: path, query: initialEvents + "&" + query, accept: m.object}),
-							func() func([]byte) bool { return endOfInitialEvents })
-					})
+					initial[named(where, m.name, v.name)] = v.on(request{path: path, query: initialEvents + "&" + query, accept: m.object})
 				}
 			}
 		}
 		w.run(t, ctx, s.part(all))
-		w.watchAll(t, ctx, watches, func() {}, func() func([]byte) bool { return untilEnd })
+		t.Run("initial-events", func(t *testing.T) { w.runInitialEvents(t, ctx, s.part(initial)) })
+		w.watchAll(t, ctx, s.part(watches), func() {}, func() func([]byte) bool { return untilEnd })
 	})
 }
 
 // TestShards_PagedList_MatchesUpstream reads shards in pages.
 func TestShards_PagedList_MatchesUpstream(t *testing.T) {
 	w := open(t)
+	ctx := harness.Context(t, testTimeout)
 	for _, s := range subjects {
+		all := cases{}
 		for where, path := range s.paths() {
 			for _, shard := range []string{"first-half", "two", "namespace", "all"} {
 				for _, start := range []string{"", "&labelSelector=app", fmt.Sprintf("&resourceVersionMatch=Exact&resourceVersion=%d", w.past)} {
-					t.Run(named(s.String(), where, shard, cmp.Or(start, "plain")), func(t *testing.T) {
-						t.Parallel()
-						w.settle(t, harness.Context(t, testTimeout), path)
-						w.pages(t, path, "shardSelector="+url.QueryEscape(shardSelectors[shard])+start, jsonType)
-					})
+					all[named(where, shard, cmp.Or(start, "plain"))] = request{path: path, query: "shardSelector=" + url.QueryEscape(shardSelectors[shard]) + start, accept: jsonType}
 				}
 			}
 		}
+		w.runPages(t, ctx, s, all)
 	}
 }
 
