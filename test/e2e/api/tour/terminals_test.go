@@ -62,7 +62,8 @@ func newTerminals(t *testing.T, ctx context.Context, work string, env ...string)
 	term.env = slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return strings.HasPrefix(v, "KUBECONFIG=") || strings.HasPrefix(v, "STRATA_DATA=")
 	})
-	term.env = append(append(term.env, "KUBECACHEDIR="+term.own, "PATH="+term.own+":"+os.Getenv("PATH")), env...)
+	// Programs without debugging information are linked in half the time.
+	term.env = append(append(term.env, "KUBECACHEDIR="+term.own, "PATH="+term.own+":"+os.Getenv("PATH"), "GOFLAGS=-ldflags=-w -vet=off "+os.Getenv("GOFLAGS")), env...)
 	t.Cleanup(term.stop)
 
 	stdin, writer, err := os.Pipe()
