@@ -32,7 +32,7 @@ type compressed struct {
 }
 
 const (
-	gzipObjects = 1200
+	gzipObjects = 400
 	gzipChanged = 12 // objects that change between the two revisions
 )
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 
@@ -34,7 +35,7 @@ func (s sample) String() string {
 
 // scrape reads the metrics with these names.
 func scrape(ctx context.Context, api *harness.API, names ...string) ([]sample, error) {
-	r, err := api.DoAs(ctx, http.MethodGet, "/metrics", "", "", "text/plain", nil)
+	r, err := api.DoAs(ctx, http.MethodGet, "/metrics", url.Values{"name[]": names}.Encode(), "", "text/plain", nil)
 	if err != nil {
 		return nil, err
 	}
