@@ -31,8 +31,8 @@ import (
 // limited lifetime: each creation also deletes an earlier object, unless it is one of the
 // survivors.
 var (
-	mapCount   = harness.Pick(2100, 7000)
-	gizmoCount = harness.Pick(900, 3000)
+	mapCount   = harness.Pick(1050, 7000)
+	gizmoCount = harness.Pick(450, 3000)
 )
 
 const (
@@ -43,7 +43,7 @@ const (
 )
 
 // TestInformers_ObjectChurn_CachesEqualFreshList runs informers and a manager over the lifetime of
-// 3,000 objects, or 10,000 in the long form. In the end every cache equals a fresh list, every
+// 1,500 objects, or 10,000 in the long form. In the end every cache equals a fresh list, every
 // reconciler has seen the last state of every object, and no informer has relisted.
 func TestInformers_ObjectChurn_CachesEqualFreshList(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)

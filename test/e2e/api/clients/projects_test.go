@@ -102,7 +102,7 @@ func (p project) awaitServed(t *testing.T, ctx context.Context) {
 }
 
 // TestCRD_ProjectDefinitions_ServeEveryVersion installs the definitions of a project, fills a
-// resource with 400 objects, or 1,000 in the long form, reads and watches it in each served
+// resource with 200 objects, or 1,000 in the long form, reads and watches it in each served
 // version, deletes the definition and creates it again.
 func TestCRD_ProjectDefinitions_ServeEveryVersion(t *testing.T) {
 	t.Parallel()
@@ -115,7 +115,7 @@ func TestCRD_ProjectDefinitions_ServeEveryVersion(t *testing.T) {
 }
 
 // Counts of each project's objects, which are in several namespaces:
-var objectCount = harness.Pick(400, 1000)
+var objectCount = harness.Pick(200, 1000)
 
 const (
 	namespaceCount = 4
@@ -239,7 +239,7 @@ func (p project) testList(t *testing.T, ctx context.Context, version string, all
 	harness.Check(t, err)
 	equalObjects(t, "metadata", metadata.Items, all.Items)
 
-	kubectl, err := cluster.Kubectl(ctx, "", "get", p.resource+"."+version+"."+p.group, "-A", "--chunk-size=300", "--no-headers")
+	kubectl, err := cluster.Kubectl(ctx, "", "get", p.resource+"."+version+"."+p.group, "-A", "--chunk-size=150", "--no-headers")
 	harness.Check(t, err)
 	if rows := strings.Count(kubectl.Stdout, "\n"); rows != objectCount {
 		t.Errorf("kubectl shows %d rows, want %d\n%s", rows, objectCount, kubectl.Stderr)
