@@ -15,19 +15,22 @@ import (
 const large = 500
 
 // listRequests returns every combination for a LIST. sendInitialEvents, with which a LIST is
-// refused, is tried in one scope, in the short form with one limit.
+// refused, is tried in one scope. The short form has each valid combination in the two scopes
+// without selectors and in one of the three others, and a third of those with sendInitialEvents or
+// an invalid value, so that every pair of parameters occurs.
 func listRequests() (all []request) {
-	for _, s := range scopes {
+	for i, s := range scopes {
 		initials := []string{unset}
 		if s == scopes[namespace] {
 			initials = []string{unset, "true", "false"}
 		}
-		for _, version := range []string{unset, zero, compacted, distant, old, present, future, far, garbage} {
-			for _, match := range []string{unset, exact, notOlderThan, nonsense} {
-				for _, from := range []string{unset, compacted, distant, old, present, inconsistent, garbage} {
-					for _, limit := range []int{0, 1, large} {
+		for j, version := range []string{unset, zero, compacted, distant, old, present, future, far, garbage} {
+			for k, match := range []string{unset, exact, notOlderThan, nonsense} {
+				for l, from := range []string{unset, compacted, distant, old, present, inconsistent, garbage} {
+					for m, limit := range []int{0, 1, large} {
+						invalid := version == garbage || match == nonsense || from == garbage
 						for _, initial := range initials {
-							if !harness.Long() && initial != unset && limit != 1 {
+							if !harness.Long() && (i >= labels || invalid || initial != unset) && (i+j+k+l+m)%3 != 0 {
 								continue
 							}
 							all = append(all, request{verb: list, scope: s, version: version, match: match, from: from, limit: limit, initial: initial})
