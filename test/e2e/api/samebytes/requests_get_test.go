@@ -65,7 +65,7 @@ func TestGET_EveryOption_MatchesUpstream(t *testing.T) {
 			}
 			for _, m := range append(media, moreMedia...) {
 				for _, v := range allWires {
-					all[named(what, "media", m.name, v.name)] = v.on(request{path: path, accept: m.object})
+					all[named(what+" over "+v.name, "media", m.name)] = v.on(request{path: path, accept: m.object})
 				}
 			}
 			for _, agent := range agents {

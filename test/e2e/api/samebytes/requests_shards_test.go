@@ -67,7 +67,7 @@ func TestShards_ListAndWatch_MatchUpstream(t *testing.T) {
 					"labels": "&labelSelector=app", "labels-limit": "&limit=1&labelSelector=app", "name": "&fieldSelector=metadata.name%3D" + s.name,
 					"namespace": "&fieldSelector=metadata.namespace%3D" + oddNamespace, "continue": "&limit=1&continue=garbage",
 				} {
-					all[named(where, name, with)] = request{path: path, query: query + more, accept: jsonType}
+					all[named(where+" with "+with, name)] = request{path: path, query: query + more, accept: jsonType}
 				}
 				watches[named(where, name, "begin")] = request{path: path, query: "watch=true&resourceVersion=0&" + query + "&" + shortTimeout, accept: jsonType}
 			}
