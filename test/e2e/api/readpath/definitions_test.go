@@ -297,7 +297,8 @@ func TestCRD_FrequentChanges_ReadsUseNewStorage(t *testing.T) {
 			}
 		})
 	}
-	for size := 1; size <= 30; size++ {
+	changes := harness.Pick(10, 30)
+	for size := 1; size <= changes; size++ {
 		for i := len(definitions) - 1; i >= 0; i-- {
 			definitions[i].versions[0].spec = sized(size)
 			definitions[i].update(t, ctx)
@@ -312,7 +313,7 @@ func TestCRD_FrequentChanges_ReadsUseNewStorage(t *testing.T) {
 		}
 	}
 	for _, read := range d.reads("v1", "often") {
-		untilBody(t, ctx, read[0], read[1], `"size":30`)
+		untilBody(t, ctx, read[0], read[1], fmt.Sprintf(`"size":%d`, changes))
 	}
 }
 

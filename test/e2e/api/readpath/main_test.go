@@ -216,7 +216,7 @@ func passedOn(t *testing.T, ctx context.Context, path, reason string) {
 	}
 }
 
-// metric returns the sum of all series whose text begins with prefix.
+// metric returns the sum of all series whose text begins with prefix, which has a whole name.
 func metric(t *testing.T, ctx context.Context, of *harness.API, prefix string) (sum float64) {
 	t.Helper()
 	for _, n := range series(t, ctx, of, prefix) {
@@ -225,10 +225,12 @@ func metric(t *testing.T, ctx context.Context, of *harness.API, prefix string) (
 	return sum
 }
 
-// series returns the values of all series whose text begins with prefix.
+// series returns the values of all series whose text begins with prefix, which has a whole name.
 func series(t *testing.T, ctx context.Context, of *harness.API, prefix string) map[string]float64 {
 	t.Helper()
-	r, err := of.DoAs(ctx, http.MethodGet, "/metrics", "", "", "text/plain", nil)
+	name, _, _ := strings.Cut(prefix, "{")
+	name = strings.TrimSuffix(name, "_count") // of a histogram
+	r, err := of.DoAs(ctx, http.MethodGet, "/metrics", "name[]="+name, "", "text/plain", nil)
 	harness.Check(t, err)
 	values := map[string]float64{}
 	lines := bufio.NewScanner(bytes.NewReader(r.Body))
