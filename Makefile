@@ -47,11 +47,8 @@ OLDEST := apiserver_v0_36
 MAKEFLAGS += --no-builtin-rules
 .PHONY: $(shell sed -n 's/^\([a-z0-9-]*\):.*\#\#.*/\1/p' Makefile hack/*.mk)
 
-help: ## list these targets
+help: ## list these targets; `make help-all` lists all
 	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } /^[a-z0-9-]*:.*## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile
-
-help-all: ## list all targets
-	@awk -F ':.*## ' 'FNR == 1 { print "\n" FILENAME } /^[a-z0-9-]*:.*## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile hack/*.mk
 
 ##@ Build
 

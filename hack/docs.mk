@@ -14,3 +14,6 @@ console: ## copy the plot library of the console from npm, at the version of its
 	@work=$$(mktemp -d) && trap 'rm -rf "$$work"' EXIT && cp $(UPLOT)/package.json $(UPLOT)/package-lock.json "$$work" && cd "$$work" && \
 	npm install --ignore-scripts --omit-lockfile-registry-resolved --no-audit --no-fund && \
 	cp package-lock.json node_modules/uplot/LICENSE node_modules/uplot/dist/uPlot.esm.js node_modules/uplot/dist/uPlot.min.css $(CURDIR)/$(UPLOT)/
+
+help-all: ## list all targets
+	@awk -F ':.*## ' 'FNR == 1 { print "\n" FILENAME } /^[a-z0-9-]*:.*## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile hack/*.mk

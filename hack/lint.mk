@@ -3,6 +3,13 @@
 gofmt: ## fail if a file is not formatted
 	@files=$$(find . -path ./bin -prune -o -name '*.go' -print | xargs gofmt -l) && test -z "$$files" || { printf 'not formatted (gofmt -w):\n%s\n' "$$files"; exit 1; }
 
+TIDIED := . kube server stratatest test tools test/upstream/suites test/upstream/robustness test/upstream/conformance tools/stock/etcd-3.5 tools/stock/etcd-3.6
+
+lint-fix: ## format files, tidy every go.mod, and complete go.work.sum
+	@find . -path ./bin -prune -o -name '*.go' -print | xargs gofmt -w
+	@set -e; for module in $(TIDIED); do (cd $$module && $(ALONE) $(GO) mod tidy); done
+	@$(GO) list -m all >/dev/null
+
 vet: ## go vet in the workspace, suites and robustness; `make conformance` vets conformance
 	$(ALONE) $(GO) vet ./...
 	$(GO) vet -tags $(NEWEST) ./kube/... ./server/... ./stratatest/... ./test/...
@@ -29,7 +36,7 @@ boundaries: ## fail if the engine, its tests included, depends on Kubernetes, th
 
 # Not tools/kine: go mod tidy downloads the modules that tests of kine's dependencies import, and a proxy may lack them.
 tidy: ## fail if a go.mod is not what go mod tidy would write, or if go.work.sum lacks a sum
-	@set -e; for module in . kube server stratatest test tools test/upstream/suites test/upstream/robustness test/upstream/conformance tools/stock/etcd-3.5 tools/stock/etcd-3.6; do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
+	@set -e; for module in $(TIDIED); do (cd $$module && $(ALONE) $(GO) mod tidy -diff); done
 	@sum=$$(cksum go.work.sum); $(GO) list -m all >/dev/null; \
 	[ "$$sum" = "$$(cksum go.work.sum)" ] || { echo 'go.work.sum was incomplete: commit it'; exit 1; }
 
