@@ -58,7 +58,7 @@ type lineage struct {
 	// the successor's floor; nil if there is none.
 	successor atomic.Pointer[lineage]
 	// hasNoClaim: the resource has no claim. Values may be missing, and readers do not see the
-	// lineage; see current.readable.
+	// lineage; see lineagePointer.readable.
 	hasNoClaim bool
 	// restore is the restore of the history before the list with which the lineage began; nil if
 	// there is none, or its events were joined. They may have been dropped since.

@@ -80,7 +80,7 @@ func (c *cluster) addStatus(s *status.Status, lists map[schema.GroupResource]met
 	for resource, group := range c.cache.Resources() {
 		r, l := resource.Stats(), lists[group]
 		s.Resources = append(s.Resources, status.Resource{
-			Group: group.Group, Resource: group.Resource, Ready: r.Ready, Suspect: r.Inconsistent,
+			Group: group.Group, Resource: group.Resource, Ready: r.Ready, Inconsistent: r.Inconsistent,
 			Objects: r.Entries, Bytes: r.Bytes, Watches: watches[group], LagEvents: lag[group],
 			LogEvents: r.Events, Oldest: r.OldestRevision, Events: r.Received,
 			Lists: status.Reads{Memory: l.Present, Past: l.Past, Etcd: l.Etcd},

@@ -59,10 +59,11 @@ type Resource struct {
 	Group    string `json:"group"`
 	Resource string `json:"resource"`
 	Ready    bool   `json:"ready"`
-	Suspect  bool   `json:"suspect"` // a consistency check has found a difference
-	Objects  int    `json:"objects"`
-	Bytes    int64  `json:"bytes"` // of the objects, as stored
-	Watches  int    `json:"watches"`
+	// Inconsistent is true from a difference found by a consistency check until a check finds none.
+	Inconsistent bool  `json:"inconsistent"`
+	Objects      int   `json:"objects"`
+	Bytes        int64 `json:"bytes"` // of the objects, as stored
+	Watches      int   `json:"watches"`
 	// LagEvents is the number of events that the slowest watch has not examined.
 	LagEvents int   `json:"lagEvents"`
 	LogEvents int   `json:"logEvents"` // events over which a watch can resume

@@ -41,7 +41,7 @@ export const forget = () => table.update([]);
 
 const total = ({ lists }) => lists.memory + lists.past + lists.etcd;
 const hit = (r) => (total(r) > 0 ? (r.lists.memory + r.lists.past) / total(r) : -1);
-const state = (r) => (!r.ready ? 'loading' : r.suspect ? 'suspect' : 'ready');
+const state = (r) => (!r.ready ? 'loading' : r.inconsistent ? 'inconsistent' : 'ready');
 
 export function update() {
   const last = readings.at(-1);
