@@ -163,14 +163,11 @@ func (s *Server) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, er
 			return resp, err
 		}
 	}
-	release, err := s.place(ctx)
+	ctx, release, err := s.beginRead(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
-	defer cancel()
-	s.stats.fromEtcd.Add(1)
 	resp, err := pb.NewKVClient(a.client.ActiveConnection()).Txn(ctx, r)
 	if err != nil {
 		return nil, err
@@ -376,14 +373,11 @@ func (s *Server) read(v mirror.View, r *pb.RangeRequest, maxBytes int) (*pb.Rang
 
 // fromEtcd passes a range on to etcd.
 func (s *Server) fromEtcd(ctx context.Context, a *attachment, r *pb.RangeRequest) (*pb.RangeResponse, error) {
-	release, err := s.place(ctx)
+	ctx, release, err := s.beginRead(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
-	defer cancel()
-	s.stats.fromEtcd.Add(1)
 	resp, err := pb.NewKVClient(a.client.ActiveConnection()).Range(ctx, r, grpc.MaxCallRecvMsgSize(64<<20))
 	if err != nil {
 		return nil, err
@@ -392,12 +386,15 @@ func (s *Server) fromEtcd(ctx context.Context, a *attachment, r *pb.RangeRequest
 	return resp, nil
 }
 
-// place returns a place for a read of etcd when one is free.
-func (s *Server) place(ctx context.Context) (release func(), err error) {
+// beginRead waits for a place for a read of etcd, and returns the context of the read. release ends
+// the context and frees the place.
+func (s *Server) beginRead(ctx context.Context) (_ context.Context, release func(), err error) {
 	select {
 	case s.places <- struct{}{}:
-		return func() { <-s.places }, nil
 	case <-ctx.Done():
-		return nil, status.FromContextError(ctx.Err()).Err()
+		return nil, nil, status.FromContextError(ctx.Err()).Err()
 	}
+	s.stats.fromEtcd.Add(1)
+	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
+	return ctx, func() { cancel(); <-s.places }, nil
 }
