@@ -28,6 +28,7 @@ import (
 	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/klog/v2"
 
+	"github.com/stratakube/strata/internal/statusline"
 	"github.com/stratakube/strata/server/internal/cli"
 )
 
@@ -127,6 +128,17 @@ func (b *base) commands() []*cobra.Command {
 		}
 	}
 	return all
+}
+
+// begin returns a client, and the status line of its command on the terminal. The caller stops it.
+func (b *base) begin() (*client, *statusline.Steps, error) {
+	c, err := b.connect()
+	if err != nil {
+		return nil, nil, err
+	}
+	shown := statusline.Start(b.ErrOut)
+	shown.Next("discovering the resources of %s", c.config.Host)
+	return c, shown, nil
 }
 
 // connect returns a client for the server of the user's flags.

@@ -132,13 +132,11 @@ func (o *diffOptions) run(ctx context.Context, args []string) error {
 	if err := o.check(); err != nil {
 		return err
 	}
-	c, err := o.connect()
+	c, shown, err := o.begin()
 	if err != nil {
 		return err
 	}
-	shown := statusline.Start(o.ErrOut)
 	defer shown.Stop()
-	shown.Next("discovering the resources of %s", c.config.Host)
 	ts, err := c.targets(args, o.selection)
 	if err != nil {
 		return err

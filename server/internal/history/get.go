@@ -91,13 +91,11 @@ func (o *getOptions) run(ctx context.Context, args []string) error {
 			return cli.Misusef("--output %q: %w", format, err)
 		}
 	}
-	c, err := o.connect()
+	c, shown, err := o.begin()
 	if err != nil {
 		return err
 	}
-	shown := statusline.Start(o.ErrOut)
 	defer shown.Stop()
-	shown.Next("discovering the resources of %s", c.config.Host)
 	ts, err := c.targets(args, o.selection)
 	if err != nil {
 		return err

@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
 
-	"github.com/stratakube/strata/internal/statusline"
 	"github.com/stratakube/strata/server/internal/cli"
 )
 
@@ -65,13 +64,11 @@ func (o *replayOptions) run(ctx context.Context, args []string) error {
 			return err
 		}
 	}
-	c, err := o.connect()
+	c, shown, err := o.begin()
 	if err != nil {
 		return err
 	}
-	shown := statusline.Start(o.ErrOut)
 	defer shown.Stop()
-	shown.Next("discovering the resources of %s", c.config.Host)
 	ts, all, err := c.selected(args, o.selection)
 	if err != nil {
 		return err
