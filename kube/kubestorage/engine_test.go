@@ -28,6 +28,7 @@ import (
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/internal/test/testetcd"
 	"github.com/stratakube/strata/kube/internal/etcdclient"
+	"github.com/stratakube/strata/kube/internal/test/podtest"
 )
 
 // openedEngine opens storages of one etcd in the way that registries do.
@@ -274,7 +275,7 @@ func TestDecryption_Hangs_DelaysNoOtherResource(t *testing.T) {
 		NewFunc:        newExamplePod,
 		NewListFunc:    newExamplePodList,
 		GetAttrs:       podAttrs,
-		Transformer:    encryption(t, "1"),
+		Transformer:    podtest.Encryption(t, "1"),
 		Leases:         etcd3.NewDefaultLeaseManagerConfig(),
 	})
 	if err != nil {

@@ -192,7 +192,7 @@ func requireReadable(t *testing.T, reads map[string]func() error, readable bool)
 // everything is readable.
 func TestReload_KeyRemoved_InvalidatesDerivedData(t *testing.T) {
 	shardGate(t)
-	r := newReloaded(encryption(t, "1"))
+	r := newReloaded(podtest.Encryption(t, "1"))
 	f := setupInMemory(t, withTransformer(r.pods()))
 	d := newDerivedReads(t, f)
 	s := d.s
@@ -205,7 +205,7 @@ func TestReload_KeyRemoved_InvalidatesDerivedData(t *testing.T) {
 		t.Fatal("the cache is empty")
 	}
 
-	r.load(encryption(t, "2"))
+	r.load(podtest.Encryption(t, "2"))
 	requireReadable(t, reads, false)
 	// Data decrypted with the key is released without a further read.
 	if n := s.cluster.blocks.Stats().Used; n != 0 {
@@ -223,7 +223,7 @@ func TestReload_KeyRemoved_InvalidatesDerivedData(t *testing.T) {
 	}
 	f.catchUp(t)
 
-	r.load(encryption(t, "2", "1"))
+	r.load(podtest.Encryption(t, "2", "1"))
 	delete(reads, "events") // there are more events now
 	requireReadable(t, reads, true)
 	if n := s.cluster.blocks.Stats().Used; n == 0 {
@@ -302,7 +302,7 @@ func memos(t testing.TB, s *Store, g *objects.Generation) (n int) {
 // TestReload_WithoutReaders_ReleasesMemory: memory is released without a read.
 func TestReload_WithoutReaders_ReleasesMemory(t *testing.T) {
 	t.Parallel()
-	r := newReloaded(encryption(t, "1"))
+	r := newReloaded(podtest.Encryption(t, "1"))
 	f := setupInMemory(t, withTransformer(r.pods()))
 	s := f.engine(t)
 	f.create(t, newPod("one"))
@@ -314,14 +314,14 @@ func TestReload_WithoutReaders_ReleasesMemory(t *testing.T) {
 	if s.cluster.blocks.Stats().Used == 0 {
 		t.Fatal("the cache is empty")
 	}
-	r.load(encryption(t, "2"))
+	r.load(podtest.Encryption(t, "2"))
 	eventually(t, "blocks are released", func() bool { return s.cluster.blocks.Stats().Used == 0 })
 }
 
 // TestReload_DuringDecryption_ValueIsNotCached: later readers do not get a value that was being
 // decrypted while its key was removed.
 func TestReload_DuringDecryption_ValueIsNotCached(t *testing.T) {
-	slow := podtest.NewPausing(encryption(t, "1"))
+	slow := podtest.NewPausing(podtest.Encryption(t, "1"))
 	r := newReloaded(slow)
 	f := setupInMemory(t, withTransformer(r.pods()))
 	s, ctx := f.engine(t), contextFor(t)
@@ -358,7 +358,7 @@ func TestReload_DuringDecryption_ValueIsNotCached(t *testing.T) {
 		result := make(chan error, 1)
 		go func() { result <- read(ctx) }()
 		<-slow.Entered
-		r.load(encryption(t, "2"))
+		r.load(podtest.Encryption(t, "2"))
 		short, cancel := ctx, context.CancelFunc(func() {})
 		if oneReader[name] {
 			short, cancel = context.WithTimeout(ctx, 20*time.Millisecond)
@@ -398,16 +398,16 @@ func (g *generations) load(t value.Transformer) {
 func TestRekeyed_KeysReplaced_AreReported(t *testing.T) {
 	t.Parallel()
 	g := &generations{}
-	g.load(encryption(t, "1"))
+	g.load(podtest.Encryption(t, "1"))
 	f := setupInMemory(t, withTransformer(g))
 	pod := f.create(t, newPod("one"))[0]
 	f.list(t, everything())
-	g.load(encryption(t, "2"))
+	g.load(podtest.Encryption(t, "2"))
 	list := &example.PodList{}
 	if err := f.GetList(contextFor(t), "/pods/", everything(), list); err == nil {
 		t.Error("listed with a removed key")
 	}
-	g.load(encryption(t, "1"))
+	g.load(podtest.Encryption(t, "1"))
 	if got := podNames(f.list(t, everything())); got != pod.Name {
 		t.Errorf("list has %q", got)
 	}

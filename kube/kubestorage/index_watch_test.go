@@ -21,6 +21,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -56,7 +57,7 @@ func (f *fixture) after(ctx context.Context, t testing.TB, rev mirror.Revision, 
 // for them, even while an object is decoded slowly.
 func TestIndexedWatch_StoreEnds_LeavesNoFollower(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		slow := &slowTransformer{Transformer: encryption(t, "1"), begun: make(chan struct{})}
+		slow := &slowTransformer{Transformer: podtest.Encryption(t, "1"), begun: make(chan struct{})}
 		etcd := memory.New()
 		f := setup(t, inMemory(etcd), withTransformer(slow))
 		ctx := contextFor(t)

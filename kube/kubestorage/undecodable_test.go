@@ -24,6 +24,7 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
 
+	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -36,9 +37,9 @@ func corruptFrom(t *testing.T, opts ...func(*options)) (f *fixture, good, undecr
 	t.Helper()
 	good, undecryptable, undecodable = newPod("good"), newPod("undecryptable"), newPod("undecodable")
 	undecryptable.Namespace, undecodable.Namespace = "bad", "bad"
-	swap := newSwappable(encryption(t, "1"))
+	swap := newSwappable(podtest.Encryption(t, "1"))
 	put := func(client *kubernetes.Client) {
-		for pod, tr := range map[*example.Pod]value.Transformer{good: swap, undecryptable: encryption(t, "2"), undecodable: swap} {
+		for pod, tr := range map[*example.Pod]value.Transformer{good: swap, undecryptable: podtest.Encryption(t, "2"), undecodable: swap} {
 			data, err := runtime.Encode(testCodec(), pod)
 			if pod == undecodable {
 				data = []byte("not an object")
@@ -221,7 +222,7 @@ func TestUndecodableEvent_StaysUndecodable_EndsWatch(t *testing.T) {
 // cannot be decrypted any more ends at once with 410, if the present can be read.
 func TestUndecodableEvent_OfPast_EndsWatchWith410(t *testing.T) {
 	t.Parallel()
-	removed, kept := encryption(t, "1"), newSwappable(encryption(t, "2"))
+	removed, kept := podtest.Encryption(t, "1"), newSwappable(podtest.Encryption(t, "2"))
 	var first mirror.Revision
 	put := func(client *kubernetes.Client) {
 		write := func(tr value.Transformer, name, label string) mirror.Revision {

@@ -2,7 +2,6 @@ package kubestorage
 
 import (
 	"bytes"
-	"crypto/aes"
 	"strings"
 	"testing"
 
@@ -14,9 +13,10 @@ import (
 	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/value"
-	aestransformer "k8s.io/apiserver/pkg/storage/value/encrypt/aes"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
+
+	"github.com/stratakube/strata/kube/internal/test/podtest"
 )
 
 // TestWrite_CachedObject_CostsOneTransaction: the object in memory saves the read before an update
@@ -105,7 +105,7 @@ func TestLease_Expires_DeliversDeletion(t *testing.T) {
 // still writes, so that stored values move to the new key.
 func TestEncryption_StoredValues_AreCiphertext(t *testing.T) {
 	t.Parallel()
-	swap := newSwappable(encryption(t, "1"))
+	swap := newSwappable(podtest.Encryption(t, "1"))
 	f := setupInMemory(t, withTransformer(swap))
 	pod := f.create(t, newPod("secret-name"))[0]
 	stored := f.stored(t, pod)
@@ -120,7 +120,7 @@ func TestEncryption_StoredValues_AreCiphertext(t *testing.T) {
 		t.Errorf("memory holds something else than etcd")
 	}
 
-	swap.set(encryption(t, "2", "1"))
+	swap.set(podtest.Encryption(t, "2", "1"))
 	w := f.watchPods(t, afterRevision(pod.ResourceVersion))
 	same := func() *example.Pod {
 		f.catchUp(t)
@@ -159,29 +159,11 @@ func TestEncryption_StoredValues_AreCiphertext(t *testing.T) {
 	}
 }
 
-// encryption returns AES-GCM with the keys of the names, of which the first encrypts.
-func encryption(t *testing.T, names ...string) value.Transformer {
-	t.Helper()
-	var keys []value.PrefixTransformer
-	for _, name := range names {
-		block, err := aes.NewCipher([]byte(strings.Repeat(name, 16)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		gcm, err := aestransformer.NewGCMTransformer(block)
-		if err != nil {
-			t.Fatal(err)
-		}
-		keys = append(keys, value.PrefixTransformer{Transformer: gcm, Prefix: []byte("key" + name + ":")})
-	}
-	return value.NewPrefixTransformers(nil, keys...)
-}
-
 // TestStats_CountAndSize_AreOfStoredValues: count and average size come from memory and are those
 // of the values in etcd, as encrypted.
 func TestStats_CountAndSize_AreOfStoredValues(t *testing.T) {
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.SizeBasedListCostEstimate, true)
-	f := setupInMemory(t, withTransformer(encryption(t, "1")))
+	f := setupInMemory(t, withTransformer(podtest.Encryption(t, "1")))
 	pods := f.create(t, newPod("a"), newPod("b"), newPod("c"))
 	f.update(t, pods[0], strings.Repeat("x", 1000))
 	f.remove(t, pods[2])
