@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/stratakube/strata/test/bench/internal/dataset"
@@ -103,6 +104,7 @@ func (l *lived) rows() []Workload {
 		row("list-namespace", "LIST the pods of one namespace, protobuf", "LIST", list(podsOfANamespace, podsOfEachNamespace, protobufFormat, true)),
 		row("list-json", "LIST all pods, JSON", "LIST", list(fixed(allPods), stored("pods"), jsonFormat, false)),
 		row("list-protobuf", "LIST all pods, protobuf", "LIST", list(fixed(allPods), stored("pods"), protobufFormat, false)),
+		row("list-label", "LIST the pods with labels that a tenth have, JSON", "LIST", list(fixed(allPods+labelsOfATenth()), tenthOfPods, jsonFormat, true)),
 		row("list-pages", "LIST all pods by pages, JSON", "LIST", pagesLoad{path: allPods, want: stored("pods"), format: jsonFormat}.run),
 	}
 }
@@ -115,6 +117,19 @@ func thingsOfANamespace(s *Sample) string { return dataset.ThingsIn(thingsNamesp
 
 func thingsOfEachNamespace(ctx context.Context, s *Sample) (int, error) {
 	return dataset.Count(ctx, s.Etcd.Client, dataset.ThingsResource+"/"+thingsNamespace(s))
+}
+
+// labelsOfATenth selects ten of the hundred values that the objects have in turn.
+func labelsOfATenth() string {
+	values := make([]string, 10)
+	for i := range values {
+		values[i] = fmt.Sprintf("app-%d", i)
+	}
+	return "?labelSelector=app%20in%20(" + strings.Join(values, ",") + ")"
+}
+
+func tenthOfPods(_ context.Context, s *Sample) (int, error) {
+	return s.Data.Pods/100*10 + min(s.Data.Pods%100, 10), nil
 }
 
 // run runs the sequence.
