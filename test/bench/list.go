@@ -81,11 +81,6 @@ var listWorkloads = []Workload{
 		Run:    pagesLoad{path: allConfigMaps, want: stored("configmaps"), format: jsonFormat}.run,
 		Wanted: []Bound{toUpstream(latency, 0.06), toUpstream(cpuPerList, 0.036), none(objectReads), absolute(sentPerList, idleSent)},
 	},
-	{
-		Name: "list-namespace", Title: "LIST the pods of one namespace, protobuf", Op: "LIST", Dataset: configMaps,
-		Run:    listLoad{path: podsOfANamespace, want: podsOfEachNamespace, format: protobufFormat, repeat: true}.run,
-		Wanted: []Bound{absolute(latency, 4e-3)},
-	},
 	// tables, 500 rows at a time, are the requests of kubectl get pods
 	{
 		Name: "table-page", Title: "kubectl get, the first page of pods", Op: "LIST", Dataset: configMaps, PassesOn: true,
@@ -115,11 +110,6 @@ var selectorWorkloads = []Workload{
 		Name: "list-node-16", Title: "LIST the pods of one node, protobuf, 16 clients at once", Op: "LIST", Dataset: pods,
 		Run:    nodesLoad{clients: size{16, 3}}.run,
 		Wanted: []Bound{toUpstream(cpuPerList, 0.4)},
-	},
-	{
-		Name: "custom-field", Title: "LIST the custom resource with a value of a selectable field, JSON", Op: "LIST", Dataset: things,
-		Run:    listLoad{path: thingOfAColor, want: one, format: customJSON, repeat: true}.run,
-		Wanted: []Bound{absolute(latency, 2e-3)},
 	},
 	{
 		Name: "list-cold-pages", Title: "the first LIST of all pods, by pages, JSON", Op: "LIST", Dataset: pods, Alone: true, Runs: 3,

@@ -95,7 +95,6 @@ func parseFlags(args []string, stdout io.Writer) (c Config, err error) {
 	}
 	all, defaultEngines, defaultTimeout, defaultRuns := workloads, "strata,upstream", 2*time.Hour, 5
 	c.Scale = published
-	engineArgs := map[string][]string{}
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
 	if len(args) > 0 && args[0] == "lived" {
 		args, c.lived = args[1:], new(lived)
@@ -114,14 +113,6 @@ func parseFlags(args []string, stdout io.Writer) (c Config, err error) {
 	engines := fs.String("engines", defaultEngines,
 		"comma-separated engines, the first of which is compared with the others: label[=engine][@binary]; "+
 			"stock is the kube-apiserver of -stock")
-	fs.Func("engine-arg", "label:flag, a further flag for one engine; may be repeated", func(v string) error {
-		label, arg, ok := strings.Cut(v, ":")
-		if !ok {
-			return errors.New("want label:flag")
-		}
-		engineArgs[label] = append(engineArgs[label], arg)
-		return nil
-	})
 	fs.StringVar(&c.Binary, "binary", "", "the strata executable (default: build it)")
 	stock := fs.String("stock", filepath.Join(c.root, "bin", "stock", "kube-apiserver-1.37"), "the stock kube-apiserver, which make stock builds")
 	fs.StringVar(&c.DataDir, "data", filepath.Join(c.root, "bench-data"), "directory for filled etcds, logs and temporary data")
@@ -150,7 +141,7 @@ func parseFlags(args []string, stdout io.Writer) (c Config, err error) {
 	if c.Workloads, err = selectWorkloads(all, *patterns); err != nil {
 		return c, err
 	}
-	if c.Engines, err = parseEngines(*engines, engineArgs); err != nil {
+	if c.Engines, err = parseEngines(*engines); err != nil {
 		return c, err
 	}
 	for i := range c.Engines {
@@ -167,7 +158,7 @@ func parseFlags(args []string, stdout io.Writer) (c Config, err error) {
 }
 
 // parseEngines reads "label[=engine][@binary],...".
-func parseEngines(list string, args map[string][]string) ([]target.EngineSpec, error) {
+func parseEngines(list string) ([]target.EngineSpec, error) {
 	var specs []target.EngineSpec
 	seen := map[string]bool{}
 	for item := range strings.SplitSeq(list, ",") {
@@ -183,12 +174,7 @@ func parseEngines(list string, args map[string][]string) ([]target.EngineSpec, e
 			return nil, fmt.Errorf("-engines: duplicate label %q", label)
 		}
 		seen[label] = true
-		specs = append(specs, target.EngineSpec{Label: label, Engine: engine, Binary: binary, Args: args[label]})
-	}
-	for label := range args {
-		if !seen[label] {
-			return nil, fmt.Errorf("-engine-arg: unknown engine %q", label)
-		}
+		specs = append(specs, target.EngineSpec{Label: label, Engine: engine, Binary: binary})
 	}
 	return specs, nil
 }

@@ -109,8 +109,8 @@ var page = size{500, 30}
 
 // contents is a content of etcd, with the sizes of published figures.
 type contents struct {
-	configMaps, pods, things size
-	podBytes                 int // random bytes of each pod
+	configMaps, pods size
+	podBytes         int // random bytes of each pod
 }
 
 var (
@@ -122,14 +122,13 @@ var (
 	// pods have more fields and selectors than ConfigMaps.
 	pods      = contents{pods: size{100_000, 100}}
 	fleetPods = contents{pods: size{20_000, 100}, podBytes: 10_000}
-	things    = contents{things: size{100_000, 100}}
 )
 
 const podsPerNode, podsPerNamespace = 20, 1000
 
 // at returns the content at a scale.
 func (c contents) at(s Scale) dataset.Spec {
-	spec := dataset.Spec{ConfigMaps: c.configMaps.at(s), Pods: c.pods.at(s), Things: c.things.at(s), PodBytes: c.podBytes, Namespaces: 1}
+	spec := dataset.Spec{ConfigMaps: c.configMaps.at(s), Pods: c.pods.at(s), PodBytes: c.podBytes, Namespaces: 1}
 	if spec.Pods > 0 {
 		spec.Nodes, spec.Namespaces = max(1, spec.Pods/podsPerNode), max(1, spec.Pods/podsPerNamespace)
 	}

@@ -25,7 +25,6 @@ type EngineSpec struct {
 	Engine  string   // the value of --engine, or StockEngine
 	Binary  string   // the executable
 	LogName string   // name of its log, without the extension; "" means Label
-	Args    []string // further flags
 	Env     []string // further variables of the environment, as name=value
 
 	// Grace is the time for an orderly end after SIGTERM; 0 means 20 s.
@@ -121,7 +120,7 @@ func startServer(spec EngineSpec, etcd *Etcd, port int, credentials *Credentials
 			"--etcd-compaction-interval=0",
 			// 1,000 watchers over 8 connections are 125 on each
 			"--http2-max-streams-per-connection=250",
-		}, spec.Args),
+		}),
 		Env: append(os.Environ(), spec.Env...),
 		Log: filepath.Join(logDir, cmp.Or(spec.LogName, spec.Label)+".log"),
 	})
