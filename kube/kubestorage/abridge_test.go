@@ -7,6 +7,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apiserver/pkg/storage"
+
+	"github.com/stratakube/strata/kube/kind"
 )
 
 // TestAbridge_Option_IsUsedBySelectors: lists by a label return whole objects.
@@ -14,10 +16,10 @@ func TestAbridge_Option_IsUsedBySelectors(t *testing.T) {
 	t.Parallel()
 	var cut atomic.Int64
 	f := setupInMemory(t, func(o *options) {
-		o.engine.Abridge = func(dst, value []byte) ([]byte, bool) {
+		o.engine.Kinds = formOf(kind.Form{Abridge: func(dst, value []byte) ([]byte, bool) {
 			cut.Add(1)
 			return append(dst, value...), true
-		}
+		}})
 	})
 	for i := range 3 {
 		f.create(t, withLabel(newPod(fmt.Sprint("pod-", i)), "tier", fmt.Sprint(i)))

@@ -148,7 +148,7 @@ func (w *twin) convertingReads(t *testing.T) map[string]func(ctx context.Context
 	atZero.ResourceVersion = "0"
 	list := func(opts storage.ListOptions) func(context.Context) error {
 		return func(ctx context.Context) error {
-			return w.GetList(ctx, "/pods/", opts, w.NewListFunc())
+			return w.GetList(ctx, "/pods/", opts, w.Kind().NewListFunc())
 		}
 	}
 	initial := func(opts storage.ListOptions) func(context.Context) error {
@@ -163,7 +163,7 @@ func (w *twin) convertingReads(t *testing.T) map[string]func(ctx context.Context
 	}
 	return map[string]func(ctx context.Context) error{
 		"get": func(ctx context.Context) error {
-			return w.Get(ctx, "/pods/ns/w000", storage.GetOptions{ResourceVersion: "0"}, w.newFunc())
+			return w.Get(ctx, "/pods/ns/w000", storage.GetOptions{ResourceVersion: "0"}, w.Kind().NewFunc())
 		},
 		"list":             list(atZero),
 		"list with labels": list(withLabels(t, atZero)),
@@ -265,7 +265,7 @@ func TestConversion_ReadersLeave_AbandonedOnesAreBounded(t *testing.T) {
 		const objects, bound = 100, 32
 		w, hook := newWebhookTwin(t, objects)
 		get := func(ctx context.Context, i int) error {
-			return w.Get(ctx, fmt.Sprintf("/pods/ns/w%03d", i), storage.GetOptions{ResourceVersion: "0"}, w.newFunc())
+			return w.Get(ctx, fmt.Sprintf("/pods/ns/w%03d", i), storage.GetOptions{ResourceVersion: "0"}, w.Kind().NewFunc())
 		}
 		const patience = 100 * time.Millisecond // so that all have left before the webhook gives up
 		for i := range objects {

@@ -233,11 +233,11 @@ func TestEventsOnly_WatchResumptionGateOff_RequestsNoProgress(t *testing.T) {
 func TestWatchMetrics_CountStartsBookmarksAndEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTwin(t, mirror.DefaultWindow)
-		w.lists.Group = schema.GroupResource{Group: "metrics", Resource: t.Name()}
-		w.watches.Metrics = enginemetrics.NewWatches(w.lists.Group)
+		w.Kind().GroupResource = schema.GroupResource{Group: "metrics", Resource: t.Name()}
+		w.watches.Metrics = enginemetrics.NewWatches(w.Kind().GroupResource)
 		value := func(name string, labels ...string) int {
 			t.Helper()
-			v, _ := series(t, name, w.lists.Group, labels...)
+			v, _ := series(t, name, w.Kind().GroupResource, labels...)
 			return int(v)
 		}
 		requireCounts := func(what string, initial, replayed, marks int) {
@@ -255,7 +255,7 @@ func TestWatchMetrics_CountStartsBookmarksAndEnds(t *testing.T) {
 		lag := func() int {
 			all := map[schema.GroupResource]int{}
 			w.cluster.addLag(all)
-			return all[w.lists.Group]
+			return all[w.Kind().GroupResource]
 		}
 		from := w.fromNow()
 		for range 3 {

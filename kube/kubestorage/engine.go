@@ -180,9 +180,6 @@ func (e *Engine) Decorator() generic.StorageDecorator {
 		open := func(c *cluster) (storage.Interface, factory.DestroyFunc, error) {
 			uncached := e.opts.Uncached != nil && e.opts.Uncached(config.GroupResource)
 			s, destroy, err := c.newStore(config, resourcePrefix, newFunc, newListFunc, getAttrs, indexers, uncached)
-			if s, ok := s.(*Store); ok && e.opts.Decorated != nil {
-				s.watches.Decorated = e.opts.Decorated(config.GroupResource)
-			}
 			if _, custom := newFunc().(runtime.Unstructured); !custom && err == nil {
 				e.noteBuiltIn(config.GroupResource, s)
 			}

@@ -270,11 +270,8 @@ func TestDecryption_Hangs_DelaysNoOtherResource(t *testing.T) {
 	stuck := f.create(t, newPod("stuck"))[0]
 	opened, destroy, err := f.cluster.open(storeConfig{
 		Codec:          testCodec(),
-		GroupResource:  schema.GroupResource{Resource: "others"},
+		Kind:           podKind(schema.GroupResource{Resource: "others"}),
 		ResourcePrefix: "/others/",
-		NewFunc:        newExamplePod,
-		NewListFunc:    newExamplePodList,
-		GetAttrs:       podAttrs,
 		Transformer:    podtest.Encryption(t, "1"),
 		Leases:         etcd3.NewDefaultLeaseManagerConfig(),
 	})

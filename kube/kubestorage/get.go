@@ -90,7 +90,7 @@ func (s *Store) getFromEtcd(ctx context.Context, get func(context.Context, strin
 		return get(ctx, key, opts, out)
 	}
 	obj, err := s.watches.Conversions.Detach(ctx, func() (runtime.Object, error) {
-		obj := s.newFunc()
+		obj := s.Kind().NewFunc()
 		return obj, get(ctx, key, opts, obj)
 	})
 	if err == nil {

@@ -16,8 +16,8 @@ import (
 //
 //	pods := informer.New(&v1.Pod{}, engine.Objects(resource, toV1, false), 0, indexers)
 //
-// convert makes an object for readers of one in the registry's version, which it owns; nil: they
-// are the same. keep is informer.Source.Keep.
+// convert makes an object for readers of one in the registry's version, decorated as its registry
+// does (kind.Form.Decorate), which it owns; nil: they are the same. keep is informer.Source.Keep.
 //
 // The opener waits until its context ends if the resource is not served from memory, or is a custom
 // resource. Those have informers of client-go, because a Source cannot follow their storages:
@@ -59,6 +59,9 @@ func (e *Engine) waitStore(ctx context.Context, resource schema.GroupResource) (
 // informerSource returns the source of one informer.
 func (s *Store) informerSource(convert func(runtime.Object) (runtime.Object, error), transform cache.TransformFunc) informer.Source {
 	finish := func(obj runtime.Object) (_ any, err error) {
+		if decorate := s.Kind().Decorate; decorate != nil {
+			decorate(obj)
+		}
 		if convert != nil {
 			if obj, err = convert(obj); err != nil {
 				return nil, err

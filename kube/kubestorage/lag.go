@@ -23,7 +23,7 @@ func (c *cluster) addLag(lag map[schema.GroupResource]int) {
 	})
 	for env, at := range behind {
 		l := env.Lists
-		lag[l.Group] = max(lag[l.Group], eventsAfter(l.Memory, l.Mirror.PublishedRevision(), at))
+		lag[l.View.Kind().GroupResource] = max(lag[l.View.Kind().GroupResource], eventsAfter(l.Memory, l.Mirror.PublishedRevision(), at))
 	}
 }
 

@@ -24,11 +24,8 @@ func TestManyStorages_AtRest_HaveNoGoroutines(t *testing.T) {
 		name := fmt.Sprint("resource-", i)
 		s, destroy, err := f.cluster.open(storeConfig{
 			Codec:          f.codec,
-			GroupResource:  schema.GroupResource{Group: "many", Resource: name},
+			Kind:           podKind(schema.GroupResource{Group: "many", Resource: name}),
 			ResourcePrefix: "/" + name + "/",
-			NewFunc:        newExamplePod,
-			NewListFunc:    newExamplePodList,
-			GetAttrs:       podAttrs,
 			Transformer:    identity.NewEncryptCheckTransformer(),
 		})
 		if err != nil {

@@ -35,6 +35,7 @@ import (
 	"github.com/stratakube/strata/kube/internal/pages"
 	"github.com/stratakube/strata/kube/internal/watch"
 	"github.com/stratakube/strata/kube/internal/watchset"
+	"github.com/stratakube/strata/kube/kind"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -182,13 +183,11 @@ func (c *cluster) newStore(config *storagebackend.ConfigForResource, resourcePre
 		transformer = identity.NewEncryptCheckTransformer()
 	}
 	return c.open(storeConfig{
-		Codec:          config.Codec,
-		GroupResource:  config.GroupResource,
+		Codec: config.Codec,
+		Kind: kind.Kind{
+			GroupResource: config.GroupResource, NewFunc: newFunc, NewListFunc: newListFunc, GetAttrs: getAttrs, Declared: index.DeclaredFields(indexers),
+		},
 		ResourcePrefix: resourcePrefix,
-		NewFunc:        newFunc,
-		NewListFunc:    newListFunc,
-		GetAttrs:       getAttrs,
-		Indexers:       indexers,
 		Transformer:    transformer,
 		Leases:         config.LeaseManagerConfig,
 		Uncached:       uncached,
@@ -197,7 +196,10 @@ func (c *cluster) newStore(config *storagebackend.ConfigForResource, resourcePre
 
 func (c *cluster) open(cfg storeConfig) (storage.Interface, factory.DestroyFunc, error) {
 	versioner := storage.APIObjectVersioner{}
-	decoder := etcd3.NewDefaultDecoder(cfg.Codec, versioner)
+	cfg.Decoder = etcd3.NewDefaultDecoder(cfg.Codec, versioner)
+	if c.opts.Kinds != nil {
+		cfg.Form = c.opts.Kinds(cfg.GroupResource, cfg.NewFunc())
+	}
 	transformer := cfg.Transformer
 	keys, err := keyrotation.KeysOf(transformer, cfg.GroupResource)
 	if err != nil {
@@ -208,7 +210,7 @@ func (c *cluster) open(cfg storeConfig) (storage.Interface, factory.DestroyFunc,
 	unsafeDelete := utilfeature.DefaultFeatureGate.Enabled(features.AllowUnsafeMalformedObjectDeletion)
 	if unsafeDelete {
 		transformer = etcd3.WithCorruptObjErrorHandlingTransformer(transformer)
-		decoder = etcd3.WithCorruptObjErrorHandlingDecoder(decoder)
+		cfg.Decoder = etcd3.WithCorruptObjErrorHandlingDecoder(cfg.Decoder)
 	}
 	conversions := c.conversions(&cfg)
 	var compactor etcd3.Compactor // an interface value that is nil without a compactor
@@ -216,7 +218,7 @@ func (c *cluster) open(cfg storeConfig) (storage.Interface, factory.DestroyFunc,
 		compactor = c.compactor
 	}
 	etcd, err := etcd3.New(c.client, compactor, cfg.Codec, cfg.NewFunc, cfg.NewListFunc, c.prefix, cfg.ResourcePrefix,
-		cfg.GroupResource, transformer, cfg.Leases, conversions.Decoder(decoder), versioner)
+		cfg.GroupResource, transformer, cfg.Leases, conversions.Decoder(cfg.Decoder), versioner)
 	if err != nil {
 		return nil, nil, fmt.Errorf("create storage of %s: %w", cfg.GroupResource, err)
 	}
@@ -241,8 +243,7 @@ func (c *cluster) open(cfg storeConfig) (storage.Interface, factory.DestroyFunc,
 	}
 	c.cache.Add(resource, cfg.GroupResource)
 	s := newStore(c, raw, resource, cfg, objects.Config{
-		Resource: cfg.GroupResource, Transformer: transformer, Keys: keys, Decoder: decoder, NewFunc: cfg.NewFunc, GetAttrs: cfg.GetAttrs, Blocks: c.blocks,
-		Abridge: c.opts.Abridge, Finder: finderOf(c.opts.Finder, cfg.NewFunc), Conversions: conversions,
+		Kind: cfg.Kind, Transformer: transformer, Keys: keys, Blocks: c.blocks, Conversions: conversions,
 	}, unsafeDelete)
 	unchecked := c.checker.Add(resource, cfg.GroupResource)
 	unfollowed := c.reloads.Add(s.view)
@@ -276,7 +277,6 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg storeC
 		etcd:     etcd,
 		group:    cfg.GroupResource,
 		keys:     pages.Keys{PathPrefix: c.prefix, ResourcePrefix: cfg.ResourcePrefix},
-		newFunc:  cfg.NewFunc,
 		mirror:   c.mirror,
 		resource: r,
 		fresh:    freshness.New(c.mirror, r, cfg.GroupResource, c.detected.eventsOnly),
@@ -292,7 +292,6 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg storeC
 		Context:   s.ctx,
 		Logger:    c.opts.Logger,
 		Eager:     index.EagerFields(cfg.GroupResource, cfg.NewFunc(), cfg.GetAttrs),
-		Declared:  index.DeclaredFields(cfg.Indexers),
 		Start:     s.goroutines.Start,
 		Unindexed: watches.Unindexed,
 		Filtered:  watches.Filtered,
@@ -301,7 +300,7 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg storeC
 		Measured:  lists.Indexes,
 	})
 	s.lists = &list.Env{
-		Group: cfg.GroupResource, NewListFunc: cfg.NewListFunc, Mirror: c.mirror, Memory: r, Fresh: s.fresh, View: s.view, Selections: s.selections,
+		Mirror: c.mirror, Memory: r, Fresh: s.fresh, View: s.view, Selections: s.selections,
 		Keys:  s.keys,
 		Pages: c.pages(cfg.GroupResource),
 		Etcd:  etcd,
@@ -313,20 +312,12 @@ func newStore(c *cluster, etcd storage.Interface, r *mirror.Resource, cfg storeC
 		Metrics: lists,
 	}
 	s.watches = &watch.Env{
-		Lists: s.lists, Running: &c.watches, Goroutines: &s.goroutines, Context: s.ctx, NewFunc: cfg.NewFunc, Conversions: view.Conversions,
+		Lists: s.lists, Running: &c.watches, Goroutines: &s.goroutines, Context: s.ctx, Conversions: view.Conversions,
 		Metrics: watches, Logger: c.opts.Logger, RetryFor: undecodableFor,
 		Gates: watch.Gates{Bookmarks: c.opts.enabled(WatchBookmark), WatchList: utilfeature.DefaultFeatureGate.Enabled(features.WatchList)},
 	}
 	context.AfterFunc(s.ctx, func() { c.endStreams(s) })
 	return s
-}
-
-// finderOf returns the finders of a resource's values.
-func finderOf(finder func(obj runtime.Object, label bool, name string) objects.Find, newFunc func() runtime.Object) func(bool, string) objects.Find {
-	if finder == nil {
-		return nil
-	}
-	return func(label bool, name string) objects.Find { return finder(newFunc(), label, name) }
 }
 
 // endStreams ends the streams of a store that is being destroyed.

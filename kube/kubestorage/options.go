@@ -4,13 +4,13 @@ import (
 	"log/slog"
 	"time"
 
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/component-base/featuregate"
 
 	"github.com/stratakube/strata/etcdfeed"
+	"github.com/stratakube/strata/kube/kind"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -20,11 +20,9 @@ type Options struct {
 	// Uncached reports whether a resource is served from etcd and kept out of memory; nil means
 	// none is.
 	Uncached func(schema.GroupResource) bool
-	// Decorated reports whether the registry changes the objects of a resource when it reads them
-	// (registry.Store.Decorator). Watches of such a resource through storage.Interface get private
-	// copies of objects, which the registry may change; other watches share them. nil means no
-	// resource is decorated.
-	Decorated func(schema.GroupResource) bool
+	// Kinds returns what the server knows of the kind of a storage. It is called when a storage is
+	// made. nil means nothing is known: objects are decoded as a whole, and none is decorated.
+	Kinds kind.Table
 	// Converts reports whether reads of a custom resource may call a conversion webhook; nil means
 	// that reads of all may. It is called when a storage is made. Conversions of such a resource
 	// are detached from its requests.
@@ -33,17 +31,6 @@ type Options struct {
 	// Their requests then fail with 503 until it answers. nil means that the creation of a storage
 	// fails without its etcd.
 	Deferrable func(storagebackend.TransportConfig) bool
-	// Abridge appends a stored value, after decryption, to dst without the fields that selectors do
-	// not evaluate: the name, the namespace, the UID, the labels, and the fields of GetAttrs
-	// remain. Not ok: it cannot, and the whole value is decoded, as all are if Abridge is nil. It
-	// is called concurrently, and keeps neither slice; see transcode.Abridger.
-	Abridge func(dst, value []byte) (_ []byte, ok bool)
-	// Finder returns a function that finds the value of a label, or of a field of GetAttrs, in the
-	// stored values of objects like obj, after decryption; nil if it has none. Then, and if the
-	// function is not ok, objects are decoded; after 1,000 values that were not found, all are, if
-	// most were not found. The value that it finds shares memory with the stored one. Functions are
-	// called concurrently; see transcode.Finders.
-	Finder func(obj runtime.Object, label bool, name string) func(stored []byte) (value []byte, present, ok bool)
 	// Window bounds the history kept in memory, per etcd cluster. A zero field means that of
 	// mirror.DefaultWindow.
 	Window mirror.Window

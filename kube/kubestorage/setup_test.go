@@ -40,6 +40,7 @@ import (
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/internal/test/testetcd"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
+	"github.com/stratakube/strata/kube/kind"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -142,11 +143,8 @@ func setup(t testing.TB, opts ...func(*options)) *fixture {
 		prefix: testPrefix,
 		store: storeConfig{
 			Codec:          codec,
-			GroupResource:  schema.GroupResource{Resource: "pods"},
+			Kind:           podKind(schema.GroupResource{Resource: "pods"}),
 			ResourcePrefix: "/pods/",
-			NewFunc:        newExamplePod,
-			NewListFunc:    newExamplePodList,
-			GetAttrs:       podAttrs,
 			Transformer:    identity.NewEncryptCheckTransformer(),
 			// Leases are shared for this long; the suites wait for one to expire.
 			Leases: etcd3.LeaseManagerConfig{ReuseDurationSeconds: 1, MaxObjectCount: 1000},
@@ -603,4 +601,9 @@ func (s *swappable) TransformFromStorage(ctx context.Context, data []byte, dataC
 
 func (s *swappable) TransformToStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, error) {
 	return s.get().TransformToStorage(ctx, data, dataCtx)
+}
+
+// podKind is the kind of pods as a resource.
+func podKind(resource schema.GroupResource) kind.Kind {
+	return kind.Kind{GroupResource: resource, NewFunc: newExamplePod, NewListFunc: newExamplePodList, GetAttrs: podAttrs}
 }

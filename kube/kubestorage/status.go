@@ -105,7 +105,7 @@ func (c *cluster) openStreams() (count map[schema.GroupResource]int, lagging []l
 		if !ok {
 			return
 		}
-		count[st.Env().Lists.Group]++
+		count[st.Env().Lists.View.Kind().GroupResource]++
 		if at := st.Position(); at < now {
 			lagging = append(lagging, laggingStream{st.Env().Lists, st.Context(), at})
 		}
@@ -143,7 +143,8 @@ func slow(streams []laggingStream, now mirror.Revision) (all []status.Watch) {
 		if !d.expired && (!d.pending || d.known && d.time <= status.SlowAfter) {
 			continue
 		}
-		w := status.Watch{Group: st.lists.Group.Group, Resource: st.lists.Group.Resource, Revision: st.at,
+		group := st.lists.View.Kind().GroupResource
+		w := status.Watch{Group: group.Group, Resource: group.Resource, Revision: st.at,
 			BehindSeconds: d.time.Seconds(), BehindRevisions: now - st.at, Expired: d.expired}
 		if info, ok := request.RequestInfoFrom(st.ctx); ok {
 			w.Namespace = info.Namespace

@@ -10,7 +10,6 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/etcd3"
 	"k8s.io/apiserver/pkg/storage/value"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/stratakube/strata/kube/internal/freshness"
 	"github.com/stratakube/strata/kube/internal/index"
@@ -21,18 +20,15 @@ import (
 	"github.com/stratakube/strata/kube/internal/representation"
 	"github.com/stratakube/strata/kube/internal/watch"
 	"github.com/stratakube/strata/kube/internal/watchset"
+	"github.com/stratakube/strata/kube/kind"
 	"github.com/stratakube/strata/mirror"
 )
 
 // storeConfig describes one storage: one resource in one served version.
 type storeConfig struct {
 	Codec          runtime.Codec
-	GroupResource  schema.GroupResource
 	ResourcePrefix string // begins with a slash
-	NewFunc        func() runtime.Object
-	NewListFunc    func() runtime.Object
-	GetAttrs       storage.AttrFunc
-	Indexers       *cache.Indexers // that the registry has declared; may be nil
+	kind.Kind
 	// Transformer decrypts values. Decrypted data is cached: a transformer whose keys change must
 	// be that of Kubernetes' encryption configuration, or implement Rekeyed.
 	Transformer value.Transformer
@@ -47,7 +43,6 @@ type Store struct {
 	etcd     storage.Interface // upstream's store: writes, and reads that memory cannot answer
 	group    schema.GroupResource
 	keys     pages.Keys
-	newFunc  func() runtime.Object
 	mirror   *mirror.Mirror
 	resource *mirror.Resource
 	fresh    *freshness.Waiter
@@ -74,6 +69,9 @@ func (s *Store) stop() {
 	s.resource.Release()
 }
 
+// Kind returns the kind of the storage's objects.
+func (s *Store) Kind() *kind.Kind { return s.view.Kind() }
+
 // ResourcePrefix returns the prefix of the keys of storage.Interface, for example /pods.
 func (s *Store) ResourcePrefix() string { return s.keys.ResourcePrefix }
 
@@ -83,13 +81,6 @@ func (s *Store) ResourcePrefix() string { return s.keys.ResourcePrefix }
 func (s *Store) Representation(name any, f representation.Format) *representation.Representation {
 	return representation.Of(s.view.CurrentGeneration(), name, f)
 }
-
-// NewFunc returns an empty object of the store's kind, in the registry's version: the internal
-// version for built-in resources.
-func (s *Store) NewFunc() runtime.Object { return s.newFunc() }
-
-// NewListFunc is NewFunc for a list.
-func (s *Store) NewListFunc() runtime.Object { return s.lists.NewListFunc() }
 
 // Versioner implements storage.Interface.
 func (s *Store) Versioner() storage.Versioner { return storage.APIObjectVersioner{} }

@@ -29,6 +29,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 	aestransformer "k8s.io/apiserver/pkg/storage/value/encrypt/aes"
 
+	"github.com/stratakube/strata/kube/kind"
 	"github.com/stratakube/strata/kube/transcode"
 	"github.com/stratakube/strata/mirror"
 )
@@ -90,17 +91,12 @@ func counted(found *atomic.Int64, find transcode.Find) func([]byte) ([]byte, boo
 // withPodFinder finds values in pods that are stored as protobuf.
 func withPodFinder(f *testing.F, found *atomic.Int64) func(*options) {
 	f.Helper()
-	finders := &transcode.Finders{}
-	if err := finders.Add(examplev1.SchemeGroupVersion.WithKind("Pod"), reflect.TypeFor[examplev1.Pod](), []string{"metadata.name"}, nil); err != nil {
+	finder, err := transcode.NewFinder(examplev1.SchemeGroupVersion.WithKind("Pod"), reflect.TypeFor[examplev1.Pod](), []string{"metadata.name"}, nil)
+	if err != nil {
 		f.Fatal(err)
 	}
 	return func(o *options) {
-		o.engine.Finder = func(_ runtime.Object, label bool, name string) func([]byte) ([]byte, bool, bool) {
-			if label {
-				return counted(found, finders.Label(name))
-			}
-			return counted(found, finders.Field(name))
-		}
+		o.engine.Kinds = formOf(kind.Form{Find: func(label bool, name string) transcode.Find { return counted(found, finder.Find(label, name)) }})
 	}
 }
 
@@ -117,30 +113,30 @@ func (c converting) Decode(data []byte, kind *schema.GroupVersionKind, into runt
 }
 
 func storedWidgets(f *testing.F, codec runtime.Codec, found *atomic.Int64) *storedIn {
-	kind := schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Widget"}
+	gvk := schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Widget"}
 	s := storedPods(f, codec, func(o *options) {
 		o.store.GroupResource = schema.GroupResource{Group: "example.com", Resource: "widgets"}
 		o.store.ResourcePrefix = "/example.com/widgets"
 		o.store.NewFunc = func() runtime.Object {
 			u := &unstructured.Unstructured{}
-			u.SetGroupVersionKind(kind)
+			u.SetGroupVersionKind(gvk)
 			return u
 		}
 		o.store.NewListFunc = func() runtime.Object {
 			u := &unstructured.UnstructuredList{}
-			u.SetGroupVersionKind(kind.GroupVersion().WithKind("WidgetList"))
+			u.SetGroupVersionKind(gvk.GroupVersion().WithKind("WidgetList"))
 			return u
 		}
 		o.store.GetAttrs = storage.DefaultNamespaceScopedAttr
-		o.engine.Finder = func(_ runtime.Object, label bool, name string) func([]byte) ([]byte, bool, bool) {
+		o.engine.Kinds = formOf(kind.Form{Find: func(label bool, name string) transcode.Find {
 			if label {
-				return counted(found, transcode.FindJSONLabel(kind, name))
+				return counted(found, transcode.FindJSONLabel(gvk, name))
 			}
-			return counted(found, transcode.FindJSONField(kind, name))
-		}
+			return counted(found, transcode.FindJSONField(gvk, name))
+		}})
 	})
 	store := s.engine(f)
-	s.key, s.newFunc, s.newList = "/example.com/widgets/ns/fuzzed", store.newFunc, store.NewListFunc
+	s.key, s.newFunc, s.newList = "/example.com/widgets/ns/fuzzed", store.Kind().NewFunc, store.Kind().NewListFunc
 	return s
 }
 

@@ -43,11 +43,8 @@ func newTwinWith(t testing.TB, window mirror.Window, change func(*storeConfig)) 
 	codec := &countingCodec{Codec: testCodec()}
 	cfg := storeConfig{
 		Codec:          codec,
-		GroupResource:  schema.GroupResource{Resource: "pods"},
+		Kind:           podKind(schema.GroupResource{Resource: "pods"}),
 		ResourcePrefix: "/pods/",
-		NewFunc:        newExamplePod,
-		NewListFunc:    newExamplePodList,
-		GetAttrs:       podAttrs,
 	}
 	change(&cfg)
 	if cfg.Transformer == nil {
@@ -75,10 +72,9 @@ func newTwinWith(t testing.TB, window mirror.Window, change func(*storeConfig)) 
 	}
 	c := &cluster{prefix: testPrefix, mirror: m, blocks: newBlocks(DefaultRepresentationBytes), detected: detectedSource{latestReads: latestReads{lists: true, gets: true}}}
 	c.opts.Converts = func(r schema.GroupResource) bool { return r.Group != withoutWebhook }
-	decoder := etcd3.NewDefaultDecoder(cfg.Codec, storage.APIObjectVersioner{})
+	cfg.Decoder = etcd3.NewDefaultDecoder(cfg.Codec, storage.APIObjectVersioner{})
 	s := newStore(c, nil, r, cfg, objects.Config{
-		Resource: cfg.GroupResource, Transformer: cfg.Transformer, Keys: keys, Decoder: decoder, NewFunc: cfg.NewFunc, GetAttrs: cfg.GetAttrs, Blocks: c.blocks,
-		Conversions: c.conversions(&cfg),
+		Kind: cfg.Kind, Transformer: cfg.Transformer, Keys: keys, Blocks: c.blocks, Conversions: c.conversions(&cfg),
 	}, false)
 	t.Cleanup(s.stop)
 	return &twin{s, etcd, codec}

@@ -37,8 +37,7 @@ func TestRead_HistoryBeingRestored_Waits(t *testing.T) {
 	}
 	t.Cleanup(c.close)
 	storages, destroy, err := c.open(storeConfig{
-		Codec: testCodec(), GroupResource: schema.GroupResource{Resource: "pods"}, ResourcePrefix: "/pods/",
-		NewFunc: newExamplePod, NewListFunc: newExamplePodList, GetAttrs: podAttrs,
+		Codec: testCodec(), Kind: podKind(schema.GroupResource{Resource: "pods"}), ResourcePrefix: "/pods/",
 		Transformer: identity.NewEncryptCheckTransformer(), Leases: etcd3.NewDefaultLeaseManagerConfig(),
 	})
 	if err != nil {

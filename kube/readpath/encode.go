@@ -288,7 +288,7 @@ func (e *encoding) emptyList(m listMeta, items bool) (runtime.Object, error) {
 	var list runtime.Object
 	switch e.target {
 	case schema.GroupVersion{}:
-		list = e.resource.Store.NewListFunc()
+		list = e.resource.Store.Kind().NewListFunc()
 		if err := meta.SetList(list, []runtime.Object{}); err != nil {
 			return nil, err
 		}

@@ -29,7 +29,7 @@ func TestEncoding_InvalidData_IsNotQuotedInError(t *testing.T) {
 		t.Fatal(err)
 	}
 	enc.head = []byte(`{"kind":"Other",`)
-	obj := w.resource.Store.NewFunc()
+	obj := w.resource.Store.Kind().NewFunc()
 	if _, err := enc.appendItem(nil, obj); err == nil || strings.Contains(err.Error(), "metadata") {
 		t.Errorf("an object without its head: %v", err)
 	}

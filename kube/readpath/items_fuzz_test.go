@@ -57,7 +57,7 @@ func (w *fuzzedItems) list(m listMeta, target schema.GroupVersion, objs []runtim
 		}
 		list = l
 	default:
-		list = w.resource.Store.NewListFunc()
+		list = w.resource.Store.Kind().NewListFunc()
 		if err := meta.SetList(list, objs); err != nil {
 			return nil, err
 		}
@@ -116,7 +116,7 @@ func addItemSeeds(f *testing.F, codecs ...runtime.Codec) {
 func FuzzItems(f *testing.F) {
 	pods := &fuzzedItems{watched: watchedPods(f), codec: resolveCodecs.LegacyCodec(examplev1.SchemeGroupVersion), newFunc: func() runtime.Object { return &example.Pod{} }}
 	widgets := &fuzzedItems{watched: watchedWidgets(f)}
-	widgets.codec, widgets.newFunc = widgets.watched.codec, widgets.resource.Store.NewFunc
+	widgets.codec, widgets.newFunc = widgets.watched.codec, widgets.resource.Store.Kind().NewFunc
 	protobuf := protobufCodec()
 	addItemSeeds(f, pods.codec, protobuf)
 	f.Fuzz(func(t *testing.T, stored []byte, rev int64, custom bool) {

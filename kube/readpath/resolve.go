@@ -15,7 +15,6 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 
 	"github.com/stratakube/strata/kube/kubestorage"
-	"github.com/stratakube/strata/kube/transcode"
 )
 
 // ResolverConfig configures a Resolver.
@@ -34,14 +33,9 @@ type ResolverConfig struct {
 	// an API group. It is called for each read, and must return false from the moment at which the
 	// server proxies to the aggregated one. A nil Local means that this server serves all.
 	Local func(schema.GroupVersion) bool
-	// Decorators modify objects after they were read from the storage (registry.Store.Decorator).
-	Decorators map[schema.GroupResource]func(runtime.Object)
 	// Tables makes tables of built-in kinds, as their registries do; it returns an error for a kind
 	// that it does not know. nil: upstream's handlers make them.
 	Tables rest.TableConvertor
-	// Transcoders make JSON from stored objects of built-in kinds that are stored in the served
-	// version.
-	Transcoders map[schema.GroupVersionKind]*transcode.Transcoder
 }
 
 // Kinds are the kinds of one scheme and their serializer.
@@ -278,7 +272,7 @@ func (r *Resolver) resourceOf(t route, found kubestorage.Found, def *apiextensio
 	if res != nil {
 		return res
 	}
-	if _, custom := s.store.NewFunc().(runtime.Unstructured); custom {
+	if _, custom := s.store.Kind().NewFunc().(runtime.Unstructured); custom {
 		if def == nil {
 			return nil
 		}

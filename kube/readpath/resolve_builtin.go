@@ -29,8 +29,8 @@ func (r *Resolver) builtIn(t route) bool {
 func (r *Resolver) builtInResource(t route, s *kubestorage.Store, next http.Handler) *Resource {
 	gv := schema.GroupVersion{Group: t.group, Version: t.version}
 	for _, k := range r.config.BuiltIn {
-		kind, ok := kindOf(k.Scheme, s.NewFunc(), gv)
-		listKind, hasList := kindOf(k.Scheme, s.NewListFunc(), gv)
+		kind, ok := kindOf(k.Scheme, s.Kind().NewFunc(), gv)
+		listKind, hasList := kindOf(k.Scheme, s.Kind().NewListFunc(), gv)
 		if !ok || !hasList {
 			continue
 		}
@@ -44,11 +44,13 @@ func (r *Resolver) builtInResource(t route, s *kubestorage.Store, next http.Hand
 			FieldLabel: func(label, value string) (string, string, error) {
 				return k.Scheme.ConvertFieldLabel(gvk, label, value)
 			},
-			Decorate:   r.config.Decorators[t.gvr().GroupResource()],
-			Transcoder: r.config.Transcoders[gvk],
+			Decorate: s.Kind().Decorate,
+		}
+		if s.Kind().Stored == gvk {
+			res.Transcoder = s.Kind().Transcoder
 		}
 		if tables := r.config.Tables; tables != nil {
-			if _, err := tables.ConvertToTable(context.Background(), s.NewListFunc(), rowsOnly); err == nil {
+			if _, err := tables.ConvertToTable(context.Background(), s.Kind().NewListFunc(), rowsOnly); err == nil {
 				res.Table = func() rest.TableConvertor { return tables }
 			}
 		}

@@ -49,7 +49,7 @@ func sameForm(a, b *apiextensionsv1.CustomResourceDefinition) bool {
 // for another version.
 func customResource(gvr schema.GroupVersionResource, s *kubestorage.Store, def *apiextensionsv1.CustomResourceDefinition) *Resource {
 	v := servedVersion(def, gvr.Version)
-	kind := s.NewFunc().GetObjectKind().GroupVersionKind()
+	kind := s.Kind().NewFunc().GetObjectKind().GroupVersionKind()
 	if v == nil || kind.GroupVersion() != gvr.GroupVersion() {
 		return nil
 	}
@@ -57,7 +57,7 @@ func customResource(gvr schema.GroupVersionResource, s *kubestorage.Store, def *
 	res := &Resource{
 		GVR:                 gvr,
 		Kind:                kind,
-		ListKind:            s.NewListFunc().GetObjectKind().GroupVersionKind().Kind,
+		ListKind:            s.Kind().NewListFunc().GetObjectKind().GroupVersionKind().Kind,
 		Namespaced:          def.Spec.Scope == apiextensionsv1.NamespaceScoped,
 		Custom:              true,
 		Store:               s,

@@ -28,6 +28,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 
 	"github.com/stratakube/strata/internal/test/testetcd"
+	"github.com/stratakube/strata/kube/kind"
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
@@ -91,12 +92,19 @@ func newResolving(t testing.TB, options ...func(*kubestorage.Options)) *resolvin
 		BuiltIn:    []Kinds{{Scheme: resolveScheme, Serializer: resolveCodecs}},
 		Definition: func(name string) *apiextensionsv1.CustomResourceDefinition { return r.definitions[name] },
 		Local:      func(gv schema.GroupVersion) bool { return !r.remote[gv] },
-		Decorators: map[schema.GroupResource]func(runtime.Object){
-			{Group: example.GroupName, Resource: "pods"}: func(obj runtime.Object) { obj.(*example.Pod).Labels = map[string]string{"decorated": ""} },
-		},
 	})
 	r.resolver.now = func() time.Time { return r.clock }
 	return r
+}
+
+// decorated are the options of an engine whose pods are decorated.
+func decorated(o *kubestorage.Options) { o.Kinds = decoratedPods }
+
+func decoratedPods(resource schema.GroupResource, _ runtime.Object) (f kind.Form) {
+	if resource.Resource == "pods" {
+		f.Decorate = func(obj runtime.Object) { obj.(*example.Pod).Labels = map[string]string{"decorated": ""} }
+	}
+	return f
 }
 
 func isUncached(r schema.GroupResource) bool { return r.Resource == "uncached" }

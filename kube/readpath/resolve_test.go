@@ -30,7 +30,7 @@ const (
 
 func TestResolver_BuiltInResource_IsBoundPermanently(t *testing.T) {
 	t.Parallel()
-	r := newResolving(t)
+	r := newResolving(t, decorated)
 	pods := r.pods()
 	var first *Resource
 	for _, path := range []string{

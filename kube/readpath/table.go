@@ -59,7 +59,7 @@ func (t *table) items() format {
 // envelope returns the bytes before and after the rows of a table with the metadata of a list. All
 // of a table without rows is before them.
 func (t *table) envelope(e *encoding, m listMeta, rows bool) (head, tail []byte, err error) {
-	list := e.resource.Store.NewListFunc()
+	list := e.resource.Store.Kind().NewListFunc()
 	if err := meta.SetList(list, []runtime.Object{}); err != nil {
 		return nil, nil, err
 	}

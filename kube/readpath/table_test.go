@@ -35,7 +35,7 @@ type registryList struct {
 
 var _ rest.Lister = registryList{}
 
-func (r registryList) NewList() runtime.Object { return r.w.resource.Store.NewListFunc() }
+func (r registryList) NewList() runtime.Object { return r.w.resource.Store.Kind().NewListFunc() }
 
 func (r registryList) List(ctx context.Context, opts *metainternalversion.ListOptions) (runtime.Object, error) {
 	pred := storage.SelectionPredicate{Label: labels.Everything(), Field: fields.Everything(), GetAttrs: attrsOf, Limit: opts.Limit, Continue: opts.Continue}

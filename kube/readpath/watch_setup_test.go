@@ -192,7 +192,7 @@ func (w *watched) put(t testing.TB, obj runtime.Object) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = w.resource.Store.GuaranteedUpdate(context.Background(), w.key(m.GetName()), w.resource.Store.NewFunc(), true, nil,
+	err = w.resource.Store.GuaranteedUpdate(context.Background(), w.key(m.GetName()), w.resource.Store.Kind().NewFunc(), true, nil,
 		storage.SimpleUpdate(func(runtime.Object) (runtime.Object, error) { return obj.DeepCopyObject(), nil }), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -201,7 +201,7 @@ func (w *watched) put(t testing.TB, obj runtime.Object) {
 
 func (w *watched) delete(t testing.TB, name string) {
 	t.Helper()
-	err := w.resource.Store.Delete(context.Background(), w.key(name), w.resource.Store.NewFunc(), nil,
+	err := w.resource.Store.Delete(context.Background(), w.key(name), w.resource.Store.Kind().NewFunc(), nil,
 		storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{})
 	if err != nil {
 		t.Fatal(err)

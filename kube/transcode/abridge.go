@@ -10,9 +10,10 @@ import (
 )
 
 // Abridger cuts stored objects down to some of their fields, so that a reader of these decodes
-// little. It is complete after the last Add; Append may then be called concurrently.
+// little. It is immutable; methods may be called concurrently.
 type Abridger struct {
-	byHead map[string]*cut // what remains, by the head of a stored object (see headOf)
+	head []byte // see headOf
+	cut  cut
 }
 
 // cut says which fields of a message remain.
@@ -25,25 +26,21 @@ type remaining struct {
 	within *cut // nil: the field remains as a whole
 }
 
-// Add adds objects that are stored as gvk, whose Go type is the struct t. Paths name the fields
-// that remain, by their JSON names, as in "spec.nodeName"; all but the last one of a path are
-// messages. Errors are those of paths that name no such field.
-func (a *Abridger) Add(gvk schema.GroupVersionKind, t reflect.Type, paths []string) error {
+// NewAbridger returns the abridger of objects that are stored as gvk, whose Go type is the struct
+// t. Paths name the fields that remain, by their JSON names, as in "spec.nodeName"; all but the
+// last one of a path are messages. Errors are those of paths that name no such field.
+func NewAbridger(gvk schema.GroupVersionKind, t reflect.Type, paths []string) (*Abridger, error) {
 	head, err := headOf(gvk)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if a.byHead == nil {
-		a.byHead = map[string]*cut{}
-	}
-	c := &cut{}
+	a := &Abridger{head: head}
 	for _, path := range paths {
-		if err := c.keep(t, strings.Split(path, ".")); err != nil {
-			return fmt.Errorf("transcode: %s of %s: %w", path, t, err)
+		if err := a.cut.keep(t, strings.Split(path, ".")); err != nil {
+			return nil, fmt.Errorf("transcode: %s of %s: %w", path, t, err)
 		}
 	}
-	a.byHead[string(head)] = c
-	return nil
+	return a, nil
 }
 
 // keep adds the path of a field in a message of the type.
@@ -103,27 +100,16 @@ func fieldNumber(f reflect.StructField) (int, error) {
 // rawTag is the tag of the object in runtime.Unknown.
 const rawTag = 2<<3 | wireLen
 
-// Append appends a stored object with the remaining fields, in its stored form, to dst. Not ok:
-// objects of its kind were not added, it is stored in another form, or is malformed, and dst is as
-// before. The values of fields are not examined. Cost is a few nanoseconds for each field that is
-// passed over, and no allocation beyond dst.
+// Append appends a stored object with the remaining fields, in its stored form, to dst. Not ok: it
+// is of another kind, is stored in another form, or is malformed, and dst is as before. The values
+// of fields are not examined. Cost is a few nanoseconds for each field that is passed over, and no
+// allocation beyond dst.
 func (a *Abridger) Append(dst, stored []byte) (_ []byte, ok bool) {
-	if len(stored) <= headPrefix || stored[headPrefix] >= 0x80 {
-		return dst, false
-	}
-	n := headPrefix + 1 + int(stored[headPrefix])
-	if n > len(stored) {
-		return dst, false
-	}
-	c := a.byHead[string(stored[:n])]
-	if c == nil {
-		return dst, false
-	}
-	raw, ok := openRaw(stored, n)
+	raw, ok := openStored(stored, a.head)
 	if !ok {
 		return dst, false
 	}
-	short, ok := c.append(append(append(dst, stored[:n]...), rawTag), raw)
+	short, ok := a.cut.append(append(append(dst, a.head...), rawTag), raw)
 	if !ok {
 		return dst, false
 	}

@@ -10,10 +10,7 @@ import (
 // protobuf, would write a stored object as it is stored, but for the resource version and the
 // envelope of runtime.Unknown. Cost is that of AppendItem without the output.
 func (t *Transcoder) Canonical(stored []byte) bool {
-	if !bytes.HasPrefix(stored, t.head) || uint64(len(stored)) > 1<<31 {
-		return false
-	}
-	raw, ok := openRaw(stored, len(t.head))
+	raw, ok := openStored(stored, t.head)
 	if !ok {
 		return false
 	}

@@ -1,7 +1,6 @@
 package transcode
 
 import (
-	"bytes"
 	"fmt"
 	"reflect"
 	"slices"
@@ -16,14 +15,9 @@ import (
 // nothing.
 type Find func(stored []byte) (value []byte, present, ok bool)
 
-// Finders make functions that find values in objects of some kinds, stored as protobuf. They are
-// complete after the last Add; Label and Field may then be called concurrently.
-type Finders struct {
-	kinds []places
-}
-
-// places are the places of values in the objects of a kind.
-type places struct {
+// Finder makes functions that find values in objects of one kind, stored as protobuf. It is
+// immutable; methods may be called concurrently.
+type Finder struct {
 	head   []byte           // see headOf
 	labels []int            // the numbers of the fields on the way to the labels
 	fields map[string]place // by name
@@ -35,32 +29,31 @@ type place struct {
 	nonEmpty bool
 }
 
-// Add adds objects that are stored as gvk, whose Go type is the struct t. The paths of copied name
-// string fields by their JSON names, as in "spec.nodeName"; a selectable field of the same name
-// always has the string that is stored, or is empty. So have those of filled, unless the string is
-// empty. Upstream must leave labels as they are stored. Errors are those of paths that name no such
-// field.
-func (f *Finders) Add(gvk schema.GroupVersionKind, t reflect.Type, copied, filled []string) error {
+// NewFinder returns the finder of objects that are stored as gvk, whose Go type is the struct t.
+// The paths of copied name string fields by their JSON names, as in "spec.nodeName"; a selectable
+// field of the same name always has the string that is stored, or is empty. So have those of
+// filled, unless the string is empty. Upstream must leave labels as they are stored. Errors are
+// those of paths that name no such field.
+func NewFinder(gvk schema.GroupVersionKind, t reflect.Type, copied, filled []string) (*Finder, error) {
 	head, err := headOf(gvk)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	p := places{head: head, fields: map[string]place{}}
-	if p.labels, _, err = numbersOf(t, "metadata.labels"); err != nil {
-		return fmt.Errorf("transcode: labels of %s: %w", t, err)
+	f := &Finder{head: head, fields: map[string]place{}}
+	if f.labels, _, err = numbersOf(t, "metadata.labels"); err != nil {
+		return nil, fmt.Errorf("transcode: labels of %s: %w", t, err)
 	}
 	for i, path := range slices.Concat(copied, filled) {
 		numbers, of, err := numbersOf(t, path)
 		if err != nil {
-			return fmt.Errorf("transcode: %s of %s: %w", path, t, err)
+			return nil, fmt.Errorf("transcode: %s of %s: %w", path, t, err)
 		}
 		if of.Kind() != reflect.String {
-			return fmt.Errorf("transcode: %s of %s is not a string", path, t)
+			return nil, fmt.Errorf("transcode: %s of %s is not a string", path, t)
 		}
-		p.fields[path] = place{numbers, i >= len(copied)}
+		f.fields[path] = place{numbers, i >= len(copied)}
 	}
-	f.kinds = append(f.kinds, p)
-	return nil
+	return f, nil
 }
 
 // numbersOf returns the protobuf numbers of the fields of a path, and the type of the last one.
@@ -75,56 +68,29 @@ func numbersOf(t reflect.Type, path string) (numbers []int, of reflect.Type, err
 	return numbers, t, nil
 }
 
-// wanted is the place of one value in the objects of a kind.
-type wanted struct {
-	head []byte
-	place
-}
-
-// openOneOf returns a stored object of one of the kinds, and the place of the value in it.
-func openOneOf(kinds []wanted, stored []byte) (w *wanted, r reader, ok bool) {
-	for i := range kinds {
-		if w = &kinds[i]; bytes.HasPrefix(stored, w.head) {
-			r, ok = openRaw(stored, len(w.head))
-			return w, r, ok
+// Find returns a function that finds the label with the key, or the field; nil if the kind has no
+// such field. A field is always present.
+func (f *Finder) Find(label bool, name string) Find {
+	if label {
+		return func(stored []byte) (value []byte, present, ok bool) {
+			r, ok := openStored(stored, f.head)
+			if !ok {
+				return nil, false, false
+			}
+			return r.label(f.labels, name)
 		}
 	}
-	return nil, r, false
-}
-
-// Label returns a function that finds the label with the key.
-func (f *Finders) Label(key string) Find {
-	var kinds []wanted
-	for _, p := range f.kinds {
-		kinds = append(kinds, wanted{p.head, place{numbers: p.labels}})
-	}
-	return func(stored []byte) (value []byte, present, ok bool) {
-		w, r, ok := openOneOf(kinds, stored)
-		if !ok {
-			return nil, false, false
-		}
-		return r.label(w.numbers, key)
-	}
-}
-
-// Field returns a function that finds the field; nil if no kind has it. A field is always present.
-func (f *Finders) Field(name string) Find {
-	var kinds []wanted
-	for _, p := range f.kinds {
-		if at, ok := p.fields[name]; ok {
-			kinds = append(kinds, wanted{p.head, at})
-		}
-	}
-	if len(kinds) == 0 {
+	at, ok := f.fields[name]
+	if !ok {
 		return nil
 	}
 	return func(stored []byte) (value []byte, present, ok bool) {
-		w, r, ok := openOneOf(kinds, stored)
+		r, ok := openStored(stored, f.head)
 		if !ok {
 			return nil, false, false
 		}
-		value, ok = r.text(w.numbers)
-		return value, true, ok && (len(value) > 0 || !w.nonEmpty)
+		value, ok = r.text(at.numbers)
+		return value, true, ok && (len(value) > 0 || !at.nonEmpty)
 	}
 }
 

@@ -45,9 +45,6 @@ func New(gvk schema.GroupVersionKind, t reflect.Type, rules Rules) (*Transcoder,
 	return &Transcoder{root: &root, head: head}, nil
 }
 
-// headPrefix is the number of bytes before the length of the TypeMeta.
-const headPrefix = len("k8s\x00\x0a")
-
 // headOf returns what precedes an object in its stored form: the prefix of Kubernetes, and the
 // TypeMeta of runtime.Unknown.
 func headOf(gvk schema.GroupVersionKind) ([]byte, error) {
@@ -103,10 +100,7 @@ func (s slot) present() bool { return s.to != 0 }
 // of a list: without kind and version, followed by a comma. Not ok: the object is declined, and dst
 // is as before. Cost is about 3 ns per byte, and no allocation beyond dst.
 func (t *Transcoder) AppendItem(dst, stored []byte, rev int64) (_ []byte, ok bool) {
-	if !bytes.HasPrefix(stored, t.head) || uint64(len(stored)) > 1<<31 {
-		return dst, false
-	}
-	raw, ok := openRaw(stored, len(t.head))
+	raw, ok := openStored(stored, t.head)
 	if !ok {
 		return dst, false
 	}
@@ -121,10 +115,13 @@ func (t *Transcoder) AppendItem(dst, stored []byte, rev int64) (_ []byte, ok boo
 	return append(item, ','), true
 }
 
-// openRaw returns the object in runtime.Unknown from at on: the field raw, followed by empty fields
-// only.
-func openRaw(stored []byte, at int) (raw reader, ok bool) {
-	r := reader{stored, at, len(stored)}
+// openStored returns the object in a stored runtime.Unknown with the head (see headOf): the field
+// raw, followed by empty fields only.
+func openStored(stored, head []byte) (raw reader, ok bool) {
+	if !bytes.HasPrefix(stored, head) || uint64(len(stored)) > 1<<31 {
+		return raw, false
+	}
+	r := reader{stored, len(head), len(stored)}
 	for r.more() {
 		number, wire, content, ok := r.field()
 		switch {

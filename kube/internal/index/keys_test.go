@@ -433,7 +433,7 @@ func TestKeys_BeingBuilt_ListsWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t)
 		f.fillNodes(t, 400)
-		f.s.cfg.Declared = []string{"spec.nodeName"}
+		f.View.Kind().Declared = []string{"spec.nodeName"}
 		f.s.keep("spec.nodeName", true)
 		release := f.nodeKeys().hold(t)
 		began := time.Now()

@@ -31,9 +31,6 @@ type Config struct {
 	Blocks   *blockcache.Cache // charged with the bytes of indexes
 	Context  context.Context   // ends with the storage
 	Logger   *slog.Logger
-	// Declared are the fields for which the registry has declared an index. Their keys are kept
-	// from the start, as upstream's cache does: each has clients in every cluster that has objects.
-	Declared []string
 	// Eager are the fields whose first use makes an index. They are few: those of Events, and the
 	// selectable fields of a custom resource. The indexes that a registry has declared for a
 	// request need not be among them; upstream's page tokens depend on those alone (DeclaredIndex).
@@ -65,11 +62,12 @@ type Selections struct {
 	watches watches
 }
 
-// New returns the selections of a resource. Those of declared fields are built now, others on their
-// first read.
+// New returns the selections of a resource. Keys of the fields for which the registry has declared
+// an index are kept from the start, as upstream's cache does: each has clients in every cluster
+// that has objects. Other indexes are built on their first read.
 func New(cfg Config) *Selections {
 	s := &Selections{cfg: cfg, start: time.Now()}
-	for _, field := range cfg.Declared {
+	for _, field := range cfg.View.Kind().Declared {
 		s.keep(field, true)
 	}
 	return s

@@ -65,7 +65,7 @@ func newDeclaring(t testing.TB, declared []string, change ...func(*podtest.Optio
 	t.Helper()
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.ShardedListAndWatch, true)
 	f := &fixture{}
-	attrs := func(o *podtest.Options) { o.Config.GetAttrs = involvedAttrs }
+	attrs := func(o *podtest.Options) { o.Config.GetAttrs, o.Config.Declared = involvedAttrs, declared }
 	rotated := func(o *podtest.Options) {
 		o.OnRotate = func() { f.s.KeysReplaced() }
 	}
@@ -74,7 +74,6 @@ func newDeclaring(t testing.TB, declared []string, change ...func(*podtest.Optio
 	var running sync.WaitGroup
 	f.s = New(Config{Logger: slog.Default(),
 		Resource: f.Resource, View: f.View, Blocks: f.Blocks, Context: ctx,
-		Declared:  declared,
 		Eager:     map[string]bool{"involvedObject.name": true, "involvedObject.kind": true},
 		Start:     func(run func()) bool { f.started.Add(1); running.Go(run); return true },
 		Read:      func(stored, decoded int) { f.stored.Add(int64(stored)); f.decoded.Add(int64(decoded)) },
@@ -103,7 +102,7 @@ func findingDeclared(t testing.TB, declared []string, change ...func(*podtest.Op
 	t.Helper()
 	var f *fixture
 	stored := examplev1.SchemeGroupVersion.WithKind("Pod")
-	find := func(label bool, name string) objects.Find {
+	find := func(label bool, name string) transcode.Find {
 		var find transcode.Find
 		switch {
 		case label:
@@ -122,7 +121,7 @@ func findingDeclared(t testing.TB, declared []string, change ...func(*podtest.Op
 			return value, present, ok
 		}
 	}
-	f = newDeclaring(t, declared, append(change, func(o *podtest.Options) { o.Config.Finder = find })...)
+	f = newDeclaring(t, declared, append(change, func(o *podtest.Options) { o.Config.Find = find })...)
 	return f
 }
 

@@ -16,8 +16,8 @@ import (
 	storagetesting "k8s.io/apiserver/pkg/storage/testing"
 	"k8s.io/apiserver/pkg/storage/value"
 
-	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
+	"github.com/stratakube/strata/kube/transcode"
 )
 
 // TestFinder_FirstLists_DecodeSelectedObjects: lists by a label or field decode the selected
@@ -86,7 +86,7 @@ func TestFinder_MostValuesAreNotFound_EndsSearches(t *testing.T) {
 	for _, known := range []int{0, pods / 4, pods * 3 / 4} { // pods whose value is found
 		var searched atomic.Int64
 		f := newFixture(t, func(o *podtest.Options) {
-			o.Config.Finder = func(bool, string) objects.Find {
+			o.Config.Find = func(bool, string) transcode.Find {
 				return func(stored []byte) ([]byte, bool, bool) {
 					searched.Add(1)
 					return []byte("b"), true, bytes.Contains(stored, []byte(`"known":"yes"`))

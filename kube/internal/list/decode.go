@@ -124,7 +124,7 @@ func (p *page) walk(ctx context.Context) error {
 	if err := r.Err(); err != nil {
 		return err
 	}
-	return p.corrupt.orElse(r.env.Group, nil)
+	return p.corrupt.orElse(r.env.View.Kind().GroupResource, nil)
 }
 
 // add decodes a candidate if it is selected.
@@ -146,7 +146,7 @@ func (p *page) add(ctx context.Context, e *mirror.Entry) error {
 	}
 	if err != nil {
 		if !r.env.Gates.UnsafeDelete || !p.corrupt.add(e.Key(), err) {
-			return p.corrupt.orElse(r.env.Group, err)
+			return p.corrupt.orElse(r.env.View.Kind().GroupResource, err)
 		}
 		return nil
 	}

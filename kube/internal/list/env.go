@@ -4,8 +4,6 @@
 package list
 
 import (
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/kube/internal/etcdread"
@@ -20,19 +18,17 @@ import (
 // Env is what the lists of a resource need. It does not change while lists use it, and is safe for
 // concurrent use.
 type Env struct {
-	Group       schema.GroupResource
-	NewListFunc func() runtime.Object
-	Mirror      *mirror.Mirror
-	Memory      *mirror.Resource
-	Fresh       *freshness.Waiter
-	View        *objects.View
-	Selections  *index.Selections // indexes and shards
-	Keys        pages.Keys
-	Pages       pages.Pages
-	Etcd        storage.Interface // upstream's store, for lists that memory cannot answer
-	Past        etcdread.Reader   // of revisions that are older than memory
-	Metrics     metrics.Lists
-	Gates       Gates
+	Mirror     *mirror.Mirror
+	Memory     *mirror.Resource
+	Fresh      *freshness.Waiter
+	View       *objects.View
+	Selections *index.Selections // indexes and shards
+	Keys       pages.Keys
+	Pages      pages.Pages
+	Etcd       storage.Interface // upstream's store, for lists that memory cannot answer
+	Past       etcdread.Reader   // of revisions that are older than memory
+	Metrics    metrics.Lists
+	Gates      Gates
 }
 
 // Gates select the lists that memory answers, and their form.

@@ -12,7 +12,6 @@ import (
 
 	"github.com/stratakube/strata/internal/test/testseed"
 	"github.com/stratakube/strata/kube/internal/metrics"
-	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/kube/transcode"
 )
@@ -20,12 +19,12 @@ import (
 // finding makes labels and nodes of pods found in stored bytes.
 func finding(o *options) {
 	stored := examplev1.SchemeGroupVersion.WithKind("Pod")
-	o.Config.Finder = func(label bool, name string) objects.Find {
+	o.Config.Find = func(label bool, name string) transcode.Find {
 		switch {
 		case label:
-			return objects.Find(transcode.FindJSONLabel(stored, name))
+			return transcode.FindJSONLabel(stored, name)
 		case name == "spec.nodeName":
-			return objects.Find(transcode.FindJSONField(stored, name))
+			return transcode.FindJSONField(stored, name)
 		}
 		return nil
 	}

@@ -41,7 +41,7 @@ func (q request) read(ctx context.Context, env *Env) (*Read, error) {
 	if !q.fromMemory(env) {
 		return nil, etcdread.GateOff
 	}
-	ctx, span := trace.Start(ctx, trace.List, env.Group)
+	ctx, span := trace.Start(ctx, trace.List, env.View.Kind().GroupResource)
 	span.Event(trace.Ready)
 	r := &Read{env: env, request: q, span: span, Rev: q.exact, Limit: q.limit()}
 	r.selector = env.View.CurrentGeneration().Selector(*pred)
@@ -146,7 +146,7 @@ func (r *Read) compactedError(ctx context.Context) error {
 	token := q.opts.Predicate.Continue
 	q.opts.Predicate = storage.Everything
 	q.opts.Predicate.Limit, q.opts.Predicate.Continue = 1, token
-	if err := env.Etcd.GetList(ctx, q.key, q.opts, env.NewListFunc()); err != nil {
+	if err := env.Etcd.GetList(ctx, q.key, q.opts, env.View.Kind().NewListFunc()); err != nil {
 		return env.Pages.SealError(ctx, q.scope, err)
 	}
 	return nil
@@ -192,7 +192,7 @@ func (r *Read) Unreadable(ctx context.Context, err error) error {
 	if r.Err() != nil {
 		return err
 	}
-	return corrupt.orElse(r.env.Group, err)
+	return corrupt.orElse(r.env.View.Kind().GroupResource, err)
 }
 
 // count counts a list from memory, or of a revision older than memory, in the metrics.

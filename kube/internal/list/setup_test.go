@@ -51,7 +51,7 @@ func newFixture(t testing.TB, change ...func(*options)) *fixture {
 	var o options
 	f.Cluster = podtest.New(t, func(of *podtest.Options) {
 		o.Options = *of
-		o.Config.Resource = f.group
+		o.Config.GroupResource = f.group
 		for _, c := range change {
 			c(&o)
 		}
@@ -68,7 +68,7 @@ func newFixture(t testing.TB, change ...func(*options)) *fixture {
 	f.kv = podtest.NewKV(f.Etcd, o.onEtcdRead)
 	tokens := pages.NewTokens(f.kv, podtest.Prefix, pages.TokenOptions{Logger: logger})
 	f.env = &Env{
-		Group: f.group, NewListFunc: podtest.NewList, Mirror: f.Mirror, Memory: f.Resource,
+		Mirror: f.Mirror, Memory: f.Resource,
 		Fresh: freshness.New(f.Mirror, f.Resource, f.group, o.eventsOnly), View: f.View, Selections: selections,
 		Keys:    pages.Keys{PathPrefix: podtest.Prefix, ResourcePrefix: "/pods/"},
 		Pages:   pages.New(f.group, tokens, !o.unchunked),

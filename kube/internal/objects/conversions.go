@@ -129,7 +129,7 @@ func (g *Generation) convert(ctx context.Context, e *mirror.Entry, data []byte, 
 		}
 		obj, err := g.view.cfg.Decoder.DecodeListItem(context.Background(), data, uint64(e.ModRevision()), g.view.cfg.NewFunc)
 		if err != nil {
-			etcdmetrics.RecordDecodeError(g.view.cfg.Resource)
+			etcdmetrics.RecordDecodeError(g.view.cfg.GroupResource)
 			return nil, err
 		}
 		g.keepConverted(e, data, obj)

@@ -7,13 +7,14 @@ import (
 
 	"k8s.io/apiserver/pkg/storage/value"
 
+	"github.com/stratakube/strata/kube/transcode"
 	"github.com/stratakube/strata/mirror"
 )
 
 // Finder finds the values of one label or field in stored values.
 type Finder struct {
 	view     *View
-	find     Find
+	find     transcode.Find
 	searches *searches
 }
 
@@ -38,10 +39,10 @@ func (g *Generation) Finder(label bool, name string) *Finder {
 	if label {
 		searches = &g.view.labelSearches
 	}
-	if g.view.cfg.Finder == nil || searches.fail() {
+	if g.view.cfg.Find == nil || searches.fail() {
 		return nil
 	}
-	find := g.view.cfg.Finder(label, name)
+	find := g.view.cfg.Find(label, name)
 	if find == nil {
 		return nil
 	}

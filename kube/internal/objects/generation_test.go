@@ -15,6 +15,7 @@ import (
 
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
+	"github.com/stratakube/strata/kube/transcode"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 	"github.com/stratakube/strata/mirror/memo"
@@ -257,7 +258,7 @@ func TestFinder_MostSearchesFail_Ends(t *testing.T) {
 	for _, hits := range []int{0, 1, 3} { // of four values
 		n := 0
 		c := podtest.New(t, func(o *podtest.Options) {
-			o.Config.Finder = func(_ bool, name string) objects.Find {
+			o.Config.Find = func(_ bool, name string) transcode.Find {
 				if name == "none" {
 					return nil
 				}

@@ -9,43 +9,27 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage"
-	"k8s.io/apiserver/pkg/storage/etcd3"
 	etcdmetrics "k8s.io/apiserver/pkg/storage/etcd3/metrics"
 	"k8s.io/apiserver/pkg/storage/value"
 
 	"github.com/stratakube/strata/kube/internal/blockcache"
+	"github.com/stratakube/strata/kube/kind"
 	"github.com/stratakube/strata/mirror"
 )
 
 // Config describes the conversion of stored values to objects.
 type Config struct {
-	Resource    schema.GroupResource
+	kind.Kind
 	Transformer value.Transformer
 	// Keys identifies the keys that the transformer decrypts with now, as a comparable value. nil:
 	// they never change.
-	Keys     func() any
-	Decoder  etcd3.Decoder
-	NewFunc  func() runtime.Object
-	GetAttrs storage.AttrFunc
-	// Abridge appends a decrypted value, without fields that GetAttrs and the object's metadata do
-	// not depend on, to dst; not ok: it cannot, and the whole value is decoded. nil: values are
-	// decoded as a whole.
-	Abridge func(dst, value []byte) (_ []byte, ok bool)
-	// Finder returns a function that finds the value of a label, or of a field, in decrypted
-	// values; nil if there is none, or if Finder is nil.
-	Finder func(label bool, name string) Find
+	Keys func() any
 	// Conversions runs those that may block; nil: no conversion blocks.
 	Conversions *Conversions
 	// Blocks holds decoded and converted objects.
 	Blocks *blockcache.Cache
 }
-
-// Find finds the value that an object's attributes have under one name, in the decrypted value of
-// its entry, without decoding it. The result shares memory with the value; present is false if the
-// object has no such label. Not ok: the object must be decoded. Safe for concurrent use.
-type Find = func(value []byte) (found []byte, present, ok bool)
 
 // View is one served version of one resource. Methods may be called concurrently.
 type View struct {
@@ -84,6 +68,9 @@ func (v *View) Close() {
 	v.closed = true
 	v.cur.Load().end()
 }
+
+// Kind returns the kind of the objects.
+func (v *View) Kind() *kind.Kind { return &v.cfg.Kind }
 
 // WantAttributes makes events keep the attributes of their objects: there are watches with a
 // selector.
@@ -151,7 +138,7 @@ func (g *Generation) DecodeStored(ctx context.Context, e *mirror.Entry, data []b
 	}
 	obj, err := g.view.cfg.Decoder.DecodeListItem(ctx, data, uint64(rev), g.view.cfg.NewFunc)
 	if err != nil {
-		etcdmetrics.RecordDecodeError(g.view.cfg.Resource)
+		etcdmetrics.RecordDecodeError(g.view.cfg.GroupResource)
 		return nil, err
 	}
 	g.keepConverted(e, data, obj)
@@ -177,7 +164,7 @@ func (g *Generation) DecodeInto(ctx context.Context, e *mirror.Entry, out runtim
 		return err
 	}
 	if err := g.view.cfg.Decoder.Decode(data, out, e.ModRevision()); err != nil {
-		etcdmetrics.RecordDecodeError(g.view.cfg.Resource)
+		etcdmetrics.RecordDecodeError(g.view.cfg.GroupResource)
 		return err
 	}
 	g.keepConverted(e, data, out)

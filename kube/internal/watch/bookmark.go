@@ -132,7 +132,7 @@ func (st *Stream) bookmark() delivery {
 // resource version and, if it closes the initial events, the annotation for that. The caller owns
 // it.
 func (st *Stream) BookmarkObject(b Bookmark) (runtime.Object, error) {
-	obj := st.env.NewFunc()
+	obj := st.env.Lists.View.Kind().NewFunc()
 	if err := (storage.APIObjectVersioner{}).UpdateObject(obj, uint64(b.Revision)); err != nil {
 		return nil, err
 	}

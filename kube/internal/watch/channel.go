@@ -190,7 +190,7 @@ func (w *watcher) object(t watch.EventType, ev *mirror.Event) (obj runtime.Objec
 	} else {
 		obj, err = w.stream.scope.selector.Generation.ObjectAfter(w.stream.EventContext(), ev)
 	}
-	if shared, ok := obj.(*objects.CachingObject); ok && w.stream.env.Decorated {
+	if shared, ok := obj.(*objects.CachingObject); ok && w.stream.env.Lists.View.Kind().Decorate != nil {
 		obj = shared.GetObject()
 	}
 	return obj, err

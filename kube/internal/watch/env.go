@@ -8,8 +8,6 @@ import (
 	"log/slog"
 	"time"
 
-	"k8s.io/apimachinery/pkg/runtime"
-
 	"github.com/stratakube/strata/kube/internal/list"
 	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/objects"
@@ -19,20 +17,17 @@ import (
 // Env is what the watches of a resource need. It does not change while watches use it, and is safe
 // for concurrent use.
 type Env struct {
-	Lists       *list.Env         // the resource; initial events are a list
-	Running     *watchset.Watches // of the cluster
-	Goroutines  *watchset.Group   // of the storage
-	Context     context.Context   // ends with the storage
-	NewFunc     func() runtime.Object
+	Lists       *list.Env            // the resource; initial events are a list
+	Running     *watchset.Watches    // of the cluster
+	Goroutines  *watchset.Group      // of the storage
+	Context     context.Context      // ends with the storage
 	Conversions *objects.Conversions // nil if no conversion blocks
 	Metrics     metrics.Watches
 	Logger      *slog.Logger
 	// RetryFor bounds the time for which an event that cannot be decrypted or converted is retried,
 	// for example because a KMS is down.
 	RetryFor time.Duration
-	// Decorated: the registry changes the objects of events; see kubestorage.Options.Decorated.
-	Decorated bool
-	Gates     Gates
+	Gates    Gates
 }
 
 // Gates select what clients may request of a watch.

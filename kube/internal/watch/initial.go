@@ -62,7 +62,7 @@ func (st *Stream) beginSelected(r *list.Read) {
 	ctx, plan := st.life.ctx, r.Plan()
 	i := &initialRead{plan: r.PlanName()}
 	st.initial.read = i
-	_, i.span = trace.Start(ctx, trace.InitialEvents, st.env.Lists.Group)
+	_, i.span = trace.Start(ctx, trace.InitialEvents, st.env.Lists.View.Kind().GroupResource)
 	switch {
 	case plan == nil:
 		return

@@ -55,7 +55,7 @@ func (env *Env) open(ctx context.Context, cancel context.CancelFunc, key string,
 	if err := env.admit(ctx, undrained); err != nil {
 		return nil, err
 	}
-	_, span := trace.Start(ctx, trace.Watch, env.Lists.Group)
+	_, span := trace.Start(ctx, trace.Watch, env.Lists.View.Kind().GroupResource)
 	defer span.End()
 	st := &Stream{
 		env:   env,

@@ -42,7 +42,7 @@ func TestStartOf_EveryCombination_IsOfTheTable(t *testing.T) {
 		}
 		w.env.Lists.Gates.Latest = true
 		fresh := w.env.Lists.Fresh
-		w.env.Lists.Fresh = freshness.New(w.Mirror, w.Resource, w.env.Lists.Group, true)
+		w.env.Lists.Fresh = freshness.New(w.Mirror, w.Resource, w.env.Lists.View.Kind().GroupResource, true)
 		if list := of(&yes); list != c.eventsOnly {
 			t.Errorf("%q by events only: start %d, want %d", c.version, list, c.eventsOnly)
 		}

@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
@@ -47,12 +46,12 @@ func newFixture(t testing.TB, change ...func(*podtest.Options)) *fixture {
 	})
 	f.env = &Env{
 		Lists: &list.Env{
-			Group: pods, NewListFunc: func() runtime.Object { return &example.PodList{} }, Mirror: f.Mirror, Memory: f.Resource,
+			Mirror: f.Mirror, Memory: f.Resource,
 			Fresh: freshness.New(f.Mirror, f.Resource, pods, false), View: f.View, Selections: selections,
 			Keys:    pages.Keys{PathPrefix: podtest.Prefix, ResourcePrefix: "/pods/"},
 			Metrics: lists, Gates: list.Gates{Latest: true},
 		},
-		Running: &f.running, Goroutines: &f.goroutines, Context: ctx, NewFunc: func() runtime.Object { return &example.Pod{} },
+		Running: &f.running, Goroutines: &f.goroutines, Context: ctx,
 		Metrics: watches, Logger: logger, Gates: Gates{Bookmarks: true, WatchList: true},
 	}
 	context.AfterFunc(ctx, func() {

@@ -102,17 +102,15 @@ func (a *Attachment) Chain(config *app.Config) error {
 		&config.ApiExtensions.GenericConfig.RESTOptionsGetter,
 		&config.ApiExtensions.ExtraConfig.CRDRESTOptionsGetter,
 	}
-	return a.attach(&config.Aggregator.GenericConfig.Config, getters, a.follow.converts, func() (readpath.ResolverConfig, error) {
-		return chainResolver(config, a.follow)
+	return a.attach(&config.Aggregator.GenericConfig.Config, getters, a.follow.converts, &config.KubeAPIs.Extra, func() readpath.ResolverConfig {
+		return chainResolver(a.follow) // nil with upstream's engine
 	})
 }
 
 // ControlPlane attaches the engine to a kube-apiserver without aggregator and custom resources.
 func (a *Attachment) ControlPlane(config *controlplane.Config) error {
 	outermost := config.ControlPlane.Generic
-	return a.attach(outermost, []*generic.RESTOptionsGetter{&outermost.RESTOptionsGetter}, nil, func() (readpath.ResolverConfig, error) {
-		return builtInResolver(config.Extra)
-	})
+	return a.attach(outermost, []*generic.RESTOptionsGetter{&outermost.RESTOptionsGetter}, nil, &config.Extra, builtInResolver)
 }
 
 // Extensions attaches the engine to a standalone server of custom resources. Before the server
@@ -121,8 +119,8 @@ func (a *Attachment) Extensions(config *apiextensionsapiserver.Config) (setDefin
 	outermost := &config.GenericConfig.Config
 	getters := []*generic.RESTOptionsGetter{&outermost.RESTOptionsGetter, &config.ExtraConfig.CRDRESTOptionsGetter}
 	follow := &followedInformers{}
-	err = a.attach(outermost, getters, follow.converts, func() (readpath.ResolverConfig, error) {
-		return readpath.ResolverConfig{BuiltIn: builtInKinds(), Definition: follow.definition}, nil
+	err = a.attach(outermost, getters, follow.converts, nil, func() readpath.ResolverConfig {
+		return readpath.ResolverConfig{BuiltIn: builtInKinds(), Definition: follow.definition}
 	})
 	return func(informer cache.SharedIndexInformer) { follow.definitions = informer.GetIndexer() }, err
 }
@@ -136,9 +134,10 @@ func (a *Attachment) Extensions(config *apiextensionsapiserver.Config) (setDefin
 // not resources. They use etcd directly, as upstream does (generic.NewRawStorage and
 // reconcilers.NewLeases).
 //
-// converts is kubestorage.Options.Converts.
+// converts is kubestorage.Options.Converts; extra configures the registries of built-in kinds, nil
+// if the server has none.
 func (a *Attachment) attach(outermost *genericapiserver.Config, getters []*generic.RESTOptionsGetter, converts func(schema.GroupResource) bool,
-	resolver func() (readpath.ResolverConfig, error)) error {
+	extra *controlplane.Extra, resolver func() readpath.ResolverConfig) error {
 	s := a.settings
 	for _, getter := range getters {
 		// also with upstream's engine, which would otherwise read custom resources from another
@@ -157,6 +156,9 @@ func (a *Attachment) attach(outermost *genericapiserver.Config, getters []*gener
 		return err
 	}
 	options.Converts = converts
+	if options.Kinds, err = kinds(extra); err != nil {
+		return err
+	}
 	a.engine = kubestorage.New(options)
 	for _, getter := range getters {
 		*getter = a.engine.RESTOptionsGetter(compacted{*getter, a.compaction})
@@ -164,10 +166,7 @@ func (a *Attachment) attach(outermost *genericapiserver.Config, getters []*gener
 	a.stopShedding = loadshed.Install(outermost)
 	lists := listadmission.New(s.limits.listBytes.Value())
 	if s.gates.Enabled(kubestorage.ByteReadPath) {
-		config, err := resolver()
-		if err != nil {
-			return err
-		}
+		config := resolver()
 		config.Engine = a.engine
 		readpath.New(readpath.Config{Lists: lists, Resolver: readpath.NewResolver(config)}).Mount(outermost)
 	} else {

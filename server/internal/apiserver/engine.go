@@ -59,20 +59,9 @@ func (s *settings) engineOptions(etcd *genericoptions.EtcdOptions, transformer v
 	if replay.Revisions == 0 {
 		replay.Revisions = -1 // none
 	}
-	short, err := abridger()
-	if err != nil {
-		return kubestorage.Options{}, err
-	}
-	find, err := finder()
-	if err != nil {
-		return kubestorage.Options{}, err
-	}
 	options := kubestorage.Options{
 		Uncached:   uncached,
-		Decorated:  decorated,
 		Deferrable: deferrable,
-		Abridge:    short.Append,
-		Finder:     find,
 		Window:     mirror.Window{MaxAge: limits.historyAge, MaxBytes: limits.historyBytes.Value()},
 		Replay:     replay,
 
@@ -94,12 +83,6 @@ func (s *settings) engineOptions(etcd *genericoptions.EtcdOptions, transformer v
 		s.hooks.Engine(&options)
 	}
 	return options, nil
-}
-
-// decorated reports whether upstream's registry of the resource decorates objects when they are
-// read: see readDecorators.
-func decorated(resource schema.GroupResource) bool {
-	return resource.Group == "" && (resource.Resource == "services" || resource.Resource == "persistentvolumeclaims")
 }
 
 // uncachedResources returns a function that reports whether a resource is served from etcd: all

@@ -48,9 +48,7 @@ type engineInformers struct {
 	informers.SharedInformerFactory
 	uncached func(schema.GroupResource) bool
 
-	// Set by bind, before an informer runs.
-	engine     *kubestorage.Engine
-	decorators map[schema.GroupResource]func(runtime.Object)
+	engine *kubestorage.Engine // set before an informer runs
 }
 
 // resync is the period that upstream gives the informers of a kube-apiserver.
@@ -97,11 +95,6 @@ func withoutManagedFields(obj any) (any, error) {
 	return obj, nil
 }
 
-// bind sets the engine that the informers read. decorators complete objects as their registries do.
-func (f *engineInformers) bind(engine *kubestorage.Engine, decorators map[schema.GroupResource]func(runtime.Object)) {
-	f.engine, f.decorators = engine, decorators
-}
-
 // InformerFor implements internalinterfaces.SharedInformerFactory. newFunc makes the informer of a
 // resource that is not held in memory.
 func (f *engineInformers) InformerFor(obj runtime.Object, newFunc internalinterfaces.NewInformerFunc) cache.SharedIndexInformer {
@@ -132,11 +125,7 @@ func (f *engineInformers) inMemory(resource schema.GroupResource) bool {
 // open returns the opener of a resource, with objects in the version gv, as a client gets them.
 func (f *engineInformers) open(resource schema.GroupResource, gv schema.GroupVersion) informer.Opener {
 	return func(ctx context.Context, transform cache.TransformFunc) (informer.Source, error) {
-		decorate := f.decorators[resource]
 		return f.engine.Objects(resource, func(obj runtime.Object) (runtime.Object, error) {
-			if decorate != nil {
-				decorate(obj)
-			}
 			obj, err := legacyscheme.Scheme.UnsafeConvertToVersion(obj, gv)
 			if err == nil {
 				obj.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{})

@@ -19,7 +19,6 @@ import (
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	"k8s.io/kubernetes/pkg/apis/flowcontrol"
 	"k8s.io/kubernetes/pkg/apis/storage"
-	"k8s.io/kubernetes/pkg/controlplane"
 	"k8s.io/kubernetes/pkg/printers"
 	printersinternal "k8s.io/kubernetes/pkg/printers/internalversion"
 	printerstorage "k8s.io/kubernetes/pkg/printers/storage"
@@ -31,24 +30,16 @@ import (
 // kube-apiserver. The read path is a handler of the outermost server, the aggregator. It runs after
 // the aggregator's filters and before its routing between itself, the delegated servers and the
 // servers named by APIServices.
-func chainResolver(config *app.Config, follow *followedInformers) (readpath.ResolverConfig, error) {
-	resolver, err := builtInResolver(config.KubeAPIs.Extra)
-	if err != nil {
-		return readpath.ResolverConfig{}, err
-	}
+func chainResolver(follow *followedInformers) readpath.ResolverConfig {
+	resolver := builtInResolver()
 	resolver.Definition, resolver.Local = follow.definition, follow.remote.local
-	return resolver, nil
+	return resolver
 }
 
 // builtInResolver returns the resolver configuration of built-in kinds.
-func builtInResolver(config controlplane.Extra) (readpath.ResolverConfig, error) {
-	decorators, err := readDecorators(config)
-	if err != nil {
-		return readpath.ResolverConfig{}, err
-	}
+func builtInResolver() readpath.ResolverConfig {
 	tables := rowTables{printerstorage.TableConvertor{TableGenerator: printers.NewTableGenerator().With(printersinternal.AddHandlers)}}
-	byKind, err := transcoders()
-	return readpath.ResolverConfig{BuiltIn: builtInKinds(), Decorators: decorators, Tables: tables, Transcoders: byKind}, err
+	return readpath.ResolverConfig{BuiltIn: builtInKinds(), Tables: tables}
 }
 
 // rowTables makes tables of the kinds whose registries print lists row by row.

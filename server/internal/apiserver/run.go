@@ -209,11 +209,7 @@ func (v *instance) configure(ctx context.Context, s *settings, completed options
 		return nil, err
 	}
 	if informers != nil {
-		decorators, err := readDecorators(config.KubeAPIs.Extra)
-		if err != nil {
-			return nil, err
-		}
-		informers.bind(attachment.engine, decorators)
+		informers.engine = attachment.engine
 	}
 	if s.hooks.Attached == nil {
 		return nil, nil

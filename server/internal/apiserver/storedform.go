@@ -14,7 +14,9 @@ import (
 	"k8s.io/component-base/featuregate"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 
+	"github.com/stratakube/strata/kube/kind"
 	"github.com/stratakube/strata/kube/transcode"
+	"k8s.io/kubernetes/pkg/controlplane"
 )
 
 // storedKind is a kind whose stored form is read without decoding it.
@@ -79,8 +81,13 @@ func rulesOf(kind string) (transcode.Rules, error) {
 	return rules, nil
 }
 
-// transcoders returns the transcoders of storedKinds. It reads feature gates, so it is called after
-// flags are parsed. An error means that a type of this release has a form that they do not support.
+// selectableMetadata are the fields of the metadata that selectors of labels, fields and shards
+// evaluate.
+var selectableMetadata = []string{"metadata.name", "metadata.namespace", "metadata.uid", "metadata.labels"}
+
+// formOf returns the form of one of storedKinds. It reads feature gates, so it is called after
+// flags are parsed. An error means that a type of this release has other fields, or a form that the
+// transcoder does not support.
 //
 // The rules are generated from upstream's defaulting and conversion (storedrules.go). That they are
 // complete, with conversion to the internal types and back, is proved by comparing bytes with those
@@ -88,80 +95,61 @@ func rulesOf(kind string) (transcode.Rules, error) {
 // field unset (TestTranscoders_EveryKind_EqualUpstream), of a pod with every defaulted field
 // (TestTranscoders_RichPod_EqualsUpstream), and of objects of a server
 // (server/test/answers/samebytes).
-func transcoders() (map[schema.GroupVersionKind]*transcode.Transcoder, error) {
-	all := map[schema.GroupVersionKind]*transcode.Transcoder{}
-	for gvk, k := range storedKinds() {
-		rules, err := rulesOf(gvk.Kind)
-		if err != nil {
-			return nil, err
-		}
-		t, err := transcode.New(gvk, k.typ, rules)
-		if err != nil {
-			return nil, err
-		}
-		all[gvk] = t
+func formOf(gvk schema.GroupVersionKind, k storedKind) (f kind.Form, err error) {
+	rules, err := rulesOf(gvk.Kind)
+	if err != nil {
+		return f, err
 	}
-	return all, nil
+	short, err := transcode.NewAbridger(gvk, k.typ, append(k.selectable, selectableMetadata...))
+	if err != nil {
+		return f, err
+	}
+	finder, err := transcode.NewFinder(gvk, k.typ, append(k.copied, "metadata.name"), k.filled)
+	if err != nil {
+		return f, err
+	}
+	f = kind.Form{Abridge: short.Append, Find: finder.Find, Stored: gvk}
+	f.Transcoder, err = transcode.New(gvk, k.typ, rules)
+	return f, err
 }
 
-// selectableMetadata are the fields of the metadata that selectors of labels, fields and shards
-// evaluate.
-var selectableMetadata = []string{"metadata.name", "metadata.namespace", "metadata.uid", "metadata.labels"}
-
-// abridger returns the abridger of storedKinds. An error means that a type of this release has
-// other fields.
-func abridger() (*transcode.Abridger, error) {
-	a := &transcode.Abridger{}
-	for gvk, k := range storedKinds() {
-		if err := a.Add(gvk, k.typ, append(k.selectable, selectableMetadata...)); err != nil {
+// kinds returns kubestorage.Options.Kinds: of storedKinds, which are stored as protobuf, and of
+// custom resources. Objects of other kinds are decoded, and may be decorated. extra is that of
+// Attachment.attach.
+func kinds(extra *controlplane.Extra) (kind.Table, error) {
+	var decorators map[schema.GroupResource]func(runtime.Object)
+	if extra != nil {
+		var err error
+		if decorators, err = readDecorators(*extra); err != nil {
 			return nil, err
 		}
 	}
-	return a, nil
-}
-
-// finders returns the finder of each of storedKinds. An error means that a type of this release has
-// other fields.
-func finders() (map[schema.GroupKind]*transcode.Finders, error) {
-	all := map[schema.GroupKind]*transcode.Finders{}
+	all := map[schema.GroupKind]kind.Form{}
 	for gvk, k := range storedKinds() {
-		f := &transcode.Finders{}
-		if err := f.Add(gvk, k.typ, append(k.copied, "metadata.name"), k.filled); err != nil {
+		f, err := formOf(gvk, k)
+		if err != nil {
 			return nil, err
 		}
 		all[gvk.GroupKind()] = f
 	}
-	return all, nil
-}
-
-// finder returns kubestorage.Options.Finder: of storedKinds, which are stored as protobuf, and of
-// custom resources. Other kinds have none.
-func finder() (func(obj runtime.Object, label bool, name string) func([]byte) ([]byte, bool, bool), error) {
-	all, err := finders()
-	if err != nil {
-		return nil, err
-	}
-	return func(obj runtime.Object, label bool, name string) func([]byte) ([]byte, bool, bool) {
+	return func(resource schema.GroupResource, obj runtime.Object) (f kind.Form) {
 		if _, custom := obj.(runtime.Unstructured); custom {
 			gvk := obj.GetObjectKind().GroupVersionKind()
-			if label {
-				return transcode.FindJSONLabel(gvk, name)
-			}
-			return transcode.FindJSONField(gvk, name)
+			return kind.Form{Find: func(label bool, name string) transcode.Find {
+				if label {
+					return transcode.FindJSONLabel(gvk, name)
+				}
+				return transcode.FindJSONField(gvk, name)
+			}}
 		}
-		kinds, _, err := legacyscheme.Scheme.ObjectKinds(obj)
-		if err != nil {
-			return nil // of another scheme, such as that of APIServices
-		}
-		for _, gvk := range kinds { // an Event is of two groups
-			switch f := all[gvk.GroupKind()]; {
-			case f == nil:
-			case label:
-				return f.Label(name)
-			default:
-				return f.Field(name)
+		// An error is that of another scheme, such as that of APIServices.
+		names, _, _ := legacyscheme.Scheme.ObjectKinds(obj)
+		for _, gvk := range names { // an Event is of two groups
+			if known, ok := all[gvk.GroupKind()]; ok {
+				f = known
 			}
 		}
-		return nil
+		f.Decorate = decorators[resource]
+		return f
 	}, nil
 }

@@ -57,16 +57,13 @@ func (f *storedForm) attributes(t *testing.T, obj runtime.Object) attributes {
 // TestAbridger_EveryKind_KeepsAttributes: what selectors evaluate is the same for random objects
 // and for what the abridger leaves of them, as they are, and with the defaults of this release.
 func TestAbridger_EveryKind_KeepsAttributes(t *testing.T) {
-	short, err := abridger()
-	if err != nil {
-		t.Fatal(err)
-	}
 	for gvk, kind := range storedKinds() {
 		t.Run(gvk.Kind, func(t *testing.T) {
+			short := formFor(t, gvk)
 			f := newStoredForm(gvk, nil)
 			var full, left, compared int
 			compare := func(data []byte) {
-				cut, ok := short.Append([]byte("before"), data)
+				cut, ok := short.Abridge([]byte("before"), data)
 				if !ok {
 					t.Fatalf("declined: %q", data)
 				}
@@ -110,13 +107,10 @@ func TestAbridger_EveryKind_KeepsAttributes(t *testing.T) {
 // TestAbridger_OtherAndMalformedValues_AreDeclined: they are decoded as a whole, which reports the
 // error.
 func TestAbridger_OtherAndMalformedValues_AreDeclined(t *testing.T) {
-	short, err := abridger()
-	if err != nil {
-		t.Fatal(err)
-	}
 	gvk := corev1.SchemeGroupVersion.WithKind("Pod")
+	short := formFor(t, gvk)
 	data := newStoredForm(gvk, nil).raw(t, richPod())
-	if _, ok := short.Append(nil, data); !ok {
+	if _, ok := short.Abridge(nil, data); !ok {
 		t.Fatal("a pod is declined")
 	}
 	quota := newStoredForm(corev1.SchemeGroupVersion.WithKind("ResourceQuota"), nil).raw(t, &corev1.ResourceQuota{})
@@ -124,13 +118,13 @@ func TestAbridger_OtherAndMalformedValues_AreDeclined(t *testing.T) {
 		"nothing": nil, "JSON": []byte(`{"kind":"Pod","apiVersion":"v1"}`), "prefix": data[:5], "head": data[:12], "another kind": quota,
 		"ciphertext": []byte("k8s:enc:aescbc:v1:key:0123456789"), "long head": []byte("k8s\x00\x0a\xff\x01"),
 	} {
-		if got, ok := short.Append([]byte("before"), value); ok || string(got) != "before" {
+		if got, ok := short.Abridge([]byte("before"), value); ok || string(got) != "before" {
 			t.Errorf("%s: %q, %v", name, got, ok)
 		}
 	}
 	// The last four bytes are the empty fields of runtime.Unknown behind the object.
 	for n := range len(data) - 4 {
-		if got, ok := short.Append(nil, data[:n]); ok {
+		if got, ok := short.Abridge(nil, data[:n]); ok {
 			t.Fatalf("%d of %d bytes: %q", n, len(data), got)
 		}
 	}
@@ -138,11 +132,8 @@ func TestAbridger_OtherAndMalformedValues_AreDeclined(t *testing.T) {
 
 // BenchmarkAbridger_Pod measures the attributes of a pod, decoded as a whole and abridged.
 func BenchmarkAbridger_Pod(b *testing.B) {
-	short, err := abridger()
-	if err != nil {
-		b.Fatal(err)
-	}
 	f := newStoredForm(corev1.SchemeGroupVersion.WithKind("Pod"), nil)
+	short := formFor(b, f.gvk)
 	pb, _ := runtime.SerializerInfoForMediaType(legacyscheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
 	obj := richPod()
 	obj.SetGroupVersionKind(f.gvk)
@@ -163,7 +154,7 @@ func BenchmarkAbridger_Pod(b *testing.B) {
 		var buf []byte
 		for b.Loop() {
 			var ok bool
-			if buf, ok = short.Append(buf[:0], data); !ok || f.read(buf, 1) == nil {
+			if buf, ok = short.Abridge(buf[:0], data); !ok || f.read(buf, 1) == nil {
 				b.Fatal("not decoded")
 			}
 		}

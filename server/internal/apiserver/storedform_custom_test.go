@@ -53,18 +53,19 @@ func newCustomForm(t testing.TB) *customForm {
 	}
 	strategy := customresource.NewStrategy(nil, true, c.gvk, nil, nil, c.schema, nil, nil, selectable)
 	c.getAttrs = func(u *unstructured.Unstructured) (labels.Set, fields.Set, error) { return strategy.GetAttrs(u) }
-	find, err := finder()
+	table, err := kinds(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	obj := &unstructured.Unstructured{}
 	obj.SetGroupVersionKind(c.gvk)
+	find := table(schema.GroupResource{}, obj).Find
 	c.labels, c.found = map[string]transcode.Find{}, map[string]transcode.Find{}
 	for _, key := range []string{"a", "c", ""} {
-		c.labels[key] = find(obj, true, key)
+		c.labels[key] = find(true, key)
 	}
 	for _, name := range c.fields {
-		c.found[name] = find(obj, false, name)
+		c.found[name] = find(false, name)
 	}
 	return c
 }

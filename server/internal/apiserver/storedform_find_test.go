@@ -20,6 +20,7 @@ import (
 	"k8s.io/kubernetes/pkg/apis/batch"
 	"k8s.io/kubernetes/pkg/apis/core"
 
+	"github.com/stratakube/strata/kube/kind"
 	"github.com/stratakube/strata/kube/transcode"
 )
 
@@ -28,20 +29,26 @@ import (
 type foundForm struct {
 	*storedForm
 	kind   storedKind
-	all    *transcode.Finders
+	find   func(label bool, name string) transcode.Find
 	fields map[string]transcode.Find
 	found  map[string]int // values by field, "" for labels
 }
 
 func newFoundForm(t testing.TB, gvk schema.GroupVersionKind) *foundForm {
 	t.Helper()
-	all, err := finders()
+	f := &foundForm{storedForm: newStoredForm(gvk, nil), kind: storedKinds()[gvk], find: formFor(t, gvk).Find, fields: map[string]transcode.Find{}, found: map[string]int{}}
+	for _, name := range slices.Concat(f.kind.copied, f.kind.filled, []string{"metadata.name"}) {
+		f.fields[name] = f.find(false, name)
+	}
+	return f
+}
+
+// formFor returns the form of one of storedKinds.
+func formFor(t testing.TB, gvk schema.GroupVersionKind) kind.Form {
+	t.Helper()
+	f, err := formOf(gvk, storedKinds()[gvk])
 	if err != nil {
 		t.Fatal(err)
-	}
-	f := &foundForm{storedForm: newStoredForm(gvk, nil), kind: storedKinds()[gvk], all: all[gvk.GroupKind()], fields: map[string]transcode.Find{}, found: map[string]int{}}
-	for _, name := range slices.Concat(f.kind.copied, f.kind.filled, []string{"metadata.name"}) {
-		f.fields[name] = f.all.Field(name)
 	}
 	return f
 }
@@ -68,7 +75,7 @@ func (f *foundForm) compare(t *testing.T, data []byte, valid bool) {
 	}
 	keys := append(slices.Collect(maps.Keys(want.labels)), "none", "")
 	for _, key := range keys {
-		value, present, ok := f.all.Label(key)(data)
+		value, present, ok := f.find(true, key)(data)
 		is, has := want.labels[key]
 		switch {
 		case ok && (present != has || string(value) != is):
@@ -176,9 +183,15 @@ func FuzzFinders(f *testing.F) {
 // JSON. Kinds that are not among storedKinds have no finder, so that no value of theirs is
 // decrypted for one.
 func TestFinder_AnyResource_FindsOwnForm(t *testing.T) {
-	find, err := finder()
+	table, err := kinds(nil)
 	if err != nil {
 		t.Fatal(err)
+	}
+	find := func(obj runtime.Object, label bool, name string) transcode.Find {
+		if f := table(schema.GroupResource{}, obj); f.Find != nil {
+			return f.Find(label, name)
+		}
+		return nil
 	}
 	custom := &unstructured.Unstructured{}
 	custom.SetAPIVersion("example.com/v1")
@@ -234,7 +247,7 @@ func BenchmarkFinders(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	for name, find := range map[string]transcode.Find{"field": f.fields["involvedObject.name"], "label": f.all.Label("tier")} {
+	for name, find := range map[string]transcode.Find{"field": f.fields["involvedObject.name"], "label": f.find(true, "tier")} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {

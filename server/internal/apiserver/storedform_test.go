@@ -118,22 +118,18 @@ func (f *storedForm) compare(t *testing.T, data []byte) bool {
 // For random objects of every transcoded kind, with and without defaults: the transcoder's bytes
 // are those of upstream's path, and objects that upstream has defaulted are mostly transcoded.
 func TestTranscoders_EveryKind_EqualUpstream(t *testing.T) {
-	all, err := transcoders()
-	if err != nil {
-		t.Fatal(err)
-	}
 	kinds := storedKinds()
 	for _, often := range []schema.GroupVersionKind{
 		{Version: "v1", Kind: "Pod"}, {Version: "v1", Kind: "Event"}, {Version: "v1", Kind: "Endpoints"},
 		{Group: "discovery.k8s.io", Version: "v1", Kind: "EndpointSlice"}, {Group: "coordination.k8s.io", Version: "v1", Kind: "Lease"},
 	} {
-		if all[often] == nil {
+		if _, ok := kinds[often]; !ok {
 			t.Errorf("%v has no transcoder", often)
 		}
 	}
-	for gvk, tr := range all {
+	for gvk := range kinds {
 		t.Run(gvk.Kind, func(t *testing.T) {
-			f := newStoredForm(gvk, tr)
+			f := newStoredForm(gvk, formFor(t, gvk).Transcoder)
 			random, defaulted, changed, rounds := 0, 0, 0, 1500
 			for i := range rounds {
 				// From objects with few fields to objects with most of them.
@@ -157,7 +153,7 @@ func TestTranscoders_EveryKind_EqualUpstream(t *testing.T) {
 				if !f.compare(t, again) {
 					continue
 				}
-				if !tr.Canonical(again) {
+				if !f.tr.Canonical(again) {
 					t.Fatalf("not canonical: %q", again)
 				}
 				if defaulted++; defaulted%20 == 1 {
@@ -278,12 +274,8 @@ func richPod() *corev1.Pod {
 // A pod with every defaulted field is transcoded as this release stores it. Without one of its
 // fields it is declined, or has the same bytes as upstream's.
 func TestTranscoders_RichPod_EqualsUpstream(t *testing.T) {
-	all, err := transcoders()
-	if err != nil {
-		t.Fatal(err)
-	}
 	gvk := corev1.SchemeGroupVersion.WithKind("Pod")
-	f := newStoredForm(gvk, all[gvk])
+	f := newStoredForm(gvk, formFor(t, gvk).Transcoder)
 	data := f.raw(t, richPod())
 	if f.compare(t, data) {
 		t.Error("a pod without defaults was transcoded")
@@ -319,11 +311,7 @@ func TestTranscoders_Gate_AddsRule(t *testing.T) {
 	gvk := corev1.SchemeGroupVersion.WithKind("Pod")
 	for _, on := range []bool{false, true} {
 		featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.H2CContainerProbe, on)
-		all, err := transcoders()
-		if err != nil {
-			t.Fatal(err)
-		}
-		f := newStoredForm(gvk, all[gvk])
+		f := newStoredForm(gvk, formFor(t, gvk).Transcoder)
 		pod := richPod()
 		data, err := runtime.Encode(f.codec, f.read(f.raw(t, pod), 0))
 		if err != nil {

@@ -28,6 +28,7 @@ import (
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/kube/internal/blockcache"
 	"github.com/stratakube/strata/kube/internal/objects"
+	"github.com/stratakube/strata/kube/kind"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -84,10 +85,13 @@ type Cluster struct {
 func New(t testing.TB, change ...func(*Options)) *Cluster {
 	t.Helper()
 	o := Options{Codec: Codec(), Bytes: 64 << 20, Config: objects.Config{
-		Resource:    schema.GroupResource{Resource: "pods"},
+		Kind: kind.Kind{
+			GroupResource: schema.GroupResource{Resource: "pods"},
+			NewFunc:       func() runtime.Object { return &example.Pod{} },
+			NewListFunc:   NewList,
+			GetAttrs:      Attrs,
+		},
 		Transformer: identity.NewEncryptCheckTransformer(),
-		NewFunc:     func() runtime.Object { return &example.Pod{} },
-		GetAttrs:    Attrs,
 	}}
 	for _, f := range change {
 		f(&o)

@@ -21,14 +21,14 @@ func (c *Cluster) Upstream(t testing.TB, kv *KV) storage.Interface {
 	t.Helper()
 	client := &kubernetes.Client{Client: clientv3.NewCtxClient(context.Background())}
 	client.KV, client.Kubernetes = kv, client
-	s, err := etcd3.New(client, nil, &c.codec, c.config.NewFunc, NewList, Prefix, "/pods/", c.config.Resource,
+	s, err := etcd3.New(client, nil, &c.codec, c.config.NewFunc, NewList, Prefix, "/pods/", c.config.GroupResource,
 		c.config.Transformer, etcd3.NewDefaultLeaseManagerConfig(), c.config.Decoder, storage.APIObjectVersioner{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Close)
 	if c.unsafeDelete {
-		return etcd3.NewStoreWithUnsafeCorruptObjectDeletion(s, c.config.Resource)
+		return etcd3.NewStoreWithUnsafeCorruptObjectDeletion(s, c.config.GroupResource)
 	}
 	return s
 }
