@@ -16,6 +16,8 @@ import (
 	"sort"
 	"strings"
 	"sync/atomic"
+
+	"github.com/stratakube/strata/mirror/memo"
 )
 
 // maxItems bounds the items of a leaf and the children of an inner node. A write copies one node
@@ -40,14 +42,16 @@ type Tree[T Item] struct {
 	root *node[T]
 }
 
-// Leaf is a sequence of neighbouring items, with a memo for a value derived from all of them. All
+// Leaf is a sequence of neighbouring items, with memos for values derived from all of them. All
 // trees that contain exactly these items unchanged share the leaf.
 type Leaf[T Item] struct {
 	items []T
-	// Memo belongs to the readers of the tree. It is initially nil, and a stored value must be a
-	// pure function of the items, which never change once the tree is published.
-	Memo atomic.Pointer[any]
+	memos memo.List
 }
+
+// Memos returns the memos of the leaf. They belong to the readers of the tree; a value must be a
+// pure function of the items, which never change once the tree is published.
+func (l *Leaf[T]) Memos() *memo.List { return &l.memos }
 
 // Items returns the items of the leaf in key order. Do not write to the slice.
 func (l *Leaf[T]) Items() []T { return l.items }
@@ -78,14 +82,25 @@ type node[T Item] struct {
 
 	weighed uint64 // see Weigh; not read by other code
 
-	leaf    *Leaf[T] // leaf only
-	digests Digests  // sums of inner nodes too; see Measure and Sift
+	leaf  *Leaf[T]  // leaf only
+	inner memo.List // of an inner node: sums and digests, see Measure and Sift
 
 	// Inner node: seps[i] is greater than every key in kids[i] and at most the
 	// smallest key in kids[i+1]; len(seps) == len(kids)-1.
 	kids []*node[T]
 	seps []string
 }
+
+// memoList returns the memos of the node.
+func (n *node[T]) memoList() *memo.List {
+	if n.leaf != nil {
+		return &n.leaf.memos
+	}
+	return &n.inner
+}
+
+// sum is the memo of an inner node that Measure caches.
+type sum int64
 
 // edits numbers the edits of all trees; each number is used once.
 var edits atomic.Uint64
@@ -274,18 +289,17 @@ func (n *node[T]) last(end string) (item T, ok bool) {
 
 // Measure adds up the results of measure for the runs with start <= key < end; an empty end means
 // no upper bound. It returns false as soon as measure does, which means that the value of a run is
-// not known. It caches the sums of whole subtrees under the name of, which must be comparable, so
-// measure must always return the same value for a run. If of has a method Closed() bool that
-// returns true, its sums are dropped when another sum is cached. Cost is O(log n) once all sums are
-// cached, otherwise O(leaves). Safe for concurrent use.
-func (t Tree[T]) Measure(start, end string, of any, measure func(Run[T]) (int64, bool)) (int64, bool) {
+// not known. It caches the sums of whole subtrees as memos of the key of, which must have no other
+// memos on inner nodes, so measure must always return the same value for a run. Cost is O(log n)
+// once all sums are cached, otherwise O(leaves). Safe for concurrent use.
+func (t Tree[T]) Measure(start, end string, of *memo.Key, measure func(Run[T]) (int64, bool)) (int64, bool) {
 	if t.root == nil || end != "" && end <= start {
 		return 0, true
 	}
 	return t.root.measure(start, end, of, measure)
 }
 
-func (n *node[T]) measure(start, end string, of any, measure func(Run[T]) (int64, bool)) (total int64, known bool) {
+func (n *node[T]) measure(start, end string, of *memo.Key, measure func(Run[T]) (int64, bool)) (total int64, known bool) {
 	if n.kids == nil {
 		known = true
 		n.runs(start, end, func(r Run[T]) bool {
@@ -296,8 +310,8 @@ func (n *node[T]) measure(start, end string, of any, measure func(Run[T]) (int64
 	}
 	whole := start == "" && end == ""
 	if whole {
-		if s := n.digests.head.Load().find(of); s != nil {
-			return s.total, true
+		if s, ok := n.inner.Get(of).(sum); ok {
+			return int64(s), true
 		}
 	}
 	for kid, b := range n.within(start, end) {
@@ -307,11 +321,8 @@ func (n *node[T]) measure(start, end string, of any, measure func(Run[T]) (int64
 		}
 		total += part
 	}
-	for whole {
-		cur := n.digests.head.Load()
-		if cur.find(of) != nil || n.digests.head.CompareAndSwap(cur, &derived{of: of, total: total, next: cur.without(nil)}) {
-			break
-		}
+	if whole {
+		n.inner.Swap(of, nil, sum(total))
 	}
 	return total, true
 }

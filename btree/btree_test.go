@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/stratakube/strata/mirror/memo"
 )
 
 type item struct {
@@ -51,6 +53,9 @@ type machine struct {
 	model map[string]*item
 	old   []frozen
 }
+
+// lengthKey is the key of the sums of machine.
+var lengthKey = &memo.Key{}
 
 var drawKey = rapid.Custom(func(t *rapid.T) string {
 	return fmt.Sprintf("%03d", rapid.IntRange(0, 700).Draw(t, "key"))
@@ -143,12 +148,12 @@ func (m *machine) measure(t *rapid.T) {
 	}
 	c, b := m.tree.Count(start, end)
 	for range 2 { // the second time from cached sums
-		if n, ok := m.tree.Measure(start, end, "length", length); !ok || n != b+int64(c) {
+		if n, ok := m.tree.Measure(start, end, lengthKey, length); !ok || n != b+int64(c) {
 			t.Fatalf("Measure = %d, %v; want %d", n, ok, b+int64(c))
 		}
 	}
 	unknown := func(Run[*item]) (int64, bool) { return 0, false }
-	if n, ok := m.tree.Measure(start, end, "unknown", unknown); ok != (c == 0) {
+	if n, ok := m.tree.Measure(start, end, &memo.Key{}, unknown); ok != (c == 0) {
 		t.Fatalf("Measure with an unknown name = %d, %v", n, ok)
 	}
 }
@@ -248,9 +253,8 @@ func TestEdit_Replaced_ReturnsRemovedLeavesWithMemo(t *testing.T) {
 			items = append(items, &item{fmt.Sprintf("%05d", i), 1})
 		}
 		before := Build(items)
-		var kept any = "kept"
 		for r := range before.Runs("", "") {
-			r.Leaf.Memo.Store(&kept)
+			r.Leaf.Memos().Swap(&memo.Key{}, nil, "kept")
 		}
 		e := before.Edit()
 		for range rapid.IntRange(0, 300).Draw(t, "edits") {
@@ -340,36 +344,31 @@ func BenchmarkGet(b *testing.B) {
 	}
 }
 
-// name is the name of sums.
-type name struct{ closed bool }
-
-func (n *name) Closed() bool { return n.closed }
-
-// TestMeasure_ManyNames_DoesNotGrowTree: a tree without edits does not grow when it is measured
-// under ever new names.
-func TestMeasure_ManyNames_DoesNotGrowTree(t *testing.T) {
+// TestMeasure_ManyKeys_DoesNotGrowTree: a tree without edits does not grow when it is measured
+// under ever new keys.
+func TestMeasure_ManyKeys_DoesNotGrowTree(t *testing.T) {
 	var items []*item
 	for i := range 1000 {
 		items = append(items, &item{key: fmt.Sprintf("%04d", i), size: 1})
 	}
 	tree := Build(items)
 	one := func(r Run[*item]) (int64, bool) { return int64(len(r.Items())), true }
-	kept := &name{}
+	kept := &memo.Key{}
 	for range 10 {
-		n := &name{}
-		for _, of := range []*name{n, kept} {
+		n := &memo.Key{}
+		for _, of := range []*memo.Key{n, kept} {
 			if sum, ok := tree.Measure("", "", of, one); !ok || sum != 1000 {
 				t.Fatalf("Measure = %d, %v", sum, ok)
 			}
 		}
-		n.closed = true
+		n.Close()
 	}
 	length := 0
-	for s := tree.root.digests.head.Load(); s != nil; s = s.next {
+	for range tree.root.inner.All() {
 		length++
 	}
-	if length > 2 || tree.root.digests.head.Load().find(kept) == nil {
-		t.Errorf("%d cached sums, want that of the open name, and at most one more", length)
+	if length > 2 || tree.root.inner.Get(kept) == nil {
+		t.Errorf("%d cached sums, want that of the open key, and at most one more", length)
 	}
 }
 

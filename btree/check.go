@@ -1,10 +1,14 @@
 package btree
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/stratakube/strata/mirror/memo"
+)
 
 // Check returns an error if the tree breaks one of its invariants: keys ascend, separators
 // separate, counts and bytes add up, all leaves have the same depth, no node except the root is too
-// small or too large, and no node has two sums or digests of one name (see Measure, Sift). Cost is
+// small or too large, and no node has two memos of one key (see Measure, Sift). Cost is
 // O(n); for tests.
 func (t Tree[T]) Check() error {
 	if t.root == nil {
@@ -24,12 +28,12 @@ func (n *node[T]) check(low, high string, root bool) (depth int, err error) {
 	if want.count != n.count || want.bytes != n.bytes {
 		return 0, fmt.Errorf("node counts %d items, %d bytes; holds %d, %d", n.count, n.bytes, want.count, want.bytes)
 	}
-	names := map[any]bool{}
-	for l := n.digests.head.Load(); l != nil; l = l.next {
-		if names[l.of] || n.kids == nil && l.value == nil {
-			return 0, fmt.Errorf("a second digest or sum of %v, or a sum of a leaf", l.of)
+	keys := map[*memo.Key]bool{}
+	for k, value := range n.memoList().All() {
+		if _, isSum := value.(sum); keys[k] || n.kids == nil && isSum {
+			return 0, fmt.Errorf("a second memo of a key, or a sum of a leaf: %v", value)
 		}
-		names[l.of] = true
+		keys[k] = true
 	}
 	if n.kids == nil {
 		prev := ""

@@ -22,12 +22,12 @@ func (e *Edit[T]) Tree() Tree[T] {
 	return t
 }
 
-// Replaced returns the leaves of the old tree that have a memo and are not in the result.
+// Replaced returns the leaves of the old tree that have memos and are not in the result.
 func (e *Edit[T]) Replaced() []*Leaf[T] { return e.replaced }
 
 // replace records a leaf that will not be in the result.
 func (e *Edit[T]) replace(n *node[T]) {
-	if n.edit != e.id && n.leaf != nil && n.leaf.Memo.Load() != nil {
+	if n.edit != e.id && n.leaf != nil && !n.leaf.memos.Empty() {
 		e.replaced = append(e.replaced, n.leaf)
 	}
 }

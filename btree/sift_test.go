@@ -5,19 +5,21 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/stratakube/strata/mirror/memo"
 )
 
 // bySize is a sieve that selects the items of one size. Its digests are the bits of items, and of
 // leaves, by size.
 type bySize struct {
 	size        int64
-	of          *name
+	of          *memo.Key
 	leaves, mid int // calls
 }
 
 type sizes map[int64]uint64
 
-func (s *bySize) Leaf(items []*item, d *Digests) uint64 {
+func (s *bySize) Leaf(items []*item, d *memo.List) uint64 {
 	s.leaves++
 	if kept, ok := d.Get(s.of).(*sizes); ok {
 		return (*kept)[s.size]
@@ -30,7 +32,7 @@ func (s *bySize) Leaf(items []*item, d *Digests) uint64 {
 	return made[s.size]
 }
 
-func (s *bySize) Parent(leaves DigestsOfLeaves, d *Digests) uint64 {
+func (s *bySize) Parent(leaves MemosOfLeaves, d *memo.List) uint64 {
 	s.mid++
 	if kept, ok := d.Get(s.of).(*sizes); ok {
 		return (*kept)[s.size]
@@ -56,7 +58,7 @@ func TestSift_RandomEdits_EqualsWalk(t *testing.T) {
 	key := func() string { return fmt.Sprintf("%05d", rnd.IntN(20000)) }
 	var versions []Tree[*item]
 	tree := Tree[*item]{}
-	of := &name{}
+	of := &memo.Key{}
 	for range 60 {
 		edit := tree.Edit()
 		for range rnd.IntN(400) {
@@ -102,7 +104,7 @@ func TestSift_CachedDigests_ReadsSelectedLeavesOnly(t *testing.T) {
 		items = append(items, &item{key: fmt.Sprintf("%05d", i), size: 0})
 	}
 	items[20000].size = 1
-	tree, of := Build(items), &name{}
+	tree, of := Build(items), &memo.Key{}
 	collect := func(tree Tree[*item]) *bySize {
 		s := &bySize{size: 1, of: of}
 		if got := slices.Collect(tree.Sift("", "", s)); len(got) != 1 || got[0].key != "20000" {
@@ -123,19 +125,21 @@ func TestSift_CachedDigests_ReadsSelectedLeavesOnly(t *testing.T) {
 		t.Errorf("after an edit %d leaves were read", s.leaves)
 	}
 	count := func() (n int) {
-		for d := range next.Digests() {
-			d.Each(func(any, any) { n++ })
+		for d := range next.Memos() {
+			for range d.All() {
+				n++
+			}
 		}
 		return n
 	}
 	if n := count(); n < 30000/maxItems {
 		t.Errorf("%d digests", n)
 	}
-	of.closed = true
-	for d := range next.Digests() {
+	of.Close()
+	for d := range next.Memos() {
 		d.DropClosed()
 	}
 	if n := count(); n != 0 {
-		t.Errorf("%d digests of a closed name", n)
+		t.Errorf("%d digests of a closed key", n)
 	}
 }

@@ -9,8 +9,8 @@ import (
 var weighings atomic.Uint64
 
 // Weigh returns for each tree the bytes of memory of its nodes that no earlier tree in the slice
-// contains: the memory that is freed if this tree and the later ones are released. Items and memos
-// of leaves do not count, digests that are a Sizer do. Cost is O(nodes of the trees, shared ones
+// contains: the memory that is freed if this tree and the later ones are released. Items do not
+// count, nor memos but those that are a memo.Sizer. Cost is O(nodes of the trees, shared ones
 // once), about 20 ns each.
 //
 // It marks the nodes. Readers and edits do not read the mark, so they may run concurrently, but two
@@ -40,7 +40,7 @@ func (n *node[T]) weigh(id uint64) int64 {
 
 // memory returns the bytes of the node itself.
 func (n *node[T]) memory() int64 {
-	bytes := block(1, unsafe.Sizeof(*n)) + n.digests.size()
+	bytes := block(1, unsafe.Sizeof(*n)) + n.memoList().Size()
 	if n.kids == nil {
 		var item T
 		return bytes + int64(unsafe.Sizeof(*n.leaf)) + block(cap(n.leaf.items), unsafe.Sizeof(item))

@@ -36,7 +36,7 @@
 // A cache of decoded or encoded objects, such as kube/kubestorage, also uses the names below. Other
 // users do not need them.
 //
-//   - Derived values: [Entry] and [Event] with Memo, SwapMemo and DropClosed, [Entry.Detached],
+//   - Derived values: [Entry.Memos], [Event.Memos], [Resource.Memos], [Entry.Detached],
 //     [Run], [Snapshot.Runs], [Snapshot.DetachedRun], [Snapshot.Measure], [Snapshot.IsLatest].
 //   - Watches by a derived value: [WatchIndex], [NewWatchIndex], [Cursor.FollowIndex],
 //     [Cursor.Await].

@@ -210,24 +210,11 @@ func (e *Event) historyBytes() int64 {
 	return n
 }
 
-// Memo returns the memo of k on the entry, nil if there is none.
-func (e *Entry) Memo(k *memo.Key) any { return e.memos.Get(k) }
+// Memos returns the memos of the entry.
+func (e *Entry) Memos() *memo.List { return &e.memos }
 
-// SwapMemo stores value, a pointer, under k if the current memo is old, and reports whether it did.
-// A nil old means no memo, a nil value removes the memo.
-func (e *Entry) SwapMemo(k *memo.Key, old, value any) bool { return e.memos.Swap(k, old, value) }
-
-// DropClosed drops the memos of closed keys.
-func (e *Entry) DropClosed() { e.memos.DropClosed() }
-
-// Memo returns the memo of k on the event, nil if there is none.
-func (e *Event) Memo(k *memo.Key) any { return e.memos.Get(k) }
-
-// SwapMemo is Entry.SwapMemo for the event.
-func (e *Event) SwapMemo(k *memo.Key, old, value any) bool { return e.memos.Swap(k, old, value) }
-
-// DropClosed is Entry.DropClosed for the event.
-func (e *Event) DropClosed() { e.memos.DropClosed() }
+// Memos returns the memos of the event.
+func (e *Event) Memos() *memo.List { return &e.memos }
 
 // prefixEnd returns the smallest string above every string with the prefix, which
 // ends with a slash.

@@ -1,22 +1,19 @@
 package mirror_test
 
 import (
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/memo"
 )
 
-// memos are the methods that entries and events have in common.
-type memos interface {
-	Memo(*memo.Key) any
-	SwapMemo(s *memo.Key, old, value any) bool
-}
-
-// eachKind runs f on an entry and on an event.
-func eachKind(t *testing.T, f func(t *testing.T, x memos)) {
+// eachKind runs f on the memos of an entry, of an event, and of a leaf.
+func eachKind(t *testing.T, f func(t *testing.T, x *memo.List)) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		m := start(t, store, nil)
@@ -29,24 +26,27 @@ func eachKind(t *testing.T, f func(t *testing.T, x memos)) {
 		if err != nil || len(evs) != 1 {
 			t.Fatal(evs, err)
 		}
-		f(t, evs[0].Entry)
-		f(t, evs[0])
+		f(t, evs[0].Entry.Memos())
+		f(t, evs[0].Memos())
+		for run := range latest(t, r).Runs("", "") {
+			f(t, run.Leaf.Memos())
+		}
 	})
 }
 
 func TestMemo_IsStoredPerMemoKey(t *testing.T) {
-	eachKind(t, func(t *testing.T, x memos) {
+	eachKind(t, func(t *testing.T, x *memo.List) {
 		s1, s2, closed := new(memo.Key), new(memo.Key), new(memo.Key)
 		one, two, three := new(int), new(int), new(int)
 		swap := func(s *memo.Key, old, value any, want bool) {
 			t.Helper()
-			if got := x.SwapMemo(s, old, value); got != want {
-				t.Errorf("SwapMemo: %v, want %v", got, want)
+			if got := x.Swap(s, old, value); got != want {
+				t.Errorf("Swap: %v, want %v", got, want)
 			}
 		}
 		holds := func(s *memo.Key, want any) {
 			t.Helper()
-			if got := x.Memo(s); got != want {
+			if got := x.Get(s); got != want {
 				t.Errorf("holds %v, want %v", got, want)
 			}
 		}
@@ -80,7 +80,7 @@ func TestMemo_IsStoredPerMemoKey(t *testing.T) {
 // TestMemo_ConcurrentSwaps_OneWins: of several readers of one key exactly one wins each step, and
 // the memos of another key are not affected.
 func TestMemo_ConcurrentSwaps_OneWins(t *testing.T) {
-	eachKind(t, func(t *testing.T, x memos) {
+	eachKind(t, func(t *testing.T, x *memo.List) {
 		const keys, readers, steps = 3, 4, 500
 		var wg sync.WaitGroup
 		var mu sync.Mutex
@@ -88,16 +88,16 @@ func TestMemo_ConcurrentSwaps_OneWins(t *testing.T) {
 		all := make([]*memo.Key, keys)
 		for i := range all {
 			all[i] = new(memo.Key)
-			x.SwapMemo(all[i], nil, new(int))
+			x.Swap(all[i], nil, new(int))
 			for range readers {
 				wg.Go(func() {
 					for {
-						old := x.Memo(all[i]).(*int)
+						old := x.Get(all[i]).(*int)
 						if *old == steps {
 							return
 						}
 						next := *old + 1
-						if x.SwapMemo(all[i], old, &next) {
+						if x.Swap(all[i], old, &next) {
 							mu.Lock()
 							won[i]++
 							mu.Unlock()
@@ -109,7 +109,7 @@ func TestMemo_ConcurrentSwaps_OneWins(t *testing.T) {
 		wg.Go(func() { // another reader adds and removes a memo
 			for range steps {
 				s := new(memo.Key)
-				if !x.SwapMemo(s, nil, s) || x.Memo(s) != s {
+				if !x.Swap(s, nil, s) || x.Get(s) != s {
 					t.Error("a new memo key is in use")
 				}
 				s.Close()
@@ -122,4 +122,70 @@ func TestMemo_ConcurrentSwaps_OneWins(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestMemos_WindowMovesMeanwhile_YieldsRest: the window drops the oldest events of the log
+// while memos of closed keys are dropped. The remaining events do not keep theirs.
+func TestMemos_WindowMovesMeanwhile_YieldsRest(t *testing.T) {
+	t.Parallel()
+	store := memory.New()
+	m, err := mirror.New(mirror.Options{Prefix: "/registry/", Source: store, Window: mirror.Window{MaxAge: time.Hour, MaxBytes: 2 << 20}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	r, err := m.Claim("/registry/a/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func() {
+		// The window drops history in parts of a mebibyte.
+		for range 12 {
+			rev := store.Put("/registry/a/x", strings.Repeat("v", 256<<10))
+			if err := m.Wait(t.Context(), rev); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := r.WaitReady(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	write()
+	events := func() []*mirror.Event {
+		_, floor, err := r.Oldest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := r.CursorAfter(floor, "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, err := c.Next(nil, 1000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	key, value := &memo.Key{}, "derived"
+	key.Close()
+	first, lists := events()[0].Rev, 0
+	for l := range r.Memos(t.Context()) {
+		// After the walk over the newest version, of a leaf and an entry, and between events.
+		if lists++; lists == 2 || lists == 3 {
+			write()
+			for _, ev := range events() {
+				ev.Memos().Swap(key, ev.Memos().Get(key), &value)
+			}
+		}
+		l.DropClosed()
+	}
+	all := events()
+	if lists < 3 || len(all) == 0 || all[0].Rev == first {
+		t.Fatalf("the window has not moved: %d events, the first at %d", len(all), first)
+	}
+	for _, ev := range all {
+		if ev.Memos().Get(key) != nil {
+			t.Errorf("the event at %d has a memo of a closed key", ev.Rev)
+		}
+	}
 }

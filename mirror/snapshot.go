@@ -5,6 +5,7 @@ import (
 
 	"github.com/stratakube/strata/btree"
 	"github.com/stratakube/strata/mirror/driver"
+	"github.com/stratakube/strata/mirror/memo"
 )
 
 // Snapshot is one revision of a resource. It is immutable, may be read
@@ -33,7 +34,7 @@ func (s Snapshot) Get(key string) (*Entry, bool) { return s.tree.Get(key) }
 
 // Runs yields the entries with start <= key < end in key order, leaf by leaf; an empty end means no
 // upper bound. The entries and leaves are shared: do not write to them, except to their memos
-// (memo.Key, Leaf.Memo).
+// (Entry.Memos, Leaf.Memos).
 func (s Snapshot) Runs(start, end string) iter.Seq[Run] { return s.tree.Runs(start, end) }
 
 // All yields the entries with start <= key < end in key order; an empty end means
@@ -51,8 +52,8 @@ func (s Snapshot) Count(start, end string) (entries int, bytes int64) {
 func (s Snapshot) Last(start, end string) (*Entry, bool) { return s.tree.Last(start, end) }
 
 // Measure adds up the results of measure for the runs with start <= key < end, and caches the sums
-// of subtrees under the name of; see Tree.Measure.
-func (s Snapshot) Measure(start, end string, of any, measure func(Run) (int64, bool)) (int64, bool) {
+// of subtrees as memos of the key of; see Tree.Measure.
+func (s Snapshot) Measure(start, end string, of *memo.Key, measure func(Run) (int64, bool)) (int64, bool) {
 	return s.tree.Measure(start, end, of, measure)
 }
 
@@ -65,8 +66,8 @@ func (s Snapshot) Sift(start, end string, by Sieve) iter.Seq[*Entry] {
 	return s.tree.Sift(start, end, by)
 }
 
-// Digests yields the digests of all nodes of the snapshot. Cost is O(nodes).
-func (s Snapshot) Digests() iter.Seq[*btree.Digests] { return s.tree.Digests() }
+// Memos yields the memos of all nodes of the snapshot. Cost is O(nodes).
+func (s Snapshot) Memos() iter.Seq[*memo.List] { return s.tree.Memos() }
 
 // DetachedRun returns a run of keys that were read from the source at another revision, in
 // ascending order, for readers of runs. A key with the same mod revision in the snapshot is

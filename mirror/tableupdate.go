@@ -5,7 +5,6 @@ import (
 
 	"github.com/stratakube/strata/btree"
 	"github.com/stratakube/strata/mirror/driver"
-	"github.com/stratakube/strata/mirror/memo"
 )
 
 // tableUpdate is the effect of one batch, or of a part of a restored history, on one table.
@@ -101,10 +100,6 @@ func (x *tableUpdate) supersede() {
 		}
 	}
 	for _, leaf := range x.old {
-		if m := leaf.Memo.Swap(nil); m != nil {
-			if r, ok := (*m).(memo.Superseder); ok {
-				r.Superseded()
-			}
-		}
+		leaf.Memos().Supersede(false)
 	}
 }

@@ -3,7 +3,6 @@ package kubestorage
 import (
 	"context"
 	"errors"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -18,12 +17,10 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/value"
 
-	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/representation"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/mirror"
-	"github.com/stratakube/strata/mirror/memo"
 )
 
 // reloaded is the transformers of an API server whose encryption configuration is reloaded
@@ -148,7 +145,7 @@ func (d *derivedReads) events(t *testing.T) error {
 	if err != nil {
 		return err
 	}
-	events, err := w.Next(nil, readAtOnce)
+	events, err := w.Next(nil, 256)
 	if err != nil || len(events) != 2 {
 		t.Fatalf("%d events, %v", len(events), err)
 	}
@@ -278,21 +275,21 @@ func memos(t testing.TB, s *Store, g *objects.Generation) (n int) {
 			t.Fatal(err)
 		}
 	}
-	events, err := cursor.Next(nil, readAtOnce)
+	events, err := cursor.Next(nil, 256)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for run := range mustLatest(t, s).Runs("", "") {
-		n += boolInt(run.Leaf.Memo.Load() != nil) // no other generation has read it
+		n += boolInt(!run.Leaf.Memos().Empty()) // no other generation has read it
 	}
 	for _, key := range keys {
 		for e := range mustLatest(t, s).All("", "") {
-			n += boolInt(e.Memo(key) != nil)
+			n += boolInt(e.Memos().Get(key) != nil)
 		}
 		for _, ev := range events {
-			n += boolInt(ev.Memo(key) != nil)
+			n += boolInt(ev.Memos().Get(key) != nil)
 			if ev.Prev != nil {
-				n += boolInt(ev.Prev.Memo(key) != nil)
+				n += boolInt(ev.Prev.Memos().Get(key) != nil)
 			}
 		}
 	}
@@ -410,82 +407,5 @@ func TestRekeyed_KeysReplaced_AreReported(t *testing.T) {
 	g.load(podtest.Encryption(t, "1"))
 	if got := podNames(f.list(t, everything())); got != pod.Name {
 		t.Errorf("list has %q", got)
-	}
-}
-
-// hookedContext is a context that calls hook when its error is asked for.
-type hookedContext struct {
-	context.Context
-	hook func()
-}
-
-func (c hookedContext) Err() error {
-	c.hook()
-	return c.Context.Err()
-}
-
-// TestDropClosed_WindowMovesMeanwhile_DropsRest: the window drops the oldest events of the log
-// while derived data of closed keys is dropped. The remaining events do not keep theirs.
-func TestDropClosed_WindowMovesMeanwhile_DropsRest(t *testing.T) {
-	t.Parallel()
-	store := memory.New()
-	m, err := mirror.New(mirror.Options{Prefix: "/registry/", Source: store, Window: mirror.Window{MaxAge: time.Hour, MaxBytes: 2 << 20}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.Close()
-	r, err := m.Claim("/registry/a/")
-	if err != nil {
-		t.Fatal(err)
-	}
-	write := func() {
-		// The window drops history in parts of a mebibyte.
-		for range 12 {
-			rev := store.Put("/registry/a/x", strings.Repeat("v", 256<<10))
-			if err := m.Wait(t.Context(), rev); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	if err := r.WaitReady(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	write()
-	events := func() []*mirror.Event {
-		_, floor, err := r.Oldest()
-		if err != nil {
-			t.Fatal(err)
-		}
-		c, err := r.CursorAfter(floor, "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		all, err := c.Next(nil, 1000)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return all
-	}
-	key, value := &memo.Key{}, "derived"
-	key.Close()
-	first, asked := events()[0].Rev, 0
-	dropClosed(hookedContext{t.Context(), func() {
-		// After the walk over the newest version, and before the events are read.
-		if asked++; asked != 2 && asked != 3 {
-			return
-		}
-		write()
-		for _, ev := range events() {
-			ev.SwapMemo(key, ev.Memo(key), &value)
-		}
-	}}, r)
-	all := events()
-	if asked < 2 || len(all) == 0 || all[0].Rev == first {
-		t.Fatalf("the window has not moved: %d events, the first at %d", len(all), first)
-	}
-	for _, ev := range all {
-		if ev.Memo(key) != nil {
-			t.Errorf("the event at %d has derived data of a closed key", ev.Rev)
-		}
 	}
 }

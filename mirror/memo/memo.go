@@ -1,8 +1,12 @@
-// Package memo caches values that readers of a mirror derive from its entries, events and leaves,
-// such as decoded attributes, encoded bytes, or an error, and shares them with other readers.
+// Package memo caches values that readers of a mirror derive from its entries and events and from
+// the nodes of its trees, such as decoded attributes, encoded bytes, digests, sums, or an error,
+// and shares them with other readers. It imports the standard library only.
 package memo
 
-import "sync/atomic"
+import (
+	"iter"
+	"sync/atomic"
+)
 
 // Key is the key of memos. It belongs to one kind of reader (in Kubernetes: one served version of
 // one resource). Close frees nothing at once. A memo of a closed key is dropped by List.DropClosed,
@@ -32,8 +36,14 @@ type DeletionRetainer interface {
 	OutlivesDeletion()
 }
 
-// List holds the memos of one entry or event: nearly always a few. The zero value is empty. Methods
-// may be called concurrently and take no lock.
+// Sizer is implemented by memos whose memory counts for that of their node (List.Size).
+type Sizer interface {
+	// Size returns the bytes of memory, with those of its place in the list.
+	Size() int64
+}
+
+// List holds the memos of one entry, event or node of a tree: nearly always a few. The zero value
+// is empty. Methods may be called concurrently and take no lock.
 type List struct{ head atomic.Pointer[element] }
 
 // element is an element of a linked list. Elements are immutable; the list changes by replacing its
@@ -57,14 +67,18 @@ func (l *element) get(k *Key) any {
 func (l *List) Get(k *Key) any { return l.head.Load().get(k) }
 
 // Swap replaces the memo old of k by value, and reports whether it did: false if the memo is not
-// old. A nil old means no memo, a nil value removes the memo. Values are pointers.
+// old. A nil old means no memo, a nil value removes the memo. Values are comparable, nearly always
+// pointers. Memos of closed keys are removed too.
 func (l *List) Swap(k *Key, old, value any) bool {
 	for {
 		head := l.head.Load()
 		if head.get(k) != old {
 			return false
 		}
-		next := head.keep(func(m *element) bool { return m.key != k && !m.key.closed.Load() })
+		next := head
+		if old != nil || head.anyClosed() {
+			next = head.keep(func(m *element) bool { return m.key != k && !m.key.closed.Load() })
+		}
 		if value != nil {
 			next = &element{key: k, value: value, next: next}
 		}
@@ -72,6 +86,16 @@ func (l *List) Swap(k *Key, old, value any) bool {
 			return true
 		}
 	}
+}
+
+// anyClosed reports whether a key is closed.
+func (l *element) anyClosed() bool {
+	for ; l != nil; l = l.next {
+		if l.key.closed.Load() {
+			return true
+		}
+	}
+	return false
 }
 
 // keep returns the list of the memos for which keep is true.
@@ -105,8 +129,29 @@ func (l *List) remove(drop func(*element) bool) *element {
 // DropClosed removes the memos of closed keys.
 func (l *List) DropClosed() { l.remove(func(m *element) bool { return m.key.closed.Load() }) }
 
-// Supersede removes the Superseders of an entry that was replaced, or deleted, and calls
-// Superseded. The writer of the mirror calls it.
+// Empty reports whether there is no memo.
+func (l *List) Empty() bool { return l.head.Load() == nil }
+
+// All yields the memos.
+func (l *List) All() iter.Seq2[*Key, any] {
+	return func(yield func(*Key, any) bool) {
+		for m := l.head.Load(); m != nil && yield(m.key, m.value); m = m.next {
+		}
+	}
+}
+
+// Size returns the bytes of the memos that are a Sizer.
+func (l *List) Size() (bytes int64) {
+	for m := l.head.Load(); m != nil; m = m.next {
+		if s, ok := m.value.(Sizer); ok {
+			bytes += s.Size()
+		}
+	}
+	return bytes
+}
+
+// Supersede removes the Superseders of an entry that was replaced, or deleted, or of a leaf that
+// has left the newest version, and calls Superseded. The writer of the mirror calls it.
 func (l *List) Supersede(deleted bool) {
 	drop := func(m *element) bool { return isSuperseded(m.value, deleted) }
 	for m := l.remove(drop); m != nil; m = m.next {

@@ -118,13 +118,13 @@ func (b *Block) Load(now uint32) *Payload {
 	return p
 }
 
-// SwapMemo is Entry.SwapMemo for an old memo that may be a nil pointer, which means that there was
-// none.
+// SwapMemo is Entry.Memos().Swap for an old memo that may be a nil pointer, which means that there
+// was none.
 func SwapMemo[T any](e *mirror.Entry, memoKey *memo.Key, old, value *T) bool {
 	if old == nil {
-		return e.SwapMemo(memoKey, nil, value)
+		return e.Memos().Swap(memoKey, nil, value)
 	}
-	return e.SwapMemo(memoKey, old, value)
+	return e.Memos().Swap(memoKey, old, value)
 }
 
 // Ref adds a reference: an entry or a leaf refers to the block.

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/stratakube/strata/btree"
+	"github.com/stratakube/strata/mirror/memo"
 )
 
 // digest is the part of an index that belongs to one leaf, or to one parent of leaves: for each
@@ -36,9 +37,9 @@ func hashOfBytes(value []byte) uint32 { return uint32(maphash.Bytes(hashSeed, va
 
 // digestOverhead is the memory of a digest beside its words: its struct, its place on the node, and
 // the rounding of the allocator.
-const digestOverhead = 128
+const digestOverhead = 112
 
-// Size implements btree.Sizer: digests of old versions count as memory of these versions, which the
+// Size implements memo.Sizer: digests of old versions count as memory of these versions, which the
 // window bounds.
 func (d *digest) Size() int64 { return digestOverhead + int64(8*len(d.words)) }
 
@@ -98,7 +99,7 @@ type visits struct{ n atomic.Int32 }
 const parentVisits = 8
 
 // joinDigests returns the digest of the parent of leaves, nil if a leaf has none under the name.
-func joinDigests(leaves btree.DigestsOfLeaves, of any) *digest {
+func joinDigests(leaves btree.MemosOfLeaves, of *memo.Key) *digest {
 	buf := pairs.Get().(*[]pair)
 	defer pairs.Put(buf)
 	all := (*buf)[:0]

@@ -69,7 +69,7 @@ func labelIndex(label string) *Index {
 
 // parent returns the digest of a parent of leaves, nil if it has none yet. With known it is not
 // made.
-func (x *Index) parent(leaves btree.DigestsOfLeaves, in *btree.Digests, known bool) *digest {
+func (x *Index) parent(leaves btree.MemosOfLeaves, in *memo.List, known bool) *digest {
 	cur := in.Get(x.of)
 	switch c := cur.(type) {
 	case *digest:
@@ -93,7 +93,7 @@ func (x *Index) parent(leaves btree.DigestsOfLeaves, in *btree.Digests, known bo
 }
 
 // cache puts a digest on its node in place of old, if there is room for it.
-func (x *Index) cache(in *btree.Digests, old any, d *digest) {
+func (x *Index) cache(in *memo.List, old any, d *digest) {
 	if x.full.Load() {
 		return
 	}
@@ -416,14 +416,14 @@ func (s *Selections) countDigests(before map[*Index]int64) {
 	if err != nil {
 		return // being relisted
 	}
-	bytes := map[any]int64{}
-	for d := range snap.Digests() {
-		d.DropClosed()
-		d.Each(func(of, value any) {
-			if v, ok := value.(*digest); ok {
-				bytes[of] += v.Size()
+	bytes := map[*memo.Key]int64{}
+	for l := range snap.Memos() {
+		l.DropClosed()
+		for of, value := range l.All() {
+			if d, ok := value.(*digest); ok {
+				bytes[of] += d.Size()
 			}
-		})
+		}
 	}
 	for x, was := range before {
 		x.counted(was, bytes[x.of])

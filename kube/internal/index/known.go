@@ -7,6 +7,7 @@ import (
 
 	"github.com/stratakube/strata/btree"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/memo"
 )
 
 // Known are the candidates of a plan in a range that were found by digests alone. Immutable.
@@ -74,7 +75,7 @@ type knownSieve struct {
 }
 
 // Leaf implements mirror.Sieve.
-func (s *knownSieve) Leaf(items []*mirror.Entry, d *btree.Digests) uint64 {
+func (s *knownSieve) Leaf(items []*mirror.Entry, d *memo.List) uint64 {
 	k := s.known
 	if s.enough(items) {
 		return 0
@@ -103,7 +104,7 @@ func (s *knownSieve) enough(items []*mirror.Entry) bool {
 }
 
 // Parent implements mirror.Sieve.
-func (s *knownSieve) Parent(leaves btree.DigestsOfLeaves, d *btree.Digests) uint64 {
+func (s *knownSieve) Parent(leaves btree.MemosOfLeaves, d *memo.List) uint64 {
 	if s.known.N >= s.most && s.known.next != "" {
 		return 0
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/stratakube/strata/btree"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/memo"
 )
 
 // Plan selects the candidates of a selector with indexes: the intersection of requirements. Its
@@ -281,7 +282,7 @@ func (p *Plan) advance(i int) {
 }
 
 // Leaf implements mirror.Sieve.
-func (p *Plan) Leaf(items []*mirror.Entry, d *btree.Digests) uint64 {
+func (p *Plan) Leaf(items []*mirror.Entry, d *memo.List) uint64 {
 	chosen := ^uint64(0)
 	for i := range p.terms {
 		t := &p.terms[i]
@@ -299,7 +300,7 @@ func (p *Plan) Leaf(items []*mirror.Entry, d *btree.Digests) uint64 {
 }
 
 // leaf returns the bits of the items that meet the term, or may.
-func (t *term) leaf(p *Plan, items []*mirror.Entry, in *btree.Digests) uint64 {
+func (t *term) leaf(p *Plan, items []*mirror.Entry, in *memo.List) uint64 {
 	d, _ := in.Get(t.index.of).(*digest)
 	unknown := uint64(0)
 	if d == nil {
@@ -342,7 +343,7 @@ func (t *term) having(p *Plan, d *digest, items []*mirror.Entry) (found uint64) 
 }
 
 // Parent implements mirror.Sieve.
-func (p *Plan) Parent(leaves btree.DigestsOfLeaves, in *btree.Digests) uint64 {
+func (p *Plan) Parent(leaves btree.MemosOfLeaves, in *memo.List) uint64 {
 	chosen := ^uint64(0)
 	for i := range p.terms {
 		t := &p.terms[i]

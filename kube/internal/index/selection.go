@@ -19,6 +19,7 @@ import (
 	"github.com/stratakube/strata/kube/internal/blockcache"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/memo"
 )
 
 // readAtOnce is the number of events per read of the log.
@@ -125,7 +126,7 @@ func (v *Version[I]) Count(start, end string) (items int, bytes int64) {
 func (v *Version[I]) Last(start, end string) (item I, ok bool) { return v.tree.Last(start, end) }
 
 // Measure is mirror.Snapshot.Measure.
-func (v *Version[I]) Measure(start, end string, of any, measure func(btree.Run[I]) (int64, bool)) (int64, bool) {
+func (v *Version[I]) Measure(start, end string, of *memo.Key, measure func(btree.Run[I]) (int64, bool)) (int64, bool) {
 	return v.tree.Measure(start, end, of, measure)
 }
 

@@ -27,6 +27,7 @@ import (
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/kube/transcode"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/memo"
 )
 
 // fixture is the selections of pods in memory, and counts what they report.
@@ -245,9 +246,11 @@ func onNode(t testing.TB, node string) storage.SelectionPredicate {
 // digests returns the number of digests by index, in ascending order.
 func (f *fixture) digests(t testing.TB) []int {
 	t.Helper()
-	by := map[any]int{}
-	for d := range f.Latest(t).Digests() {
-		d.Each(func(of, _ any) { by[of]++ })
+	by := map[*memo.Key]int{}
+	for l := range f.Latest(t).Memos() {
+		for of := range l.All() {
+			by[of]++
+		}
 	}
 	return slices.Sorted(maps.Values(by))
 }

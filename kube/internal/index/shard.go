@@ -9,7 +9,6 @@ import (
 	"github.com/stratakube/strata/btree"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
-	"github.com/stratakube/strata/mirror/memo"
 )
 
 // Shard is a shard selector and its selected entries, in a separate tree, so that the cost of its
@@ -152,10 +151,6 @@ func (x *Shard) dropEnded() {
 // supersede retires leaves of shards, as the writer does with those of the resource's own tree.
 func supersede(leaves []*btree.Leaf[*mirror.Entry]) {
 	for _, l := range leaves {
-		if m := l.Memo.Load(); m != nil {
-			if r, ok := (*m).(memo.Superseder); ok {
-				r.Superseded()
-			}
-		}
+		l.Memos().Supersede(false)
 	}
 }

@@ -137,8 +137,7 @@ var _ memo.Superseder = (*supersededMemo)(nil)
 func mark(v *ShardVersion) (memos []*supersededMemo) {
 	for _, l := range v.leaves() {
 		m := &supersededMemo{}
-		var value any = m
-		l.Memo.Store(&value)
+		l.Memos().Swap(&memo.Key{}, nil, m)
 		memos = append(memos, m)
 	}
 	return memos

@@ -5,9 +5,9 @@ import (
 	"math/bits"
 	"sync"
 
-	"github.com/stratakube/strata/btree"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/memo"
 )
 
 // useValues makes the index read the values of a generation.
@@ -34,7 +34,7 @@ func (v *leafValues) of(i int) []byte { return v.text[v.from[i]:v.to[i]] }
 // from the stored values, and decodes the objects of which neither is known: the attributes of the
 // others are not cached. The entries of unknown cannot be decoded now; the digest is then not
 // cached, and the caller reports the errors. It is nil if the context of the plan has ended.
-func (x *Index) newLeaf(p *Plan, items []*mirror.Entry, in *btree.Digests) (d *digest, unknown uint64) {
+func (x *Index) newLeaf(p *Plan, items []*mirror.Entry, in *memo.List) (d *digest, unknown uint64) {
 	if p.ctx.Err() != nil {
 		return nil, 0
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/stratakube/strata/kube/internal/trace"
 	"github.com/stratakube/strata/kube/listadmission"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/memo"
 )
 
 // Objects are entries in key order: those of a snapshot, or its part that a shard selector selects.
@@ -26,7 +27,7 @@ type Objects interface {
 	// Last returns the last entry with start <= key < end. Cost is O(log n).
 	Last(start, end string) (e *mirror.Entry, ok bool)
 	// Measure is mirror.Snapshot.Measure.
-	Measure(start, end string, of any, measure func(mirror.Run) (int64, bool)) (int64, bool)
+	Measure(start, end string, of *memo.Key, measure func(mirror.Run) (int64, bool)) (int64, bool)
 }
 
 // Read is a resolved LIST: a revision of the resource and the requested range of it. It serves

@@ -31,7 +31,7 @@ func (a *Attributes) Hash(key ShardKey) uint64 { return a.hashes[key] }
 
 // KnownAttributes returns the entry's attributes if they are cached, nil otherwise.
 func (g *Generation) KnownAttributes(e *mirror.Entry) *Attributes {
-	a, _ := e.Memo(g.memoKey).(*Attributes)
+	a, _ := e.Memos().Get(g.memoKey).(*Attributes)
 	return a
 }
 
@@ -123,7 +123,7 @@ func (g *Generation) keepAttributes(e *mirror.Entry, obj runtime.Object) (*Attri
 		return nil, err
 	}
 	a := newAttributes(l, g.view.newFieldSet(f), m)
-	if e.SwapMemo(g.memoKey, nil, a) {
+	if e.Memos().Swap(g.memoKey, nil, a) {
 		g.DropIfEnded(e)
 	}
 	return a, nil

@@ -46,7 +46,7 @@ func (g *Generation) decodeWhole(ctx context.Context, e *mirror.Entry) (runtime.
 // cached returns the object of an entry that convert makes of the decoded one; nil makes none. It
 // is the memo of key while there is room.
 func (g *Generation) cached(ctx context.Context, e *mirror.Entry, now uint32, key *memo.Key, decode Decoder, convert func(runtime.Object) (any, error)) (any, error) {
-	old, _ := e.Memo(key).(*cachedObject)
+	old, _ := e.Memos().Get(key).(*cachedObject)
 	if old != nil {
 		if kept := old.block.Load(now); kept != nil {
 			return kept.Object, nil

@@ -29,7 +29,7 @@ func (g *Generation) keepConverted(e *mirror.Entry, stored []byte, obj runtime.O
 	if !ok || e.Detached() {
 		return
 	}
-	old, _ := e.Memo(g.convertedKey).(*convertedItem)
+	old, _ := e.Memos().Get(g.convertedKey).(*convertedItem)
 	if old != nil && old.block.Load(blockcache.Unread) != nil {
 		return
 	}
@@ -50,7 +50,7 @@ func (g *Generation) keepConverted(e *mirror.Entry, stored []byte, obj runtime.O
 // converted returns the converted custom resource of an entry with the resource version rev, nil if
 // it is not cached. The caller owns the object.
 func (g *Generation) converted(e *mirror.Entry, rev mirror.Revision) *unstructured.Unstructured {
-	c, ok := e.Memo(g.convertedKey).(*convertedItem)
+	c, ok := e.Memos().Get(g.convertedKey).(*convertedItem)
 	if !ok {
 		return nil
 	}

@@ -81,11 +81,11 @@ func (g *Generation) ObjectAfterIfWanted(ctx context.Context, ev *mirror.Event) 
 
 func (g *Generation) eventObjects(ev *mirror.Event) *eventObjects {
 	for {
-		if o, ok := ev.Memo(g.memoKey).(*eventObjects); ok {
+		if o, ok := ev.Memos().Get(g.memoKey).(*eventObjects); ok {
 			return o
 		}
 		o := &eventObjects{}
-		if ev.SwapMemo(g.memoKey, nil, o) {
+		if ev.Memos().Swap(g.memoKey, nil, o) {
 			bytes := int64(1024)
 			if ev.Entry != nil {
 				bytes += ev.Entry.Size()

@@ -48,7 +48,7 @@ func (c *EventCache) Add(memoKey *memo.Key, ev *mirror.Event, data any, bytes in
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ended { // a watcher still uses it
-		e.ev.SwapMemo(e.memoKey, e.data, nil)
+		e.ev.Memos().Swap(e.memoKey, e.data, nil)
 		return
 	}
 	if c.ring == nil {
@@ -67,7 +67,7 @@ func (c *EventCache) Add(memoKey *memo.Key, ev *mirror.Event, data any, bytes in
 // dropLocked drops the oldest event.
 func (c *EventCache) dropLocked() {
 	old := &c.ring[c.first]
-	old.ev.SwapMemo(old.memoKey, old.data, nil)
+	old.ev.Memos().Swap(old.memoKey, old.data, nil)
 	c.bytes -= old.bytes
 	eventCachesBytes.Add(-old.bytes)
 	*old = cachedEvent{}

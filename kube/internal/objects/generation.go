@@ -134,6 +134,6 @@ func (g *Generation) Derived(name any, make func() Derived) Derived {
 // the generation has ended: the pass that drops them from all entries may already have visited it.
 func (g *Generation) DropIfEnded(e *mirror.Entry) {
 	if g.Ended() {
-		e.DropClosed()
+		e.Memos().DropClosed()
 	}
 }

@@ -36,7 +36,7 @@ func (p *Representation) buildLeaf(ctx context.Context, r mirror.Run, keep bool)
 	now := p.blocks.Now()
 	splices, missing := true, int64(0)
 	for i, e := range b.entries {
-		it, _ := e.Memo(p.memoKey).(*item)
+		it, _ := e.Memos().Get(p.memoKey).(*item)
 		b.items[i].old = it
 		if b.items[i].data = it.load(now); b.items[i].data != nil {
 			continue
@@ -196,7 +196,7 @@ func (b *builder) kept(i int, it *item) {
 
 // leafItems describes the leaf: its size, and its position if all of it is cached.
 func (b *builder) leafItems() *leafItems {
-	r := &leafItems{memoKey: b.p.memoKey}
+	r := &leafItems{}
 	kept := true
 	for i := range b.items {
 		it := &b.items[i]

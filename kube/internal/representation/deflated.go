@@ -137,7 +137,7 @@ func (p *Representation) deflated(ctx context.Context, r mirror.Run, f form, fra
 func (p *Representation) deflateItems(ctx context.Context, r mirror.Run) (gzipjoin.Segment, error) {
 	var spans Spans
 	var ok bool
-	if kept := leafMemos(r.Leaf).find(p.memoKey); kept != nil {
+	if kept := p.itemsOf(r.Leaf); kept != nil {
 		spans.All, ok = kept.load(nil, blockcache.Unread)
 	}
 	if !ok {
@@ -167,9 +167,9 @@ func (p *Representation) deflateFrames(ctx context.Context, r mirror.Run, frame 
 		framed, size = frame(framed, watch.Added, item)
 		sizes = append(sizes, uint32(size))
 	}
-	kept := leafMemos(l).find(p.memoKey) != nil
+	kept := p.itemsOf(l) != nil
 	for _, e := range l.Items() {
-		it, _ := e.Memo(p.memoKey).(*item)
+		it, _ := e.Memos().Get(p.memoKey).(*item)
 		data := it.load(blockcache.Unread)
 		if kept = kept && data != nil; !kept {
 			break
@@ -189,7 +189,7 @@ func (p *Representation) deflateFrames(ctx context.Context, r mirror.Run, frame 
 }
 
 func (p *Representation) keptDeflated(l *leaf, f form) (frames Frames, ok bool) {
-	if kept := leafMemos(l).find(p.memoKey); kept != nil {
+	if kept := p.itemsOf(l); kept != nil {
 		if k := kept.deflated[f].Load(); k != nil {
 			if payload := k.Load(p.blocks.Now()); payload != nil {
 				return payload.Object.(Frames), true
@@ -200,7 +200,7 @@ func (p *Representation) keptDeflated(l *leaf, f form) (frames Frames, ok bool) 
 }
 
 func (p *Representation) keepDeflated(key deflatingKey, frames Frames) {
-	kept := leafMemos(key.leaf).find(p.memoKey)
+	kept := p.itemsOf(key.leaf)
 	if kept == nil {
 		return
 	}

@@ -105,11 +105,11 @@ func (p *Representation) DeflatedEvent(ctx context.Context, ev *mirror.Event, t 
 
 func (p *Representation) eventItem(memoKey *memo.Key, ev *mirror.Event, e *mirror.Entry) *eventItem {
 	for {
-		if i, ok := ev.Memo(memoKey).(*eventItem); ok {
+		if i, ok := ev.Memos().Get(memoKey).(*eventItem); ok {
 			return i
 		}
 		i := &eventItem{}
-		if ev.SwapMemo(memoKey, nil, i) {
+		if ev.Memos().Swap(memoKey, nil, i) {
 			p.events.Add(memoKey, ev, i, e.Size()+256)
 			return i
 		}

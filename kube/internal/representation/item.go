@@ -55,7 +55,7 @@ func (p *Representation) Item(ctx context.Context, e *mirror.Entry) ([]byte, err
 // ItemIn is Item for a caller that needs the bytes briefly: a spliced item is put into buf, which
 // the caller reuses.
 func (p *Representation) ItemIn(ctx context.Context, e *mirror.Entry, buf *[]byte) ([]byte, error) {
-	old, _ := e.Memo(p.memoKey).(*item)
+	old, _ := e.Memos().Get(p.memoKey).(*item)
 	if data := old.load(p.blocks.Now()); data != nil {
 		return data, nil
 	}
@@ -84,7 +84,7 @@ func (p *Representation) ItemIn(ctx context.Context, e *mirror.Entry, buf *[]byt
 // ItemSize returns the number of bytes of ItemIn, without copying an item that can be spliced. It
 // encodes an item that is not known, and returns its errors.
 func (p *Representation) ItemSize(ctx context.Context, e *mirror.Entry, buf *[]byte) (int, error) {
-	if it, _ := e.Memo(p.memoKey).(*item); it.canSplice() && it.block == nil {
+	if it, _ := e.Memos().Get(p.memoKey).(*item); it.canSplice() && it.block == nil {
 		return int(it.to - it.from), nil
 	}
 	data, err := p.ItemIn(ctx, e, buf)
@@ -150,7 +150,7 @@ func (p *Representation) newItem(ctx context.Context, e *mirror.Entry, rev mirro
 // appendItem appends the item of an entry with the resource version rev. Errors are those of Item.
 func (p *Representation) appendItem(ctx context.Context, dst []byte, e *mirror.Entry, rev mirror.Revision) ([]byte, error) {
 	if whole := p.format.Whole; whole != nil && rev == e.ModRevision() {
-		known, _ := e.Memo(whole.memoKey).(*item)
+		known, _ := e.Memos().Get(whole.memoKey).(*item)
 		if data := known.load(p.blocks.Now()); data != nil {
 			if cut, ok := p.format.Cut(dst, data); ok {
 				return cut, nil

@@ -11,8 +11,7 @@ import (
 
 // leafItems is the memo of a leaf: the positions of the items of all its entries.
 type leafItems struct {
-	memoKey *memo.Key
-	bytes   int64 // of all items
+	bytes int64 // of all items
 	// parts are the positions of the items; empty if there was no room for all of them.
 	parts []part
 	// deflated is the compressed run, by form, once a reader has requested it.
@@ -25,25 +24,11 @@ type part struct {
 	from, to uint32
 }
 
-// leafMemo are the runs of a leaf in several representations; immutable.
-type leafMemo []*leafItems
-
-func (r leafMemo) find(s *memo.Key) *leafItems {
-	for _, run := range r {
-		if run.memoKey == s {
-			return run
-		}
-	}
-	return nil
-}
-
 // Superseded implements memo.Superseder: the leaf is no longer part of the newest version.
-func (r leafMemo) Superseded() {
-	for _, run := range r {
-		for i := range run.deflated {
-			if k := run.deflated[i].Swap(nil); k != nil {
-				k.Unref()
-			}
+func (r *leafItems) Superseded() {
+	for i := range r.deflated {
+		if k := r.deflated[i].Swap(nil); k != nil {
+			k.Unref()
 		}
 	}
 }
@@ -51,44 +36,29 @@ func (r leafMemo) Superseded() {
 // leaf is the leaf of a mirror.Run.
 type leaf = btree.Leaf[*mirror.Entry]
 
-func leafMemos(l *leaf) leafMemo {
-	if m := l.Memo.Load(); m != nil {
-		return (*m).(leafMemo)
-	}
-	return nil
+// itemsOf returns the memo of a leaf, nil if there is none.
+func (p *Representation) itemsOf(l *leaf) *leafItems {
+	kept, _ := l.Memos().Get(p.memoKey).(*leafItems)
+	return kept
 }
 
-// setLeafItems sets r on the leaf in place of an older run of the representation.
+// setLeafItems sets r on the leaf in place of an older memo of the representation.
 func (p *Representation) setLeafItems(l *leaf, r *leafItems) {
-	for {
-		cur := l.Memo.Load()
-		var old leafMemo
-		if cur != nil {
-			old = (*cur).(leafMemo)
-		}
-		next := make(leafMemo, 0, len(old)+1)
-		var replaced *leafItems
-		for _, o := range old {
-			if o.memoKey == r.memoKey {
-				replaced = o
-			} else if !o.memoKey.Closed() {
-				next = append(next, o)
-			}
-		}
-		var m any = append(next, r)
-		if l.Memo.CompareAndSwap(cur, &m) {
-			if replaced != nil {
-				if replaced.bytes != r.bytes {
-					p.varies.Store(true)
-				}
-				// The leaf has the same entries, so the compressed forms stay valid.
-				for i := range replaced.deflated {
-					if k := replaced.deflated[i].Swap(nil); k != nil && !r.deflated[i].CompareAndSwap(nil, k) {
-						k.Unref()
-					}
-				}
-			}
-			return
+	old := l.Memos().Get(p.memoKey)
+	for !l.Memos().Swap(p.memoKey, old, r) {
+		old = l.Memos().Get(p.memoKey)
+	}
+	replaced, _ := old.(*leafItems)
+	if replaced == nil {
+		return
+	}
+	if replaced.bytes != r.bytes {
+		p.varies.Store(true)
+	}
+	// The leaf has the same entries, so the compressed forms stay valid.
+	for i := range replaced.deflated {
+		if k := replaced.deflated[i].Swap(nil); k != nil && !r.deflated[i].CompareAndSwap(nil, k) {
+			k.Unref()
 		}
 	}
 }
@@ -122,14 +92,14 @@ const (
 // a few loads for a whole leaf.
 func (p *Representation) Size(r mirror.Run) (int64, bool) {
 	if r.Whole() {
-		if kept := leafMemos(r.Leaf).find(p.memoKey); kept != nil {
+		if kept := p.itemsOf(r.Leaf); kept != nil {
 			return kept.bytes, true
 		}
 		return 0, false
 	}
 	var n int64
 	for _, e := range r.Items() {
-		it, ok := e.Memo(p.memoKey).(*item)
+		it, ok := e.Memos().Get(p.memoKey).(*item)
 		if !ok {
 			return 0, false
 		}
@@ -169,33 +139,5 @@ func (p *Representation) estimate(r mirror.Run) int64 {
 
 // Measurer are entries in key order with memoized sums, see mirror.Snapshot.Measure.
 type Measurer interface {
-	Measure(start, end string, of any, measure func(mirror.Run) (int64, bool)) (int64, bool)
-}
-
-// DropClosed drops the items of closed representations from a leaf.
-func DropClosed(l *leaf) {
-	for {
-		cur := l.Memo.Load()
-		if cur == nil {
-			return
-		}
-		all := (*cur).(leafMemo)
-		var open leafMemo
-		for _, r := range all {
-			if !r.memoKey.Closed() {
-				open = append(open, r)
-			}
-		}
-		if len(open) == len(all) {
-			return
-		}
-		var next *any
-		if len(open) > 0 {
-			m := any(open)
-			next = &m
-		}
-		if l.Memo.CompareAndSwap(cur, next) {
-			return
-		}
-	}
+	Measure(start, end string, of *memo.Key, measure func(mirror.Run) (int64, bool)) (int64, bool)
 }

@@ -146,7 +146,7 @@ func (p *Representation) prepareLarge(ctx context.Context, r mirror.Run, spans *
 		n += int64(len(item))
 	}
 	if r.Whole() {
-		p.setLeafItems(r.Leaf, &leafItems{memoKey: p.memoKey, bytes: n})
+		p.setLeafItems(r.Leaf, &leafItems{bytes: n})
 	}
 	return n, nil
 }
@@ -160,13 +160,13 @@ func (p *Representation) worthApart(r mirror.Run) bool {
 func (p *Representation) Keeps(r mirror.Run) bool {
 	if !r.Whole() {
 		for _, e := range r.Items() {
-			if it, _ := e.Memo(p.memoKey).(*item); it.load(blockcache.Unread) == nil && !it.canSplice() {
+			if it, _ := e.Memos().Get(p.memoKey).(*item); it.load(blockcache.Unread) == nil && !it.canSplice() {
 				return false
 			}
 		}
 		return true
 	}
-	kept := leafMemos(r.Leaf).find(p.memoKey)
+	kept := p.itemsOf(r.Leaf)
 	if kept == nil || len(kept.parts) == 0 {
 		return false
 	}

@@ -390,8 +390,8 @@ func TestRepresentation_DetachedEntries_AreNotCached(t *testing.T) {
 	}
 }
 
-// TestDropClosed_Leaves_LoseItemsOfClosedRepresentations and keep those of others.
-func TestDropClosed_Leaves_LoseItemsOfClosedRepresentations(t *testing.T) {
+// TestMemos_Leaves_LoseItemsOfClosedRepresentations and keep those of others.
+func TestMemos_Leaves_LoseItemsOfClosedRepresentations(t *testing.T) {
 	c := podtest.New(t)
 	c.Fill(t, 100)
 	a, b := newRep(t, c, Format{}), newRep(t, c, Format{})
@@ -400,9 +400,8 @@ func TestDropClosed_Leaves_LoseItemsOfClosedRepresentations(t *testing.T) {
 	check := func(wantA, wantB bool) {
 		t.Helper()
 		for _, run := range runs(t, c) {
-			DropClosed(run.Leaf)
-			memos := leafMemos(run.Leaf)
-			if hasA, hasB := memos.find(a.memoKey) != nil, memos.find(b.memoKey) != nil; hasA != wantA || hasB != wantB || (run.Leaf.Memo.Load() == nil) != (!wantA && !wantB) {
+			run.Leaf.Memos().DropClosed()
+			if hasA, hasB := a.itemsOf(run.Leaf) != nil, b.itemsOf(run.Leaf) != nil; hasA != wantA || hasB != wantB || run.Leaf.Memos().Empty() != (!wantA && !wantB) {
 				t.Errorf("items of a: %t, want %t; of b: %t, want %t", hasA, wantA, hasB, wantB)
 			}
 		}

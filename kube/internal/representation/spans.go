@@ -35,7 +35,7 @@ func (s *Spans) splice(p *Representation, entries []*mirror.Entry) {
 func (p *Representation) AppendRun(ctx context.Context, spans *Spans, r mirror.Run) error {
 	if !r.Whole() {
 		for i, e := range r.Items() {
-			it, _ := e.Memo(p.memoKey).(*item)
+			it, _ := e.Memos().Get(p.memoKey).(*item)
 			if data := it.load(p.blocks.Now()); data != nil {
 				spans.All = append(spans.All, data)
 				continue
@@ -53,7 +53,7 @@ func (p *Representation) AppendRun(ctx context.Context, spans *Spans, r mirror.R
 		return nil
 	}
 	for {
-		if kept := leafMemos(r.Leaf).find(p.memoKey); kept != nil {
+		if kept := p.itemsOf(r.Leaf); kept != nil {
 			var ok bool
 			if spans.All, ok = kept.load(spans.All, p.blocks.Now()); ok {
 				return nil
