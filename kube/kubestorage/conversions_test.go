@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -125,12 +126,7 @@ type discard struct {
 
 func (d discard) Refresh() error { return nil }
 func (d discard) Runs(runs []mirror.Run) error {
-	for _, run := range runs {
-		if err := d.rep.AppendRun(d.st.Context(), &representation.Spans{}, run); err != nil {
-			return err
-		}
-	}
-	return nil
+	return readParts(d.st.Context(), d.rep, slices.Values(runs))
 }
 func (d discard) Added(e *mirror.Entry) error {
 	_, err := d.rep.Item(d.st.Context(), e)
@@ -173,7 +169,7 @@ func (w *twin) convertingReads(t *testing.T) map[string]func(ctx context.Context
 			return err
 		},
 		"list of bytes": func(ctx context.Context) error {
-			_, err := rep.Prepare(ctx, mustLatest(t, w.Store).Runs("", ""), false)
+			_, err := (&representation.List{Rep: rep}).Prepare(ctx, mustLatest(t, w.Store).Runs("", ""))
 			return err
 		},
 		"initial events":             initial(atZero),

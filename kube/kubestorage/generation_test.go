@@ -3,6 +3,8 @@ package kubestorage
 import (
 	"context"
 	"errors"
+	"iter"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -123,11 +125,12 @@ func (d *derivedReads) attributes(t *testing.T) error {
 }
 
 func (d *derivedReads) runs(t *testing.T) (err error) {
-	for run := range mustLatest(t, d.s).Runs("", "") {
-		if err = d.representation().AppendRun(contextFor(t), &representation.Spans{}, run); err == nil {
-			_, err = d.representation().Deflated(contextFor(t), run)
-		}
+	runs := mustLatest(t, d.s).Runs("", "")
+	if err := readParts(contextFor(t), d.representation(), runs); err != nil {
+		return err
 	}
+	frame := func(dst []byte, _ watch.EventType, item []byte) ([]byte, int) { return append(dst, item...), len(item) }
+	_, err = d.representation().DeflatedFrames(contextFor(t), nil, slices.Collect(runs), frame)
 	return err
 }
 
@@ -334,12 +337,8 @@ func TestReload_DuringDecryption_ValueIsNotCached(t *testing.T) {
 			_, err := s.Representation("pods", representation.Format{Encode: podItem}).Item(ctx, e)
 			return err
 		},
-		"run": func(ctx context.Context) (err error) {
-			p := s.Representation("pods", representation.Format{Encode: podItem})
-			for run := range mustLatest(t, s).Runs("", "") {
-				err = p.AppendRun(ctx, &representation.Spans{}, run)
-			}
-			return err
+		"run": func(ctx context.Context) error {
+			return readParts(ctx, s.Representation("pods", representation.Format{Encode: podItem}), mustLatest(t, s).Runs("", ""))
 		},
 		"object": func(ctx context.Context) error {
 			g := s.view.CurrentGeneration()
@@ -408,4 +407,14 @@ func TestRekeyed_KeysReplaced_AreReported(t *testing.T) {
 	if got := podNames(f.list(t, everything())); got != pod.Name {
 		t.Errorf("list has %q", got)
 	}
+}
+
+// readParts reads the items of the runs, as a list does.
+func readParts(ctx context.Context, rep *representation.Representation, runs iter.Seq[mirror.Run]) error {
+	for _, err := range (&representation.List{Rep: rep}).Parts(ctx, runs) {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }

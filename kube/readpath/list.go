@@ -9,6 +9,7 @@ import (
 	storeerr "k8s.io/apiserver/pkg/storage/errors"
 
 	"github.com/stratakube/strata/kube/internal/list"
+	"github.com/stratakube/strata/kube/internal/representation"
 	"github.com/stratakube/strata/kube/listadmission"
 	"github.com/stratakube/strata/mirror"
 )
@@ -66,6 +67,7 @@ type preparedList struct {
 	meta       listMeta
 	count      int   // number of objects
 	bytes      int64 // of their items
+	items      representation.List
 
 	// selected are the objects of a list with a selector. It is nil if there are too many; then
 	// writing the page evaluates the selector again.
@@ -97,6 +99,7 @@ func (r *readRequest) prepare(key string, opts storage.ListOptions) (p *prepared
 	}
 	p.start, p.end = p.list.Start, p.list.End
 	past := p.list.FromEtcd() // admitted by Read
+	p.items.Rep, p.items.Once = r.enc.rep, past
 	if !past {
 		if p.share, err = lists.Enter(ctx, p.level, r.estimatedBytes(p.list)); err != nil {
 			return p, err
@@ -173,7 +176,7 @@ func (r *readRequest) measure(p *preparedList) (err error) {
 
 // encodeOnce measures the objects of a list that is read from etcd, and returns the last key.
 func (r *readRequest) encodeOnce(p *preparedList) (last string, err error) {
-	p.bytes, err = r.enc.rep.MeasureOnce(r.req.Context(), func(yield func(mirror.Run) bool) {
+	p.bytes, err = p.items.Prepare(r.req.Context(), func(yield func(mirror.Run) bool) {
 		for run := range p.list.Runs() {
 			items := run.Items()
 			last = items[len(items)-1].Key()
@@ -210,12 +213,13 @@ func cutPage(ctx context.Context, p *preparedList, total int) (last string, more
 // size returns the size of all items of the page; items without a cached encoding are encoded
 // first.
 func (r *readRequest) size(p *preparedList) (int64, error) {
-	rep, objects := r.enc.rep, p.list.Objects()
-	if n, ok := rep.Measure(objects, p.start, p.end); ok {
+	objects := p.list.Objects()
+	if n, ok := r.enc.rep.Measure(objects, p.start, p.end); ok {
 		return n, nil
 	}
 	_, stored := objects.Count(p.start, p.end)
-	return rep.Prepare(r.req.Context(), objects.Runs(p.start, p.end), stored > 2*gzipThreshold && negotiateGzip(r.req))
+	p.items.Compressed = stored > 2*gzipThreshold && negotiateGzip(r.req)
+	return p.items.Prepare(r.req.Context(), objects.Runs(p.start, p.end))
 }
 
 // Bounds of the selected objects that a request references: a cached object costs one pointer, an

@@ -93,35 +93,3 @@ func TestList_LargeObjectsSlowClient_HoldsFewObjects(t *testing.T) {
 		})
 	}
 }
-
-// TestList_SlowClient_PreparesFewLeaves: the bytes that one list prepares for a slow client are
-// bounded, independent of the number of processors.
-func TestList_SlowClient_PreparesFewLeaves(t *testing.T) {
-	if testing.Short() {
-		t.Skip("short: takes seconds")
-	}
-	if testrace.Few() {
-		t.Skip("measures the heap: not under the race detector")
-	}
-	was := readying
-	readying = make(chan struct{}, 16) // of 8 processors
-	t.Cleanup(func() { readying = was })
-	const objects, size = 4000, 8 << 10
-	w := watchedPodsWith(t, func(o *kubestorage.Options) { o.RepresentationBytes = 1 })
-	half := make([]byte, size/2)
-	for i := range objects {
-		_, _ = rand.Read(half)
-		w.put(t, w.object(fmt.Sprintf("medium-%04d", i), map[string]string{"a": hex.EncodeToString(half)}))
-	}
-	w.catchUp(t)
-	before := heapAlive()
-	m := &meter{after: 1, looks: 5}
-	m.ResponseRecorder = *httptest.NewRecorder()
-	w.ServeHTTP(m, httptest.NewRequest(http.MethodGet, "/apis/example.apiserver.k8s.io/v1/pods?resourceVersion=0", nil))
-	if m.alive == 0 {
-		t.Fatal("nothing was written")
-	}
-	if grown := int64(m.alive) - int64(before); grown > 3*readyBytes {
-		t.Errorf("%d KiB more are alive while the first of %d MiB are written, want at most three times %d", grown>>10, objects*size>>20, readyBytes>>10)
-	}
-}

@@ -248,10 +248,8 @@ func (s *watchServer) Runs(runs []mirror.Run) error {
 // that they share a block, unless the leaf is large.
 func (s *watchServer) run(run mirror.Run) error {
 	entries := run.Items()
-	if run.Whole() && !s.read.enc.rep.Large(run) {
-		if done, err := s.leaf(run, len(entries)); done || err != nil {
-			return err
-		}
+	if done, err := s.leaf(run, len(entries)); done || err != nil {
+		return err
 	}
 	for _, e := range entries {
 		if err := s.Added(e); err != nil {
@@ -261,15 +259,11 @@ func (s *watchServer) run(run mirror.Run) error {
 	return nil
 }
 
-// leaf writes the n items of a whole leaf from the spans that contain them. This works only if the
-// start of each item is known: in protobuf, or if each item is a separate span.
+// leaf writes the n items of a whole leaf from the spans that contain them, if the start of each
+// item is known: in protobuf, or if each item is a separate span.
 func (s *watchServer) leaf(run mirror.Run, n int) (done bool, err error) {
-	rep := s.read.enc.rep
-	if _, known := rep.Size(run); known && !s.out.Protobuf() {
-		return false, nil // they are cached, in longer spans
-	}
 	defer s.spans.Reset()
-	if err := rep.AppendRun(s.stream.Context(), &s.spans, run); err != nil {
+	if ok, err := s.read.enc.rep.AppendLeaf(s.stream.Context(), &s.spans, run, s.out.Protobuf()); !ok || err != nil {
 		return false, nil // the error of one entry, returned again by Added
 	}
 	switch {

@@ -77,8 +77,8 @@ var mutations = []mutation{
 		old: `stale = stale || err != nil`, new: `err = nil`},
 	{id: "M36", file: "kube/readpath/list.go", run: "FuzzRequests",
 		old: `p.count, p.end = int(limit), last+"\x00"`, new: `p.count, p.end = int(limit), last`},
-	{id: "M37", file: "kube/readpath/list_write.go", run: "TestList_CompressedBlocks",
-		old: ` || run.Items()[len(run.Items())-1].Key() == w.last {`, new: ` {`},
+	{id: "M37", file: "kube/internal/representation/list.go", pkg: "kube/readpath", run: "TestList_CompressedBlocks",
+		old: ` && r.Items()[len(r.Items())-1].Key() != l.Last:`, new: `:`},
 	{id: "M38", file: "kube/readpath/resolve.go", run: "TestResolver_",
 		old: `if b.definition != nil && r.config.Definition(b.name) != b.definition {`, new: `if false {`},
 	{id: "M39", file: "server/internal/replica/dispatch.go", run: "TestDispatcher_",
@@ -97,7 +97,7 @@ var mutations = []mutation{
 		old: `c.pos < floor {`, new: `c.pos < floor-1 {`},
 	// an index is stale
 	{id: "S4", file: "btree/edit.go", pkg: "kube/kubestorage", run: "TestSimulation_Seeds",
-		old: "\t\tc.leaf = &Leaf[T]{items: items}\n", new: "\t\tc.leaf = &Leaf[T]{items: items}\n\t\tc.digests.head.Store(n.digests.head.Load())\n"},
+		old: "\t\tc.leaf = &Leaf[T]{items: items}\n", new: "\t\tc.leaf = &Leaf[T]{items: items}\n\t\tfor k, v := range n.leaf.memos.All() {\n\t\t\tc.leaf.memos.Swap(k, nil, v)\n\t\t}\n"},
 	// a token of another lineage is served
 	{id: "S5", file: "mirror/lineage.go", pkg: "kube/kubestorage", run: "TestSimulation_Seeds",
 		old: "\tlin.oldestReadable.Store(oldest.rev)\n", new: "\tlin.oldestReadable.Store(0)\n"},

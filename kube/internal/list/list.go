@@ -35,9 +35,8 @@ type Objects interface {
 //
 //	r, err := env.Read(ctx, key, opts)
 //	defer r.Close()
-//	for run := range r.Runs() {
-//		spans.Reset()
-//		err = rep.AppendRun(ctx, &spans, run) // made once
+//	items := representation.List{Rep: rep, Once: r.FromEtcd()}
+//	for part, err := range items.Parts(ctx, r.Runs()) { // made once
 //		...
 //	}
 //	err = r.Err()

@@ -17,7 +17,7 @@ var values = sync.Pool{New: func() any { return new([]byte) }}
 
 // build makes the missing items of the leaf of a run, caches those that fit if keep is set, and
 // adds all items to spans.
-func (p *Representation) build(ctx context.Context, spans *Spans, r mirror.Run, keep bool) error {
+func (p *leaves) build(ctx context.Context, spans *Spans, r mirror.Run, keep bool) error {
 	b, kept, err := p.buildLeaf(ctx, r, keep)
 	if err != nil {
 		return err
@@ -30,7 +30,7 @@ func (p *Representation) build(ctx context.Context, spans *Spans, r mirror.Run, 
 }
 
 // buildLeaf is build for a caller that uses the items one by one.
-func (p *Representation) buildLeaf(ctx context.Context, r mirror.Run, keep bool) (*builder, *leafItems, error) {
+func (p *leaves) buildLeaf(ctx context.Context, r mirror.Run, keep bool) (*builder, *leafItems, error) {
 	l := r.Leaf
 	b := &builder{p: p, keep: keep, entries: l.Items(), items: make([]builtItem, len(l.Items()))}
 	now := p.blocks.Now()
@@ -68,7 +68,7 @@ func (p *Representation) buildLeaf(ctx context.Context, r mirror.Run, keep bool)
 
 // builder puts the items of one leaf into blocks.
 type builder struct {
-	p       *Representation
+	p       *leaves
 	keep    bool
 	entries []*mirror.Entry
 	items   []builtItem
@@ -91,7 +91,7 @@ func (b *builder) spans(spans *Spans) {
 		for i+1 < len(b.items) && b.items[i+1].data == nil {
 			i++
 		}
-		spans.splice(b.p, b.entries[from:i+1])
+		spans.splice(&b.p.items, b.entries[from:i+1])
 	}
 }
 

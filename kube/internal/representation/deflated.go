@@ -48,23 +48,32 @@ type deflatingKey struct {
 	form form
 }
 
-// Deflated returns the items of a whole leaf compressed. They are made once and cached while the
-// leaf is part of the newest version and there is room. Errors are those of Item.
-func (p *Representation) Deflated(ctx context.Context, r mirror.Run) (gzipjoin.Segment, error) {
+// deflatedItems returns the items of a whole leaf compressed. They are made once and cached while
+// the leaf is part of the newest version and there is room. Errors are those of Item.
+func (p *leaves) deflatedItems(ctx context.Context, r mirror.Run) (gzipjoin.Segment, error) {
 	frames, err := p.deflated(ctx, r, asItems, nil)
 	return frames.Segment, err
 }
 
+// keepsDeflated reports whether the compressed run is cached.
+func (p *leaves) keepsDeflated(r mirror.Run) bool {
+	_, ok := p.keptDeflated(r.Leaf, asItems)
+	return ok
+}
+
 // WorthFrames reports whether the initial events of a run should be sent as DeflatedFrames. Other
 // runs have too few bytes, or too many to be held together, or are a part of a leaf.
-func (p *Representation) WorthFrames(r mirror.Run) bool { return p.worthApart(r) }
+func (p *leaves) WorthFrames(r mirror.Run) bool {
+	n, _ := p.estimate(r)
+	return r.Whole() && gzipjoin.WorthApart(n)
+}
 
 // DeflatedFrames returns for each of the runs, all of which are WorthFrames, the compressed frames
 // of its objects, in the order of runs, appended to dst. Frames are made once and cached like the
 // results of Deflated. Missing ones are made on several processors. A run with an object that
 // cannot be decoded or encoded has no frames (Len is 0): the caller meets the error again when it
 // writes the objects one by one. Error: that of ctx.
-func (p *Representation) DeflatedFrames(ctx context.Context, dst []Frames, runs []mirror.Run, frame Framer) ([]Frames, error) {
+func (p *leaves) DeflatedFrames(ctx context.Context, dst []Frames, runs []mirror.Run, frame Framer) ([]Frames, error) {
 	from := len(dst)
 	var missing []int
 	for i, r := range runs {
@@ -109,7 +118,7 @@ func (p *Representation) DeflatedFrames(ctx context.Context, dst []Frames, runs 
 // deflated returns the compressed form of a leaf. Concurrent readers wait for the result and use
 // it, even if there was no room to cache it: readers of the same list would otherwise walk it in
 // step and compress every leaf once each.
-func (p *Representation) deflated(ctx context.Context, r mirror.Run, f form, frame Framer) (Frames, error) {
+func (p *leaves) deflated(ctx context.Context, r mirror.Run, f form, frame Framer) (Frames, error) {
 	if frames, ok := p.keptDeflated(r.Leaf, f); ok {
 		return frames, nil
 	}
@@ -134,7 +143,7 @@ func (p *Representation) deflated(ctx context.Context, r mirror.Run, f form, fra
 // deflateItems compresses the items of a leaf. The items are needed only once: missing ones are
 // cached only if less than half of the cache is used, and loading cached ones does not count as a
 // read.
-func (p *Representation) deflateItems(ctx context.Context, r mirror.Run) (gzipjoin.Segment, error) {
+func (p *leaves) deflateItems(ctx context.Context, r mirror.Run) (gzipjoin.Segment, error) {
 	var spans Spans
 	var ok bool
 	if kept := p.itemsOf(r.Leaf); kept != nil {
@@ -152,7 +161,7 @@ func (p *Representation) deflateItems(ctx context.Context, r mirror.Run) (gzipjo
 var frameBuffers = sync.Pool{New: func() any { return new([]byte) }}
 
 // deflateFrames compresses the frames of a leaf; see deflateItems.
-func (p *Representation) deflateFrames(ctx context.Context, r mirror.Run, frame Framer) (Frames, error) {
+func (p *leaves) deflateFrames(ctx context.Context, r mirror.Run, frame Framer) (Frames, error) {
 	l := r.Leaf
 	buf := frameBuffers.Get().(*[]byte)
 	defer func() {
@@ -188,7 +197,7 @@ func (p *Representation) deflateFrames(ctx context.Context, r mirror.Run, frame 
 	return Frames{Segment: gzipjoin.Compress(nil, framed), Sizes: sizes}, nil
 }
 
-func (p *Representation) keptDeflated(l *leaf, f form) (frames Frames, ok bool) {
+func (p *leaves) keptDeflated(l *leaf, f form) (frames Frames, ok bool) {
 	if kept := p.itemsOf(l); kept != nil {
 		if k := kept.deflated[f].Load(); k != nil {
 			if payload := k.Load(p.blocks.Now()); payload != nil {
@@ -199,7 +208,7 @@ func (p *Representation) keptDeflated(l *leaf, f form) (frames Frames, ok bool) 
 	return Frames{}, false
 }
 
-func (p *Representation) keepDeflated(key deflatingKey, frames Frames) {
+func (p *leaves) keepDeflated(key deflatingKey, frames Frames) {
 	kept := p.itemsOf(key.leaf)
 	if kept == nil {
 		return

@@ -31,7 +31,7 @@ func TestFrames_ConcurrentReaders_CompressLeafOnce(t *testing.T) {
 	for i := range readers {
 		group.Go(func() {
 			<-start
-			run, err := rep.Deflated(t.Context(), leaf)
+			run, err := rep.deflatedItems(t.Context(), leaf)
 			if err != nil || len(run.Deflated) == 0 {
 				t.Errorf("%d bytes, %v", len(run.Deflated), err)
 				return
@@ -55,12 +55,12 @@ func TestFrames_OfNewestVersion_CountAgainstBudget(t *testing.T) {
 	rep := newRep(t, c, Format{})
 	leaf := runs(t, c)[0]
 	var spans Spans
-	if err := rep.AppendRun(t.Context(), &spans, leaf); err != nil || len(spans.All) == 0 {
+	if err := rep.appendRun(t.Context(), &spans, leaf); err != nil || len(spans.All) == 0 {
 		t.Fatalf("%d spans, %v", len(spans.All), err)
 	}
 
 	before := c.Blocks.Stats().Used
-	run, err := rep.Deflated(t.Context(), leaf)
+	run, err := rep.deflatedItems(t.Context(), leaf)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,9 +75,9 @@ func TestFrames_OfNewestVersion_CountAgainstBudget(t *testing.T) {
 	c.Put(t, pod)
 	c.CatchUp(t)
 	podtest.Eventually(t, "the compressed leaf goes, because the leaf was replaced", func() bool {
-		return !rep.KeepsDeflated(leaf)
+		return !rep.keepsDeflated(leaf)
 	})
-	again, err := rep.Deflated(t.Context(), runs(t, c)[0])
+	again, err := rep.deflatedItems(t.Context(), runs(t, c)[0])
 	if err != nil || again.CRC == run.CRC {
 		t.Errorf("after a change the leaf has the same checksum %08x (%v)", again.CRC, err)
 	}
@@ -102,7 +102,7 @@ func TestFrames_ReaderCanceled_OthersSucceed(t *testing.T) {
 
 	var group sync.WaitGroup
 	group.Go(func() {
-		if _, err := rep.Deflated(t.Context(), leaf); !errors.Is(err, failed) {
+		if _, err := rep.deflatedItems(t.Context(), leaf); !errors.Is(err, failed) {
 			t.Errorf("the first reader got %v, want its own error", err)
 		}
 	})
@@ -112,7 +112,7 @@ func TestFrames_ReaderCanceled_OthersSucceed(t *testing.T) {
 		started.Add(1)
 		group.Go(func() {
 			started.Done()
-			run, err := rep.Deflated(t.Context(), leaf)
+			run, err := rep.deflatedItems(t.Context(), leaf)
 			if err != nil || len(run.Deflated) == 0 {
 				t.Errorf("%d bytes, %v", len(run.Deflated), err)
 			}
@@ -139,7 +139,7 @@ func TestFrames_OfLeaves_EqualTheirItems(t *testing.T) {
 		}
 		for _, run := range all {
 			var spans Spans
-			if err := items.AppendRun(t.Context(), &spans, run); err != nil {
+			if err := items.appendRun(t.Context(), &spans, run); err != nil {
 				t.Fatal(err)
 			}
 			for _, e := range run.Items() {
@@ -167,7 +167,7 @@ func TestFrames_OfLeaves_EqualTheirItems(t *testing.T) {
 				t.Fatalf("items kept %v: the frames are %d bytes in %d events, want %d in %d", kept, len(got), len(gotSizes), len(want), len(sizes))
 			}
 			for _, run := range all {
-				if rep.KeepsDeflated(run) {
+				if rep.keepsDeflated(run) {
 					t.Error("a list would be sent the frames of a watch")
 				}
 			}
@@ -175,7 +175,7 @@ func TestFrames_OfLeaves_EqualTheirItems(t *testing.T) {
 		if c.Blocks.Stats().Used <= before {
 			t.Error("frames are not counted")
 		}
-		if run, err := rep.Deflated(t.Context(), all[0]); err != nil || bytes.Contains(inflate(t, run), []byte("ADDED")) {
+		if run, err := rep.deflatedItems(t.Context(), all[0]); err != nil || bytes.Contains(inflate(t, run), []byte("ADDED")) {
 			t.Errorf("a list gets the frames of a watch (%v)", err)
 		}
 	}

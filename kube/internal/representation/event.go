@@ -14,7 +14,7 @@ import (
 )
 
 // eventItem is the memo of an event: an item that is made by its first reader
-// (Representation.lazy).
+// (eventItems.lazy).
 type eventItem struct {
 	data atomic.Pointer[[]byte]
 	// modified and other are the compressed frames of the event, as MODIFIED and as the other type
@@ -24,7 +24,7 @@ type eventItem struct {
 
 // lazy returns the item, made once for all readers; concurrent readers wait, each as long as its
 // own context lasts. After a failure the next reader tries again.
-func (p *Representation) lazy(ctx context.Context, i *eventItem, encode func(ctx context.Context) ([]byte, error)) ([]byte, error) {
+func (p *eventItems) lazy(ctx context.Context, i *eventItem, encode func(ctx context.Context) ([]byte, error)) ([]byte, error) {
 	if data := i.data.Load(); data != nil {
 		return *data, nil
 	}
@@ -47,35 +47,35 @@ func (p *Representation) lazy(ctx context.Context, i *eventItem, encode func(ctx
 // ItemAfter returns the item of the object after the event, made once for all watchers and cached
 // while the event is among the newest. The bytes are shared: do not write to them. Errors are those
 // of Item.
-func (p *Representation) ItemAfter(ctx context.Context, ev *mirror.Event) ([]byte, error) {
-	return p.lazy(ctx, p.eventItem(p.memoKey, ev, ev.Entry), func(ctx context.Context) ([]byte, error) {
-		if p.format.Transcode != nil {
-			return p.Item(ctx, ev.Entry)
+func (p *eventItems) ItemAfter(ctx context.Context, ev *mirror.Event) ([]byte, error) {
+	return p.lazy(ctx, p.eventItem(p.items.memoKey, ev, ev.Entry), func(ctx context.Context) ([]byte, error) {
+		if p.items.format.Transcode != nil {
+			return p.items.Item(ctx, ev.Entry)
 		}
-		obj, err := p.gen.ObjectAfterIfWanted(ctx, ev)
+		obj, err := p.items.gen.ObjectAfterIfWanted(ctx, ev)
 		if err != nil {
 			return nil, err
 		}
 		if obj == nil {
-			return p.Item(ctx, ev.Entry)
+			return p.items.Item(ctx, ev.Entry)
 		}
-		data, err := p.format.Encode(nil, obj)
+		data, err := p.items.format.Encode(nil, obj)
 		return slices.Clip(data), err
 	})
 }
 
 // ItemBefore returns the item of the object before the event with the revision of the event, for a
 // DELETED event. Otherwise it is like ItemAfter.
-func (p *Representation) ItemBefore(ctx context.Context, ev *mirror.Event) ([]byte, error) {
+func (p *eventItems) ItemBefore(ctx context.Context, ev *mirror.Event) ([]byte, error) {
 	return p.lazy(ctx, p.eventItem(p.deletedItemKey, ev, ev.Prev), func(ctx context.Context) ([]byte, error) {
-		return p.newItem(ctx, ev.Prev, ev.Rev)
+		return p.items.newItem(ctx, ev.Prev, ev.Rev)
 	})
 }
 
 // DeflatedEvent returns the compressed frame of an event with the type t, made once for all
 // watchers and cached as long as its item. Errors are those of Item.
-func (p *Representation) DeflatedEvent(ctx context.Context, ev *mirror.Event, t watch.EventType, frame Framer) (*Frame, error) {
-	memoKey, e, item := p.memoKey, ev.Entry, p.ItemAfter
+func (p *eventItems) DeflatedEvent(ctx context.Context, ev *mirror.Event, t watch.EventType, frame Framer) (*Frame, error) {
+	memoKey, e, item := p.items.memoKey, ev.Entry, p.ItemAfter
 	if t == watch.Deleted {
 		memoKey, e, item = p.deletedItemKey, ev.Prev, p.ItemBefore
 	}
@@ -103,14 +103,14 @@ func (p *Representation) DeflatedEvent(ctx context.Context, ev *mirror.Event, t 
 	return f, err
 }
 
-func (p *Representation) eventItem(memoKey *memo.Key, ev *mirror.Event, e *mirror.Entry) *eventItem {
+func (p *eventItems) eventItem(memoKey *memo.Key, ev *mirror.Event, e *mirror.Entry) *eventItem {
 	for {
 		if i, ok := ev.Memos().Get(memoKey).(*eventItem); ok {
 			return i
 		}
 		i := &eventItem{}
 		if ev.Memos().Swap(memoKey, nil, i) {
-			p.events.Add(memoKey, ev, i, e.Size()+256)
+			p.cached.Add(memoKey, ev, i, e.Size()+256)
 			return i
 		}
 	}

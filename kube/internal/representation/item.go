@@ -47,14 +47,14 @@ func (i *item) Superseded() { i.unref() }
 // Item returns the entry's object in its form in a list. The bytes are shared: do not write to
 // them. Cost is a few loads if they are cached, a copy if they can be spliced, else decoding and
 // encoding the object. Errors are those of decoding it, and of the encoder.
-func (p *Representation) Item(ctx context.Context, e *mirror.Entry) ([]byte, error) {
+func (p *items) Item(ctx context.Context, e *mirror.Entry) ([]byte, error) {
 	var own []byte
 	return p.ItemIn(ctx, e, &own)
 }
 
 // ItemIn is Item for a caller that needs the bytes briefly: a spliced item is put into buf, which
 // the caller reuses.
-func (p *Representation) ItemIn(ctx context.Context, e *mirror.Entry, buf *[]byte) ([]byte, error) {
+func (p *items) ItemIn(ctx context.Context, e *mirror.Entry, buf *[]byte) ([]byte, error) {
 	old, _ := e.Memos().Get(p.memoKey).(*item)
 	if data := old.load(p.blocks.Now()); data != nil {
 		return data, nil
@@ -83,7 +83,7 @@ func (p *Representation) ItemIn(ctx context.Context, e *mirror.Entry, buf *[]byt
 
 // ItemSize returns the number of bytes of ItemIn, without copying an item that can be spliced. It
 // encodes an item that is not known, and returns its errors.
-func (p *Representation) ItemSize(ctx context.Context, e *mirror.Entry, buf *[]byte) (int, error) {
+func (p *items) ItemSize(ctx context.Context, e *mirror.Entry, buf *[]byte) (int, error) {
 	if it, _ := e.Memos().Get(p.memoKey).(*item); it.canSplice() && it.block == nil {
 		return int(it.to - it.from), nil
 	}
@@ -92,7 +92,7 @@ func (p *Representation) ItemSize(ctx context.Context, e *mirror.Entry, buf *[]b
 }
 
 // keep makes the entry refer to a part of a block, unless another reader was first.
-func (p *Representation) keep(e *mirror.Entry, old, it *item) {
+func (p *items) keep(e *mirror.Entry, old, it *item) {
 	if it.block != nil {
 		it.block.Ref()
 	}
@@ -107,7 +107,7 @@ func (p *Representation) keep(e *mirror.Entry, old, it *item) {
 // splices reports whether splicing the stored value of the entry gives the encoded item. It does
 // not if the object is stored in another version, by a release with other fields or defaults, or
 // encrypted.
-func (p *Representation) splices(e *mirror.Entry, encoded []byte) bool {
+func (p *items) splices(e *mirror.Entry, encoded []byte) bool {
 	if p.format.Splice == nil {
 		return false
 	}
@@ -119,13 +119,13 @@ func (p *Representation) splices(e *mirror.Entry, encoded []byte) bool {
 }
 
 // appendSpliced appends the item of an entry that is known to splice.
-func (p *Representation) appendSpliced(dst []byte, e *mirror.Entry) []byte {
+func (p *items) appendSpliced(dst []byte, e *mirror.Entry) []byte {
 	dst, _ = p.splice(dst, e)
 	return dst
 }
 
 // splice appends the item that splicing makes of the stored value; see Splicer.
-func (p *Representation) splice(dst []byte, e *mirror.Entry) ([]byte, bool) {
+func (p *items) splice(dst []byte, e *mirror.Entry) ([]byte, bool) {
 	value := values.Get().(*[]byte)
 	defer values.Put(value)
 	return p.format.Splice(dst, e.ValueIn(value), e.ModRevision())
@@ -133,7 +133,7 @@ func (p *Representation) splice(dst []byte, e *mirror.Entry) ([]byte, bool) {
 
 // newItem returns the item of an entry with the resource version rev, in memory of its size. Errors
 // are those of Item.
-func (p *Representation) newItem(ctx context.Context, e *mirror.Entry, rev mirror.Revision) ([]byte, error) {
+func (p *items) newItem(ctx context.Context, e *mirror.Entry, rev mirror.Revision) ([]byte, error) {
 	buf := scratch.Get().(*[]byte)
 	data, err := p.appendItem(ctx, (*buf)[:0], e, rev)
 	own := slices.Clip(bytes.Clone(data))
@@ -148,7 +148,7 @@ func (p *Representation) newItem(ctx context.Context, e *mirror.Entry, rev mirro
 }
 
 // appendItem appends the item of an entry with the resource version rev. Errors are those of Item.
-func (p *Representation) appendItem(ctx context.Context, dst []byte, e *mirror.Entry, rev mirror.Revision) ([]byte, error) {
+func (p *items) appendItem(ctx context.Context, dst []byte, e *mirror.Entry, rev mirror.Revision) ([]byte, error) {
 	if whole := p.format.Whole; whole != nil && rev == e.ModRevision() {
 		known, _ := e.Memos().Get(whole.memoKey).(*item)
 		if data := known.load(p.blocks.Now()); data != nil {
@@ -186,7 +186,7 @@ type unmanaged struct{}
 // Unmanaged returns a function that returns the objects of entries, without managed fields where
 // they can be cut out of the stored value: they are half of many objects, and no table shows them.
 // If shared is set, the objects are cached: do not write to them. Errors are those of decoding.
-func (p *Representation) Unmanaged(shared bool) func(context.Context, *mirror.Entry) (any, error) {
+func (p *items) Unmanaged(shared bool) func(context.Context, *mirror.Entry) (any, error) {
 	if shared {
 		return p.gen.DecodedBy(unmanaged{}, decodeUnmanaged).Loop()
 	}

@@ -37,13 +37,13 @@ func (r *leafItems) Superseded() {
 type leaf = btree.Leaf[*mirror.Entry]
 
 // itemsOf returns the memo of a leaf, nil if there is none.
-func (p *Representation) itemsOf(l *leaf) *leafItems {
+func (p *leaves) itemsOf(l *leaf) *leafItems {
 	kept, _ := l.Memos().Get(p.memoKey).(*leafItems)
 	return kept
 }
 
 // setLeafItems sets r on the leaf in place of an older memo of the representation.
-func (p *Representation) setLeafItems(l *leaf, r *leafItems) {
+func (p *leaves) setLeafItems(l *leaf, r *leafItems) {
 	old := l.Memos().Get(p.memoKey)
 	for !l.Memos().Swap(p.memoKey, old, r) {
 		old = l.Memos().Get(p.memoKey)
@@ -88,9 +88,9 @@ const (
 	partBytes = 8 << 10
 )
 
-// Size returns the bytes of the items of a run, which are known once the run has been read. Cost is
+// size returns the bytes of the items of a run, which are known once the run has been read. Cost is
 // a few loads for a whole leaf.
-func (p *Representation) Size(r mirror.Run) (int64, bool) {
+func (p *leaves) size(r mirror.Run) (int64, bool) {
 	if r.Whole() {
 		if kept := p.itemsOf(r.Leaf); kept != nil {
 			return kept.bytes, true
@@ -108,34 +108,52 @@ func (p *Representation) Size(r mirror.Run) (int64, bool) {
 	return n, true
 }
 
+// estimate is size, or the stored bytes of a run that has not been read, which is not known.
+func (p *leaves) estimate(r mirror.Run) (n int64, known bool) {
+	if n, known = p.size(r); known {
+		return n, true
+	}
+	for _, e := range r.Items() {
+		n += e.Size()
+	}
+	return n, false
+}
+
+// keeps reports whether all items of the run are cached, so that appendRun only loads them.
+func (p *leaves) keeps(r mirror.Run) bool {
+	if !r.Whole() {
+		for _, e := range r.Items() {
+			if it, _ := e.Memos().Get(p.memoKey).(*item); it.load(blockcache.Unread) == nil && !it.canSplice() {
+				return false
+			}
+		}
+		return true
+	}
+	kept := p.itemsOf(r.Leaf)
+	if kept == nil || len(kept.parts) == 0 {
+		return false
+	}
+	for i := range kept.parts {
+		if kept.parts[i].block.Load(blockcache.Unread) == nil {
+			return false
+		}
+	}
+	return true
+}
+
 // Measure returns the bytes of the items with start <= key < end, an empty end meaning no upper
 // bound, if all of them have been read before. Cost is O(log n) once it is known.
-func (p *Representation) Measure(entries Measurer, start, end string) (int64, bool) {
+func (p *leaves) Measure(entries Measurer, start, end string) (int64, bool) {
 	if p.varies.Load() {
 		return 0, false
 	}
-	return entries.Measure(start, end, p.memoKey, p.Size)
+	return entries.Measure(start, end, p.memoKey, p.size)
 }
 
 // largeRun is about half of the item bytes that one reader may hold while it waits for a client: a
-// leaf of objects of 1 MB has 64 MB of them.
+// leaf of objects of 1 MB has 64 MB of them. The items of a larger run must be made, and written,
+// one by one.
 const largeRun = 1 << 20
-
-// Large reports whether the items of a run are too many bytes to be held together. They must be
-// made, and written, one by one.
-func (p *Representation) Large(r mirror.Run) bool { return p.estimate(r) > largeRun }
-
-// estimate is Size, or the stored bytes of a run that has not been read.
-func (p *Representation) estimate(r mirror.Run) int64 {
-	n, known := p.Size(r)
-	if !known {
-		n = 0
-		for _, e := range r.Items() {
-			n += e.Size()
-		}
-	}
-	return n
-}
 
 // Measurer are entries in key order with memoized sums, see mirror.Snapshot.Measure.
 type Measurer interface {

@@ -7,26 +7,20 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/stratakube/strata/kube/internal/blockcache"
 	"github.com/stratakube/strata/kube/internal/flight"
-	"github.com/stratakube/strata/kube/internal/gzipjoin"
 	"github.com/stratakube/strata/mirror"
 )
 
 // encoders bounds the concurrent helpers of all readers that decode and encode.
 var encoders = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)))
 
-// Prepare makes the missing items of all runs, on several processors, and returns their size in
-// bytes, or their compressed size if deflated. Afterwards the runs can be written without an error,
-// unless the block cache is full. Errors are those of Item.
-func (p *Representation) Prepare(ctx context.Context, all iter.Seq[mirror.Run], deflated bool) (int64, error) {
-	return p.prepare(ctx, all, deflated, p.AppendRun)
-}
-
-func (p *Representation) prepare(ctx context.Context, all iter.Seq[mirror.Run], deflated bool, appendRun func(context.Context, *Spans, mirror.Run) error) (int64, error) {
+// Prepare makes the missing items of all runs, compressed or not, on several processors, and
+// returns their size in bytes. Afterwards the runs can be written without an error, unless the
+// block cache is full. Errors are those of Item.
+func (l *List) Prepare(ctx context.Context, all iter.Seq[mirror.Run]) (int64, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	x := &preparation{rep: p, ctx: ctx, cancel: cancel, deflated: deflated, appendRun: appendRun}
+	x := &preparation{list: l, ctx: ctx, cancel: cancel}
 	x.runs(all)
 	x.helpers.Wait()
 	if err := context.Cause(ctx); err != nil {
@@ -38,11 +32,9 @@ func (p *Representation) prepare(ctx context.Context, all iter.Seq[mirror.Run], 
 // preparation makes the missing items of the runs of one list, on the goroutine of the reader and
 // on helpers.
 type preparation struct {
-	rep       *Representation
-	ctx       context.Context
-	cancel    context.CancelCauseFunc // ends the preparation with an error
-	deflated  bool                    // compressed runs will be written
-	appendRun func(context.Context, *Spans, mirror.Run) error
+	list   *List
+	ctx    context.Context
+	cancel context.CancelCauseFunc // ends the preparation with an error
 
 	total   atomic.Int64 // bytes
 	full    atomic.Bool  // the block cache has no room for more compressed runs
@@ -52,8 +44,8 @@ type preparation struct {
 // runs prepares the runs until the first error. It returns when there are no more runs; helpers may
 // still be running.
 func (x *preparation) runs(runs iter.Seq[mirror.Run]) {
-	var work chan mirror.Run // to helpers, once there are items to make
-	defer func() {           // after a panic as well
+	var work chan decided // to helpers, once there are items to make
+	defer func() {        // after a panic as well
 		if work != nil {
 			close(work)
 		}
@@ -63,25 +55,26 @@ func (x *preparation) runs(runs iter.Seq[mirror.Run]) {
 		if x.ctx.Err() != nil {
 			break
 		}
-		if n, ok := x.rep.prepared(r, x.deflated); ok {
+		how, n, known := x.list.decide(r)
+		if x.list.prepared(r, how) && known {
 			x.total.Add(n)
 			continue
 		}
 		if work == nil {
-			work = make(chan mirror.Run)
+			work = make(chan decided)
 			x.startHelpers(work)
 		}
 		select {
-		case work <- r:
+		case work <- decided{r, how}:
 		default:
-			x.prepareRun(r, &own)
+			x.prepareRun(decided{r, how}, &own)
 		}
 	}
 }
 
 // startHelpers starts a helper for each other processor, as far as encoders allows. They end when
 // runs is closed.
-func (x *preparation) startHelpers(runs <-chan mirror.Run) {
+func (x *preparation) startHelpers(runs <-chan decided) {
 	for range runtime.GOMAXPROCS(0) - 1 {
 		select {
 		case encoders <- struct{}{}:
@@ -101,8 +94,14 @@ func (x *preparation) startHelpers(runs <-chan mirror.Run) {
 	}
 }
 
+// decided is a run, and how its bytes come.
+type decided struct {
+	mirror.Run
+	how delivery
+}
+
 // prepareRun prepares one run. An error ends the preparation. It may be called concurrently.
-func (x *preparation) prepareRun(r mirror.Run, spans *Spans) {
+func (x *preparation) prepareRun(r decided, spans *Spans) {
 	n, err := x.encodeRun(r, spans)
 	if err != nil {
 		x.cancel(err)
@@ -111,23 +110,23 @@ func (x *preparation) prepareRun(r mirror.Run, spans *Spans) {
 }
 
 // encodeRun makes the missing items of a run, compressed or not, and returns their size.
-func (x *preparation) encodeRun(r mirror.Run, spans *Spans) (n int64, err error) {
-	p := x.rep
-	if x.deflated && p.worthApart(r) && !x.full.Load() {
-		run, err := p.Deflated(x.ctx, r)
+func (x *preparation) encodeRun(r decided, spans *Spans) (n int64, err error) {
+	p := x.list.Rep
+	if r.how&deflated != 0 && !x.full.Load() {
+		run, err := p.deflatedItems(x.ctx, r.Run)
 		if err != nil {
 			return 0, err
 		}
-		if !p.KeepsDeflated(r) {
+		if !p.keepsDeflated(r.Run) {
 			x.full.Store(true)
 		}
 		return run.Len, nil
 	}
-	spans.Reset()
-	if p.Large(r) {
-		return p.prepareLarge(x.ctx, r, spans)
+	if r.how&large != 0 {
+		return p.prepareLarge(x.ctx, r.Run, spans)
 	}
-	if err := x.appendRun(x.ctx, spans, r); err != nil {
+	spans.Reset()
+	if err := x.list.append(x.ctx, spans, r.Run); err != nil {
 		return 0, err
 	}
 	for _, s := range spans.All {
@@ -136,8 +135,14 @@ func (x *preparation) encodeRun(r mirror.Run, spans *Spans) (n int64, err error)
 	return n, nil
 }
 
+// prepared reports whether nothing of a run must be made before it is measured: the size of its
+// items stays the same when they are made again, and its compressed form is cached.
+func (l *List) prepared(r mirror.Run, how delivery) bool {
+	return how&(deflated|missing) != deflated|missing && (!l.Rep.varies.Load() || l.Rep.keeps(r))
+}
+
 // prepareLarge makes the missing items of a run one by one, and returns the size of all items.
-func (p *Representation) prepareLarge(ctx context.Context, r mirror.Run, spans *Spans) (n int64, err error) {
+func (p *leaves) prepareLarge(ctx context.Context, r mirror.Run, spans *Spans) (n int64, err error) {
 	for _, e := range r.Items() {
 		item, err := p.ItemIn(ctx, e, &spans.buf)
 		if err != nil {
@@ -149,49 +154,4 @@ func (p *Representation) prepareLarge(ctx context.Context, r mirror.Run, spans *
 		p.setLeafItems(r.Leaf, &leafItems{bytes: n})
 	}
 	return n, nil
-}
-
-// worthApart estimates whether a run is worth being compressed on its own.
-func (p *Representation) worthApart(r mirror.Run) bool {
-	return r.Whole() && gzipjoin.WorthApart(p.estimate(r))
-}
-
-// Keeps reports whether all items of the run are cached, so that AppendRun only loads them.
-func (p *Representation) Keeps(r mirror.Run) bool {
-	if !r.Whole() {
-		for _, e := range r.Items() {
-			if it, _ := e.Memos().Get(p.memoKey).(*item); it.load(blockcache.Unread) == nil && !it.canSplice() {
-				return false
-			}
-		}
-		return true
-	}
-	kept := p.itemsOf(r.Leaf)
-	if kept == nil || len(kept.parts) == 0 {
-		return false
-	}
-	for i := range kept.parts {
-		if kept.parts[i].block.Load(blockcache.Unread) == nil {
-			return false
-		}
-	}
-	return true
-}
-
-// KeepsDeflated reports whether the compressed run is cached.
-func (p *Representation) KeepsDeflated(r mirror.Run) bool {
-	_, ok := p.keptDeflated(r.Leaf, asItems)
-	return ok
-}
-
-// prepared returns the size of a run if it is completely cached.
-func (p *Representation) prepared(r mirror.Run, deflated bool) (int64, bool) {
-	if p.varies.Load() && !p.Keeps(r) {
-		return 0, false
-	}
-	if deflated && p.worthApart(r) {
-		run, ok := p.keptDeflated(r.Leaf, asItems)
-		return run.Len, ok
-	}
-	return p.Size(r)
 }

@@ -46,27 +46,47 @@ type Format struct {
 // use, or spliced from the stored value if that is known to give the same bytes. Methods may be
 // called concurrently.
 type Representation struct {
-	gen            *objects.Generation
-	format         Format
-	blocks         *blockcache.Cache
-	memoKey        *memo.Key // memo key of items, on entries and on events after them
-	deletedItemKey *memo.Key // memo key of items that events have deleted
-	events         objects.EventCache
+	leaves
+	eventItems
+}
+
+// items are the items of single entries.
+type items struct {
+	gen     *objects.Generation
+	format  Format
+	blocks  *blockcache.Cache
+	memoKey *memo.Key // of items, on entries and on events after them, and of the items of leaves
+}
+
+// leaves are the items of whole leaves, and their compressed forms.
+type leaves struct {
+	items
 	// varies: a leaf was encoded again with another size, which is possible for custom resources
 	// converted by a webhook. Sums of sizes are then not used.
 	varies atomic.Bool
 
-	// The computations in progress: items of leaves, compressed leaves, items of events, compressed
-	// frames of events.
+	// The computations in progress: items of leaves, compressed leaves.
 	building  flight.Group[*leaf, struct{}]
 	deflating flight.Group[deflatingKey, Frames]
-	encoding  flight.Group[*eventItem, []byte]
-	framing   flight.Group[*atomic.Pointer[Frame], *Frame]
+}
+
+// eventItems are the items of events, and their compressed frames.
+type eventItems struct {
+	items          *items
+	deletedItemKey *memo.Key // memo key of items that events have deleted
+	cached         objects.EventCache
+
+	// The computations in progress: items, compressed frames.
+	encoding flight.Group[*eventItem, []byte]
+	framing  flight.Group[*atomic.Pointer[Frame], *Frame]
 }
 
 // newRepresentation returns a representation of a generation's objects. Close it after use.
 func newRepresentation(g *objects.Generation, f Format) *Representation {
-	return &Representation{gen: g, format: f, blocks: g.Blocks(), memoKey: &memo.Key{}, deletedItemKey: &memo.Key{}}
+	p := &Representation{}
+	p.leaves.items = items{gen: g, format: f, blocks: g.Blocks(), memoKey: &memo.Key{}}
+	p.eventItems.items, p.deletedItemKey = &p.leaves.items, &memo.Key{}
+	return p
 }
 
 // Of returns the generation's representation of a name, which must be comparable. It is made in the
@@ -77,7 +97,7 @@ func Of(g *objects.Generation, name any, f Format) *Representation {
 
 // Close drops the cached items, as their entries are replaced or deleted.
 func (p *Representation) Close() {
-	p.events.End()
+	p.cached.End()
 	p.memoKey.Close()
 	p.deletedItemKey.Close()
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -57,16 +58,16 @@ func TestRepresentation_PartOfLeaf_HasItsItems(t *testing.T) {
 		for _, bounds := range [][2]string{{"", middle}, {middle, ""}} {
 			var spans Spans
 			for run := range snap.Runs(bounds[0], bounds[1]) {
-				if rep.Keeps(run) != cached {
+				if rep.keeps(run) != cached {
 					t.Errorf("a run of %d items is cached: %t", len(run.Items()), !cached)
 				}
-				if err := rep.AppendRun(podtest.Context(t), &spans, run); err != nil {
+				if err := rep.appendRun(podtest.Context(t), &spans, run); err != nil {
 					t.Fatal(err)
 				}
-				if !rep.Keeps(run) {
+				if !rep.keeps(run) {
 					t.Error("the items of a run that was read are not cached")
 				}
-				if n, known := rep.Size(run); !known || n == 0 {
+				if n, known := rep.size(run); !known || n == 0 {
 					t.Errorf("the size of a run that was read is %d, %t", n, known)
 				}
 			}
@@ -120,7 +121,7 @@ func TestRepresentation_SmallParts_AreJoined(t *testing.T) {
 	run := runs(t, c)[0]
 	var spans Spans
 	if n := c.Decoded(func() {
-		if err := rep.AppendRun(podtest.Context(t), &spans, run); err != nil {
+		if err := rep.appendRun(podtest.Context(t), &spans, run); err != nil {
 			t.Fatal(err)
 		}
 	}); n != 0 || len(spans.All) != 1 {
@@ -231,7 +232,7 @@ func TestRepresentation_ItemSizeChanges_NextListMeasuresAgain(t *testing.T) {
 		announced, known := rep.Measure(c.Latest(t), "", "")
 		if !known {
 			var err error
-			if announced, err = rep.Prepare(podtest.Context(t), c.Latest(t).Runs("", ""), false); err != nil {
+			if announced, err = (&List{Rep: rep}).Prepare(podtest.Context(t), c.Latest(t).Runs("", "")); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -268,18 +269,18 @@ func TestRepresentation_LargeLeaf_BuildsItemsOneByOne(t *testing.T) {
 		return append(dst, padding...), err
 	}})
 	for _, run := range runs(t, c) {
-		if rep.Large(run) {
+		if isLarge(rep, run) {
 			t.Error("the stored object is too small for the test")
 		}
 	}
-	all, err := rep.Prepare(podtest.Context(t), c.Latest(t).Runs("", ""), false)
+	all, err := (&List{Rep: rep}).Prepare(podtest.Context(t), c.Latest(t).Runs("", ""))
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.Blocks.SetLimit(0)
 	c.Blocks.Flush()
 	for _, run := range runs(t, c) {
-		if !rep.Large(run) {
+		if !isLarge(rep, run) {
 			t.Errorf("%d objects are not large", len(run.Items()))
 		}
 		var n int64
@@ -291,11 +292,11 @@ func TestRepresentation_LargeLeaf_BuildsItemsOneByOne(t *testing.T) {
 			}
 			n += int64(len(item))
 		}
-		if size, known := rep.Size(run); !known || n != size {
+		if size, known := rep.size(run); !known || n != size {
 			t.Errorf("%d bytes; the size is %d, %v", n, size, known)
 		}
 	}
-	if again, err := rep.Prepare(podtest.Context(t), c.Latest(t).Runs("", ""), false); err != nil || again != all {
+	if again, err := (&List{Rep: rep}).Prepare(podtest.Context(t), c.Latest(t).Runs("", "")); err != nil || again != all {
 		t.Errorf("%d bytes and then %d, %v", all, again, err)
 	}
 	if n, known := rep.Measure(c.Latest(t), "", ""); !known || n != all {
@@ -313,16 +314,16 @@ func TestPrepare_Deflated_KeepsCompressedRuns(t *testing.T) {
 		return append(dst, bytes.Repeat([]byte(" "), 2000)...), err
 	}})
 	list(t, c, rep) // a leaf is compressed if its items, whose size is known now, are worth it
-	n, err := rep.Prepare(podtest.Context(t), c.Latest(t).Runs("", ""), true)
+	n, err := (&List{Rep: rep, Compressed: true}).Prepare(podtest.Context(t), c.Latest(t).Runs("", ""))
 	if err != nil {
 		t.Fatal(err)
 	}
 	var want int64
 	for _, run := range runs(t, c) {
-		if !rep.KeepsDeflated(run) {
+		if !rep.keepsDeflated(run) {
 			t.Errorf("a leaf of %d items is not cached compressed", len(run.Items()))
 		}
-		segment, err := rep.Deflated(podtest.Context(t), run)
+		segment, err := rep.deflatedItems(podtest.Context(t), run)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -344,7 +345,7 @@ func TestPrepare_Error_EndsPreparation(t *testing.T) {
 		}
 		return podItem(dst, obj)
 	}})
-	if n, err := rep.Prepare(podtest.Context(t), c.Latest(t).Runs("", ""), false); n != 0 || !errors.Is(err, failed) {
+	if n, err := (&List{Rep: rep}).Prepare(podtest.Context(t), c.Latest(t).Runs("", "")); n != 0 || !errors.Is(err, failed) {
 		t.Errorf("%d bytes, %v", n, err)
 	}
 }
@@ -369,10 +370,10 @@ func TestRepresentation_DetachedEntries_AreNotCached(t *testing.T) {
 		if own == 0 || run.Items()[0].Detached() == run.Items()[2].Detached() {
 			t.Fatal("the run must have entries of memory and others")
 		}
-		n, err := rep.MeasureOnce(podtest.Context(t), func(yield func(mirror.Run) bool) { yield(run) })
+		n, err := (&List{Rep: rep, Once: true}).Prepare(podtest.Context(t), func(yield func(mirror.Run) bool) { yield(run) })
 		var spans Spans
 		if err == nil {
-			err = rep.AppendOnce(podtest.Context(t), &spans, run)
+			err = (&List{Rep: rep, Once: true}).append(podtest.Context(t), &spans, run)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -454,11 +455,11 @@ func TestRepresentation_LeafOfShard_UsesItemsOfResource(t *testing.T) {
 		run.Selected = true
 		var spans Spans
 		if n := c.Decoded(func() {
-			if err := rep.AppendRun(podtest.Context(t), &spans, run); err != nil {
+			if err := rep.appendRun(podtest.Context(t), &spans, run); err != nil {
 				t.Fatal(err)
 			}
-		}); n != 0 || !rep.Keeps(run) {
-			t.Errorf("%d objects were decoded, and the items are cached: %t", n, rep.Keeps(run))
+		}); n != 0 || !rep.keeps(run) {
+			t.Errorf("%d objects were decoded, and the items are cached: %t", n, rep.keeps(run))
 		}
 	}
 	if n, known := rep.Measure(&shard, "", ""); !known || n == 0 || c.Blocks.Stats().Used != used {
@@ -466,8 +467,52 @@ func TestRepresentation_LeafOfShard_UsesItemsOfResource(t *testing.T) {
 	}
 	list(t, c, rep)
 	for _, run := range runs(t, c) {
-		if !rep.Keeps(run) {
+		if !rep.keeps(run) {
 			t.Error("the items of the resource have moved")
 		}
 	}
+}
+
+// TestParts_SlowReader_MakesFewLeaves: while the reader writes a part, the bytes of others that are
+// made are bounded, independent of the number of processors.
+func TestParts_SlowReader_MakesFewLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		was := readying
+		readying = make(chan struct{}, 16) // of 8 processors
+		defer func() { readying = was }()
+		c := podtest.New(t)
+		c.Fill(t, 4000)
+		padding := bytes.Repeat([]byte(" "), 8<<10)
+		var made atomic.Int64
+		rep := newRep(t, c, Format{Encode: func(dst []byte, obj runtime.Object) ([]byte, error) {
+			n := len(dst)
+			dst, err := podItem(dst, obj)
+			dst = append(dst, padding...)
+			made.Add(int64(len(dst) - n))
+			return dst, err
+		}})
+		c.Blocks.SetLimit(0)
+		l, all := &List{Rep: rep}, c.Latest(t).Runs("", "")
+		total, err := l.Prepare(podtest.Context(t), all)
+		if err != nil || total < 8*readyBytes {
+			t.Fatalf("%d bytes, %v", total, err)
+		}
+		made.Store(0)
+		var written int64
+		for p, err := range l.Parts(podtest.Context(t), all) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait() // the reader is slow
+			for _, span := range p.Spans {
+				written += int64(len(span))
+			}
+			if ahead := made.Load() - written; ahead > readyBytes {
+				t.Fatalf("%d bytes are made ahead of the reader", ahead)
+			}
+		}
+		if written != total {
+			t.Errorf("%d bytes are written, want %d", written, total)
+		}
+	})
 }

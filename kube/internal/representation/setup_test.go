@@ -49,7 +49,7 @@ func list(t testing.TB, c *podtest.Cluster, rep *Representation) (all []byte) {
 	var spans Spans
 	for _, run := range runs(t, c) {
 		spans.Reset()
-		if err := rep.AppendRun(podtest.Context(t), &spans, run); err != nil {
+		if err := rep.appendRun(podtest.Context(t), &spans, run); err != nil {
 			t.Fatal(err)
 		}
 		all = append(all, bytes.Join(spans.All, nil)...)
@@ -96,4 +96,10 @@ func inflate(t testing.TB, run gzipjoin.Segment) []byte {
 		t.Fatal(err)
 	}
 	return content
+}
+
+// isLarge reports whether a list makes the items of the run one by one.
+func isLarge(rep *Representation, r mirror.Run) bool {
+	how, _, _ := (&List{Rep: rep}).decide(r)
+	return how&large != 0
 }

@@ -2,8 +2,6 @@ package representation
 
 import (
 	"context"
-	"iter"
-	"slices"
 
 	"github.com/stratakube/strata/mirror"
 )
@@ -22,7 +20,7 @@ func (s *Spans) Reset() {
 }
 
 // splice adds the spliced items of entries.
-func (s *Spans) splice(p *Representation, entries []*mirror.Entry) {
+func (s *Spans) splice(p *items, entries []*mirror.Entry) {
 	from := len(s.buf)
 	for _, e := range entries {
 		s.buf = p.appendSpliced(s.buf, e)
@@ -30,9 +28,9 @@ func (s *Spans) splice(p *Representation, entries []*mirror.Entry) {
 	s.All = append(s.All, s.buf[from:])
 }
 
-// AppendRun adds the items of a run to spans. They are shared: do not write to them. Cost is a few
+// appendRun adds the items of a run to spans. They are shared: do not write to them. Cost is a few
 // loads for a whole leaf that was read before. Errors are those of Item.
-func (p *Representation) AppendRun(ctx context.Context, spans *Spans, r mirror.Run) error {
+func (p *leaves) appendRun(ctx context.Context, spans *Spans, r mirror.Run) error {
 	if !r.Whole() {
 		for i, e := range r.Items() {
 			it, _ := e.Memos().Get(p.memoKey).(*item)
@@ -41,7 +39,7 @@ func (p *Representation) AppendRun(ctx context.Context, spans *Spans, r mirror.R
 				continue
 			}
 			if it.canSplice() {
-				spans.splice(p, r.Items()[i:i+1])
+				spans.splice(&p.items, r.Items()[i:i+1])
 				continue
 			}
 			data, err := p.Item(ctx, e)
@@ -70,15 +68,13 @@ func (p *Representation) AppendRun(ctx context.Context, spans *Spans, r mirror.R
 	}
 }
 
-// AppendOnce is AppendRun for a run that is in no version of the resource
-// (list.Read.FromEtcd). Its items are cached only if all of its entries are those of a
-// version.
-func (p *Representation) AppendOnce(ctx context.Context, spans *Spans, r mirror.Run) error {
-	return p.build(ctx, spans, r, !slices.ContainsFunc(r.Items(), (*mirror.Entry).Detached))
-}
-
-// MeasureOnce is Prepare for runs that are in no version: it makes their items and returns their
-// size in bytes.
-func (p *Representation) MeasureOnce(ctx context.Context, all iter.Seq[mirror.Run]) (int64, error) {
-	return p.prepare(ctx, all, false, p.AppendOnce)
+// AppendLeaf is appendRun for a reader that needs single items. Not ok: the run is a part of a
+// leaf, or has too many bytes to be held together, or its items are cached in longer spans, in
+// which only items that have their lengths (delimited) can be told apart.
+func (p *leaves) AppendLeaf(ctx context.Context, spans *Spans, r mirror.Run, delimited bool) (ok bool, err error) {
+	n, known := p.estimate(r)
+	if !r.Whole() || n > largeRun || known && !delimited {
+		return false, nil
+	}
+	return true, p.appendRun(ctx, spans, r)
 }
