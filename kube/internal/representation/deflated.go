@@ -69,8 +69,8 @@ func (p *leaves) WorthFrames(r mirror.Run) bool {
 }
 
 // DeflatedFrames returns for each of the runs, all of which are WorthFrames, the compressed frames
-// of its objects, in the order of runs, appended to dst. Frames are made once and cached like the
-// results of Deflated. Missing ones are made on several processors. A run with an object that
+// of its objects, in the order of runs, appended to dst. Frames are made once and cached as in
+// deflatedItems. Missing ones are made on several processors. A run with an object that
 // cannot be decoded or encoded has no frames (Len is 0): the caller meets the error again when it
 // writes the objects one by one. Error: that of ctx.
 func (p *leaves) DeflatedFrames(ctx context.Context, dst []Frames, runs []mirror.Run, frame Framer) ([]Frames, error) {

@@ -52,12 +52,14 @@ func (p *leaves) setLeafItems(l *leaf, r *leafItems) {
 	if replaced == nil {
 		return
 	}
-	if replaced.bytes != r.bytes {
+	same := replaced.bytes == r.bytes
+	if !same {
 		p.varies.Store(true)
 	}
-	// The leaf has the same entries, so the compressed forms stay valid.
+	// The leaf has the same entries, so the compressed forms stay valid, unless the items have other
+	// bytes than before.
 	for i := range replaced.deflated {
-		if k := replaced.deflated[i].Swap(nil); k != nil && !r.deflated[i].CompareAndSwap(nil, k) {
+		if k := replaced.deflated[i].Swap(nil); k != nil && !(same && r.deflated[i].CompareAndSwap(nil, k)) {
 			k.Unref()
 		}
 	}

@@ -55,8 +55,8 @@ func (x *preparation) runs(runs iter.Seq[mirror.Run]) {
 		if x.ctx.Err() != nil {
 			break
 		}
-		how, n, known := x.list.decide(r)
-		if x.list.prepared(r, how) && known {
+		how, _, _ := x.list.decide(r)
+		if n, ok := x.list.prepared(r, how); ok {
 			x.total.Add(n)
 			continue
 		}
@@ -122,7 +122,7 @@ func (x *preparation) encodeRun(r decided, spans *Spans) (n int64, err error) {
 		}
 		return run.Len, nil
 	}
-	if r.how&large != 0 {
+	if n, _ := p.estimate(r.Run); n > largeRun {
 		return p.prepareLarge(x.ctx, r.Run, spans)
 	}
 	spans.Reset()
@@ -135,10 +135,17 @@ func (x *preparation) encodeRun(r decided, spans *Spans) (n int64, err error) {
 	return n, nil
 }
 
-// prepared reports whether nothing of a run must be made before it is measured: the size of its
-// items stays the same when they are made again, and its compressed form is cached.
-func (l *List) prepared(r mirror.Run, how delivery) bool {
-	return how&(deflated|missing) != deflated|missing && (!l.Rep.varies.Load() || l.Rep.keeps(r))
+// prepared returns the size of a run of which nothing must be made before it is measured: its
+// compressed form is cached, or the size of its items stays the same when they are made again.
+func (l *List) prepared(r mirror.Run, how delivery) (n int64, ok bool) {
+	if how&deflated != 0 {
+		frames, ok := l.Rep.keptDeflated(r.Leaf, asItems)
+		return frames.Len, ok
+	}
+	if n, ok = l.Rep.size(r); ok && l.Rep.varies.Load() {
+		ok = l.Rep.keeps(r)
+	}
+	return n, ok
 }
 
 // prepareLarge makes the missing items of a run one by one, and returns the size of all items.

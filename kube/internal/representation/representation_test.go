@@ -258,6 +258,61 @@ func TestRepresentation_ItemSizeChanges_NextListMeasuresAgain(t *testing.T) {
 	}
 }
 
+// TestRepresentation_ItemSizeChanges_CompressedListMeasuresAgain: a compressed run whose items were
+// not cached is not sent with the size of items that were made later.
+func TestRepresentation_ItemSizeChanges_CompressedListMeasuresAgain(t *testing.T) {
+	c := podtest.New(t)
+	c.Fill(t, 600)
+	var more atomic.Int32
+	more.Store(2000)
+	rep := newRep(t, c, Format{Encode: func(dst []byte, obj runtime.Object) ([]byte, error) {
+		dst, err := podItem(dst, obj)
+		return append(dst, bytes.Repeat([]byte(" "), int(more.Load()))...), err
+	}})
+	// check compares the sizes of one compressed list.
+	check := func() {
+		t.Helper()
+		l := &List{Rep: rep, Compressed: true}
+		announced, err := l.Prepare(podtest.Context(t), c.Latest(t).Runs("", ""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sent, whole := int64(0), 0
+		for p, err := range l.Parts(podtest.Context(t), c.Latest(t).Runs("", "")) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if p.Deflated.Len > 0 {
+				whole++
+			}
+			sent += p.Deflated.Len
+			for _, span := range p.Spans {
+				sent += int64(len(span))
+			}
+		}
+		if announced != sent || whole == 0 {
+			t.Fatalf("%d bytes are announced, and %d sent, %d leaves compressed", announced, sent, whole)
+		}
+	}
+	list(t, c, rep) // the size of the items is known
+	c.Blocks.Flush()
+	check() // keeps the compressed runs
+	more.Store(2007)
+	for _, run := range runs(t, c) {
+		// what an eviction of all items, but not of the compressed runs, leaves
+		kept := rep.itemsOf(run.Leaf)
+		kept.parts = nil
+		for _, e := range run.Items() {
+			for key := e.Memos().Get(rep.memoKey); key != nil; key = e.Memos().Get(rep.memoKey) {
+				e.Memos().Swap(rep.memoKey, key, nil)
+			}
+		}
+	}
+	list(t, c, rep) // makes the items again, with another size
+	check()
+	check()
+}
+
 // TestRepresentation_LargeLeaf_BuildsItemsOneByOne: the items of a leaf of large objects are not
 // held together, but their total size is known.
 func TestRepresentation_LargeLeaf_BuildsItemsOneByOne(t *testing.T) {
