@@ -47,7 +47,7 @@ var withoutRace = []struct{ dir, tests string }{
 		"TestReaders_ConcurrentWriter_|TestResource_AfterWaitReady_|TestSnapshot_RestoresOfEtcd_|TestCompressor_SupersededValues_"},
 	{"kube/kubestorage", "TestSuitesOfThisMinor|TestSimulation_|TestPages_OfLargeValues_"},
 	{"kube/loadshed", "TestHandle_Overload|TestHandle_BelowOverload_"},
-	{"kube/readpath", "TestTable_Lists_|TestWatch_SlowReader_|TestList_SlowClient_|TestList_LargeObjectsSlowClient_|TestWatch_FramesAndHeaders_"},
+	{"kube/readpath", "TestTable_Lists_|TestWatch_SlowReader_|TestList_LargeObjectsSlowClient_|TestWatch_FramesAndHeaders_"},
 	{"kube/internal/gzipjoin", "TestCompress_JoinedLeaves_"},
 	{"kube/internal/index", "TestKeys_RandomSteps_|TestPlan_AnySelector|TestKnown_AnyLimit"},
 	{"kube/informer", "TestRandomWritesAndFaults_"},
