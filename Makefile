@@ -100,7 +100,7 @@ simulate: ## run servers on a simulated etcd with faults, by random seeds: make 
 
 # Each mutation of tools/mutants/table.go changes one place of the code; tests without the race detector must find it.
 mutants: ## change places of the code one by one, and fail if the tests of the place pass: make mutants ARGS="-only 'M1|M2'"
-	cd tools && $(ALONE) $(GO) test -vet=off ./mutants && $(ALONE) $(GO) run ./mutants -root .. $(ARGS)
+	cd tools && $(ALONE) $(GO) test -vet=off -count=1 ./mutants && $(ALONE) $(GO) run ./mutants -root .. $(ARGS)
 
 ##@ Check
 

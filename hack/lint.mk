@@ -42,13 +42,13 @@ tidy: ## fail if a go.mod is not what go mod tidy would write, or if go.work.sum
 
 check-docs: ## fail if a document names a test, file or package that does not exist, or its recording has other steps
 	hack/check-docs
-	cd tools && $(ALONE) $(GO) test -vet=off ./recording
+	cd tools && $(ALONE) $(GO) test -vet=off -count=1 ./recording
 
 check-commits: ## fail if the message of a commit is not "package: imperative phrase" and a body
 	hack/check-commits
 
 prose: ## fail if comments or documents have many pronouns that name nothing, pages many long sentences, or comments more than 100 columns or stale names (tools/prose)
-	cd tools && $(ALONE) $(GO) test -vet=off ./prose && $(ALONE) $(GO) run ./prose ..
+	cd tools && $(ALONE) $(GO) test -vet=off -count=1 ./prose && $(ALONE) $(GO) run ./prose ..
 
 # Where govulncheck's database is: also a file:// URL of a copy.
 VULNDB ?= https://vuln.go.dev
