@@ -9,8 +9,8 @@
 //   - every package passed, and no invocation of go test failed in another way;
 //   - or each failure is of a test that hack/flaky.txt lists, and the test then passed by itself.
 //
-// A package runs again once, all of it, if the race detector itself failed ("ThreadSanitizer: CHECK
-// failed", of the runtime): the second run decides.
+// One package of a run may run again once, all of it, if the race detector itself failed
+// ("ThreadSanitizer: CHECK failed", of the runtime) and nothing else did: the second run decides.
 //
 // A listed test runs again once. It does not if its package had a data race or failed outside of
 // its tests (TestMain, exit status, panic, time limit, build), or if the test printed a random
@@ -21,6 +21,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -28,6 +29,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -100,7 +102,12 @@ func (r *runner) run(ctx context.Context, words []string) error {
 		}
 		all.Wait()
 		for i, err := range errs {
-			if err != nil && !r.mu.results.failed(stage[i]) {
+			failed := r.mu.results.failed(stage[i])
+			switch {
+			case err == nil || errors.Is(err, errTests) && failed: // reported by package
+			case failed:
+				other = append(other, fmt.Sprintf("go test of %s itself: %v", stage[i].name, err))
+			default:
 				other = append(other, fmt.Sprintf("go test of %s: %v, and no package failed", stage[i].name, err))
 			}
 		}
@@ -108,11 +115,9 @@ func (r *runner) run(ctx context.Context, words []string) error {
 	if ctx.Err() != nil {
 		other = append(other, "interrupted")
 	}
-	for _, p := range r.mu.results.undecided() {
-		if ctx.Err() == nil {
-			fmt.Fprintf(r.out, "the race detector failed; once more: %s\n", p.short())
-			r.decide(ctx, p)
-		}
+	if p := r.mu.results.undecided(); p != nil && ctx.Err() == nil {
+		fmt.Fprintf(r.out, "the race detector failed; once more: %s\n", p.short())
+		r.decide(ctx, p)
 	}
 	failures := r.mu.results.failures()
 	for i, f := range failures {
@@ -135,6 +140,7 @@ func (r *runner) decide(ctx context.Context, p *pkg) {
 	var second results
 	_ = r.invoke(ctx, inv, &second) // without an event the package has not ended, and is a failure
 	*p = *second.pkg(p.inv, p.path)
+	p.again = true
 }
 
 // again reports whether a failed test passes by itself.
@@ -151,6 +157,29 @@ func (r *runner) again(ctx context.Context, f failure) bool {
 	return p.action == "pass" && t != nil && t.action == "pass"
 }
 
+// errTests is the error of a go test that reported nothing but failures of packages. Any other error
+// fails the run, also if these packages then pass.
+var errTests = errors.New("exit status 1")
+
+// harmless matches lines of the go command that report no error.
+var harmless = regexp.MustCompile(`^(go: downloading |go: warning: |warning: |\s*$)`)
+
+// verdict returns errTests if go test ended with status 1 and printed no error of its own.
+func verdict(err error, stderr string) error {
+	if err == nil {
+		return nil
+	}
+	for line := range strings.Lines(stderr) {
+		if !harmless.MatchString(line) {
+			return fmt.Errorf("%w: %s", err, strings.TrimSpace(line))
+		}
+	}
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == 1 {
+		return errTests
+	}
+	return err
+}
+
 // invoke runs go test and adds the events to the results. It prints a line for each package that
 // ends.
 func (r *runner) invoke(ctx context.Context, inv invocation, into *results) error {
@@ -164,7 +193,8 @@ func (r *runner) invoke(ctx context.Context, inv invocation, into *results) erro
 	}
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = time.Minute
-	cmd.Stderr = os.Stderr
+	var stderr strings.Builder
+	cmd.Stderr = io.MultiWriter(os.Stderr, &stderr)
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
 		return err
@@ -191,7 +221,8 @@ func (r *runner) invoke(ctx context.Context, inv invocation, into *results) erro
 	close(stop)
 	<-stopped
 	r.addCPU(inv, cpu, into)
-	return cmd.Wait()
+	err = cmd.Wait() // and for the end of stderr
+	return verdict(err, stderr.String())
 }
 
 // addCPU adds the processor times of the packages of an invocation.

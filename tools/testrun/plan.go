@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -91,6 +92,9 @@ var programs = []program{
 	{"", clients + "/testdata/projects", "sigs.k8s.io/gateway-api", pinned, []string{clients}},
 }
 
+// selection matches flags of go test with which a package may run no test.
+var selection = regexp.MustCompile(`^--?(test\.)?(run|skip|list)(=|$)`)
+
 // binaryEnv names the command that tests run.
 const binaryEnv = "STRATA_BINARY"
 
@@ -103,6 +107,7 @@ type invocation struct {
 	args     []string
 	packages []string // relative to dir
 	covers   []pattern
+	selects  bool // the flags of the caller select tests: a package may have none of them
 }
 
 // pattern selects packages by their directory from the top, like a pattern of the go command that
@@ -270,6 +275,7 @@ func (r *runner) invocation(m module) *invocation {
 		}
 	}
 	inv.args = append(inv.args, r.flags...)
+	inv.selects = slices.ContainsFunc(r.flags, selection.MatchString)
 	return inv
 }
 

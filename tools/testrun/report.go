@@ -78,7 +78,11 @@ func report(out io.Writer, rs *results, failures []failure, other []string, list
 		failed++
 		fmt.Fprintf(out, "\n=== FAILED: no test ran\n")
 	}
-	fmt.Fprintf(out, "\n%d tests in %d packages, %d failures, %s\n", tests, len(rs.packages), failed, took.Round(time.Second))
+	crashes := ""
+	if slices.ContainsFunc(rs.packages, func(p *pkg) bool { return p.again }) {
+		crashes = "1 package ran again after a crash of the race detector, "
+	}
+	fmt.Fprintf(out, "\n%d tests in %d packages, %d failures, %s%s\n", tests, len(rs.packages), failed, crashes, took.Round(time.Second))
 	if text := summary(skips); text != "" {
 		fmt.Fprintln(out, text)
 	}

@@ -32,6 +32,7 @@ type pkg struct {
 	cached  bool
 	race    bool     // the race detector reported a data race
 	crashed bool     // the race detector itself failed, which is no verdict
+	again   bool     // this is the second run of a package in which the race detector failed
 	exit    string   // a line that reports an end other than by failed tests, such as a panic
 	build   string   // the import path of the failed build
 	output  []string // outside of its tests
@@ -50,13 +51,17 @@ type test struct {
 
 var (
 	// seed matches each form in which tests print a seed: internal/test/testseed, rapid and flags.
-	seed  = regexp.MustCompile(`(?i)seed[ =:]+\d`)
-	race  = regexp.MustCompile(`WARNING: DATA RACE|race detected during execution of test`)
-	crash = regexp.MustCompile(`ThreadSanitizer: CHECK failed`)
+	seed = regexp.MustCompile(`(?i)seed[ =:]+\d`)
+	race = regexp.MustCompile(`WARNING: DATA RACE|race detected during execution of test`)
+	// crash matches how the race detector reports its own failure. It then ends the program with
+	// crashExit, which go test prints only if there is no other output.
+	crash = regexp.MustCompile(`^==\d+==(FATAL: )?ThreadSanitizer: CHECK failed`)
 	// exit matches how a test program ends other than by failed tests. The server's harness prints
 	// the last form when its own checks, after the tests, fail.
 	exit = regexp.MustCompile(`^(exit status \d+|signal: |panic: |fatal error: |outside of the tests: )`)
 )
+
+const crashExit = "exit status 66"
 
 // add applies an event. It returns the package if it has ended.
 func (rs *results) add(inv invocation, e event) *pkg {
@@ -108,7 +113,7 @@ func (rs *results) add(inv invocation, e event) *pkg {
 func (p *pkg) inspect(line string) {
 	p.race = p.race || race.MatchString(line)
 	p.crashed = p.crashed || crash.MatchString(line)
-	if p.exit == "" && exit.MatchString(line) {
+	if (p.exit == "" || p.exit == crashExit) && exit.MatchString(line) {
 		p.exit = strings.TrimPrefix(strings.TrimSpace(line), "outside of the tests: ")
 	}
 }
@@ -139,16 +144,48 @@ func (rs *results) failed(inv invocation) bool {
 	return slices.ContainsFunc(rs.packages, func(p *pkg) bool { return p.inv.name == inv.name && p.bad() })
 }
 
-// undecided returns the packages that have no verdict, because the race detector itself failed
-// before a test did.
-func (rs *results) undecided() []*pkg {
-	return slices.DeleteFunc(slices.Clone(rs.packages), func(p *pkg) bool {
-		return !p.crashed || !p.bad() || p.race || len(p.roots()) > 0
-	})
+// undecided returns the package that has no verdict, because the race detector itself failed before
+// a test did. It returns nil if there are several: one crash is rare, several have a cause.
+func (rs *results) undecided() *pkg {
+	crashed := slices.DeleteFunc(slices.Clone(rs.packages), func(p *pkg) bool { return !p.undecided() })
+	if len(crashed) != 1 {
+		return nil
+	}
+	return crashed[0]
 }
 
-// bad reports whether the package did not pass.
-func (p *pkg) bad() bool { return p.action != "pass" && p.action != "skip" }
+// undecided reports whether only a crash of the race detector ended the package, during a test. It
+// did not if a test or a subtest had failed, or if TestMain, a panic or a signal ended the program.
+// An unfinished test with a random seed has a verdict, too: a second run would draw another seed.
+func (p *pkg) undecided() bool {
+	if !p.crashed || p.action != "fail" || p.race || p.build != "" || p.exit != "" && p.exit != crashExit {
+		return false
+	}
+	during := false
+	for _, t := range p.order {
+		if t.action == "fail" || t.action == "" && t.seeded {
+			return false
+		}
+		during = during || t.action == ""
+	}
+	return during
+}
+
+// bad reports whether the package did not pass. Its own event is not enough: TestMain may end with
+// status 0 although a test failed, or has not ended, or none ran.
+func (p *pkg) bad() bool {
+	switch p.action {
+	case "pass":
+		return p.withoutTests() || slices.ContainsFunc(p.order, func(t *test) bool { return t.action == "fail" || t.action == "" })
+	case "skip": // no test files
+		return false
+	}
+	return true
+}
+
+// withoutTests reports whether no test of a package with test files ran, though the flags of go
+// test do not select tests.
+func (p *pkg) withoutTests() bool { return p.action == "pass" && len(p.order) == 0 && !p.inv.selects }
 
 // roots returns the failed top-level tests of the package.
 func (p *pkg) roots() (failed []*test) {
@@ -179,6 +216,10 @@ func (p *pkg) outside() string {
 		return p.exit
 	case unfinished != "":
 		return unfinished + " has not ended"
+	case p.withoutTests():
+		return "no test ran"
+	case p.action == "pass":
+		return "exit status 0 though a test failed"
 	case len(p.roots()) == 0:
 		return "no test failed"
 	}
@@ -187,7 +228,10 @@ func (p *pkg) outside() string {
 
 // line is the line of a package that ended.
 func (p *pkg) line() string {
-	verdict := map[string]string{"pass": "ok", "fail": "FAIL"}[p.action]
+	verdict := "ok"
+	if p.bad() {
+		verdict = "FAIL"
+	}
 	line := fmt.Sprintf("%-7s %-60s %6.1fs", verdict, p.short(), p.elapsed)
 	if p.cached {
 		line = fmt.Sprintf("%-7s %-60s cached", verdict, p.short())
@@ -248,6 +292,8 @@ func (f failure) denied() string {
 		return "outside of its tests, " + f.pkg.outside()
 	case f.test.seeded:
 		return "random seed"
+	case f.pkg.again:
+		return "in the second run of the package"
 	}
 	return ""
 }

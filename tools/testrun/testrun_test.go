@@ -21,40 +21,45 @@ var planted = map[string]string{
 	n++
 	<-done
 }`,
-	"before": `func TestMain(m *testing.M) { os.Exit(1) }; func TestPasses(t *testing.T) {}`,
-	"after":  `func TestMain(m *testing.M) { m.Run(); os.Exit(1) }; func TestPasses(t *testing.T) {}`,
-	"both":   `func TestMain(m *testing.M) { m.Run(); println("outside of the tests: planted"); os.Exit(1) }; ` + once,
-	"panics": `func TestPanics(t *testing.T) { panic("planted") }`,
-	"exits":  `func TestExits(t *testing.T) { os.Exit(1) }`,
-	"hangs":  `func TestHangs(t *testing.T) { select {} }; func TestTicks(t *testing.T) { t.Parallel(); for range time.Tick(time.Second) {} }`,
-	"builds": `func TestBuilds(t *testing.T) { undefined() }`,
-	"once":   once,
-	"seeded": `func TestOnce(t *testing.T) { t.Log("STRATA_TEST_SEED=42"); t.Run("part", testOnce) }; ` + testOnce,
-	"always": `func TestAlways(t *testing.T) { t.Run("part", func(t *testing.T) { t.Error("planted") }) }`,
-	"skips":  `func TestSkips(t *testing.T) { t.Skip("skipped without chromium: none here") }`,
-	"crashes": `func TestCrashes(t *testing.T) {
-	if _, err := os.Stat("ran"); err != nil {
-		os.WriteFile("ran", nil, 0o644)
-		os.Stderr.WriteString("ThreadSanitizer: CHECK failed: planted\n")
-		os.Exit(66)
-	}
-}`,
-	"crashesafter": `func TestFails(t *testing.T) { t.Error("planted") }
-func TestCrashes(t *testing.T) {
-	os.Stderr.WriteString("ThreadSanitizer: CHECK failed: planted\n")
-	os.Exit(66)
-}`,
-	"crashesagain": `func TestCrashes(t *testing.T) {
-	os.Stderr.WriteString("ThreadSanitizer: CHECK failed: planted\n")
-	os.Exit(66)
-}`,
+	"before":       `func TestMain(m *testing.M) { os.Exit(1) }; func TestPasses(t *testing.T) {}`,
+	"after":        `func TestMain(m *testing.M) { m.Run(); os.Exit(1) }; func TestPasses(t *testing.T) {}`,
+	"both":         `func TestMain(m *testing.M) { m.Run(); println("outside of the tests: planted"); os.Exit(1) }; ` + once,
+	"panics":       `func TestPanics(t *testing.T) { panic("planted") }`,
+	"exits":        `func TestExits(t *testing.T) { os.Exit(1) }`,
+	"hangs":        `func TestHangs(t *testing.T) { select {} }; func TestTicks(t *testing.T) { t.Parallel(); for range time.Tick(time.Second) {} }`,
+	"builds":       `func TestBuilds(t *testing.T) { undefined() }`,
+	"once":         once,
+	"seeded":       `func TestOnce(t *testing.T) { t.Log("STRATA_TEST_SEED=42"); t.Run("part", testOnce) }; ` + testOnce,
+	"always":       `func TestAlways(t *testing.T) { t.Run("part", func(t *testing.T) { t.Error("planted") }) }`,
+	"skips":        `func TestSkips(t *testing.T) { t.Skip("skipped without chromium: none here") }`,
+	"crashes":      `func TestCrashes(t *testing.T) { crashOnce() }; ` + crashOnce,
+	"crashestoo":   `func TestCrashes(t *testing.T) { crashOnce() }; ` + crashOnce,
+	"crashesagain": `func TestCrashes(t *testing.T) { crash() }; ` + crashText,
+	"crashesafter": `func TestFails(t *testing.T) { t.Error("planted") }; func TestCrashes(t *testing.T) { crashOnce() }; ` + crashOnce,
+	"crasheswith": `func TestCrashes(t *testing.T) {
+	t.Run("fails", func(t *testing.T) { t.Error("planted") })
+	crashOnce()
+}; ` + crashOnce,
+	"crashesseeded": `func TestCrashes(t *testing.T) { t.Log("STRATA_TEST_SEED=42"); crashOnce() }; ` + crashOnce,
+	"crashesmain": `func TestMain(m *testing.M) { m.Run(); println("outside of the tests: planted"); crashOnce() }
+func TestPasses(t *testing.T) {}; ` + crashOnce,
+	"crashesafterall": `func TestMain(m *testing.M) { m.Run(); crashOnce() }; func TestPasses(t *testing.T) {}; ` + crashOnce,
+	"crashespanic":    `func TestCrashes(t *testing.T) { println("fatal error: planted"); crashOnce() }; ` + crashOnce,
+	// The log of a child has the text.
+	"crasheschild": `func TestExits(t *testing.T) { t.Log("==1==ThreadSanitizer: CHECK failed: planted"); os.Exit(66) }`,
+	"zero":         `func TestMain(m *testing.M) { m.Run(); os.Exit(0) }; ` + once,
+	"zerobefore":   `func TestMain(m *testing.M) { os.Exit(0) }; func TestPasses(t *testing.T) {}`,
+	"zeroduring":   `func TestStarts(t *testing.T) { syscall.Exit(0) }`,
+	"zerounfinished": `func TestMain(m *testing.M) { go m.Run(); <-started; os.Stdout.WriteString("\x16PASS\n"); syscall.Exit(0) }
+var started = make(chan bool)
+func TestHangs(t *testing.T) { close(started); select {} }`,
 	"busy": `func TestIsBusy(t *testing.T) {
 	// A child computes; then the test does.
 	if out, err := exec.Command("sh", "-c", "i=0; while [ $i -lt 2000000 ]; do i=$((i+1)); done").CombinedOutput(); err != nil {
 		t.Error(err, string(out))
 	}
 	busy := func() (used syscall.Rusage) { syscall.Getrusage(syscall.RUSAGE_SELF, &used); return used }
-	for busy().Utime.Sec < 2 {
+	for i := 0; i%1_000_000 > 0 || busy().Utime.Sec < 2; i++ {
 	}
 	time.Sleep(2 * time.Second)
 }`,
@@ -70,6 +75,19 @@ const (
 		t.Fatal("first run")
 	}
 }`
+	// crashText ends a program as the race detector does when it fails itself; crashOnce does in the
+	// first run only.
+	crashText = `func crash() {
+	os.Stderr.WriteString("==" + strconv.Itoa(os.Getpid()) + "==ThreadSanitizer: CHECK failed: planted\n")
+	os.Exit(66)
+}`
+	crashOnce = crashText + `
+func crashOnce() {
+	if _, err := os.Stat("ran"); err != nil {
+		os.WriteFile("ran", nil, 0o644)
+		crash()
+	}
+}`
 )
 
 // plant writes a repository with some of the planted packages, and returns a runner of its tests.
@@ -83,12 +101,13 @@ func plant(t *testing.T, names ...string) (*runner, *strings.Builder) {
 import (
 	"os"
 	"os/exec"
+	"strconv"
 	"syscall"
 	"testing"
 	"time"
 )
 
-var _, _, _, _ = os.Exit, time.Now, exec.Command, syscall.Getpid
+var _, _, _, _, _ = os.Exit, time.Now, exec.Command, syscall.Getpid, strconv.Itoa
 
 `+planted[name]+"\n")
 	}
@@ -200,16 +219,60 @@ func TestRun_ListedTestThatFailsTwice_FailsTheRun(t *testing.T) {
 }
 
 // TestRun_RaceDetectorFails_RunsThePackageAgain: a crash of the detector is no verdict, but only
-// once, and only if no test has failed before.
+// once.
 func TestRun_RaceDetectorFails_RunsThePackageAgain(t *testing.T) {
 	t.Parallel()
 	r, out := plant(t, "crashes", "passing")
-	requireRun(t, r, out, true, "the race detector failed; once more: crashes\n", "ok      crashes", "3 tests in 2 packages, 0 failures")
-	r, out = plant(t, "crashesafter", "crashesagain")
-	requireRun(t, r, out, false, "=== FAILED: crashesafter TestFails", "once more: crashesagain\n", "=== FAILED: crashesagain (outside of its tests, TestCrashes has not ended)")
-	if strings.Contains(out.String(), "once more: crashesafter") {
-		t.Errorf("a failed test ran again:\n%s", out)
+	requireRun(t, r, out, true, "the race detector failed; once more: crashes\n", "ok      crashes",
+		"3 tests in 2 packages, 0 failures, 1 package ran again after a crash of the race detector, ")
+	r, out = plant(t, "crashesagain", "passing")
+	requireRun(t, r, out, false, "once more: crashesagain\n", "=== FAILED: crashesagain (outside of its tests, TestCrashes has not ended)",
+		"1 package ran again")
+}
+
+// TestRun_RaceDetectorFailsAfterFailure_FailsTheRun: the second run of each package would pass.
+func TestRun_RaceDetectorFailsAfterFailure_FailsTheRun(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]string{
+		"crashesafter":    "crashesafter TestFails (outside of its tests, TestCrashes has not ended)",
+		"crasheswith":     "crasheswith (outside of its tests, TestCrashes has not ended)", // a subtest has failed
+		"crashesseeded":   "crashesseeded (outside of its tests, TestCrashes has not ended)",
+		"crashesmain":     "crashesmain (outside of its tests, planted)",
+		"crashesafterall": "crashesafterall (outside of its tests, no test failed)",
+		"crashespanic":    "crashespanic (outside of its tests, fatal error: planted)",
+		"crasheschild":    "crasheschild (outside of its tests, TestExits has not ended)",
+	} {
+		r, out := plant(t, name, "passing")
+		requireRun(t, r, out, false, "=== FAILED: "+want)
+		if strings.Contains(out.String(), "once more") {
+			t.Errorf("%s ran again:\n%s", name, out)
+		}
 	}
+}
+
+// TestRun_RaceDetectorFailsTwice_FailsTheRun has two packages that would pass in a second run.
+func TestRun_RaceDetectorFailsTwice_FailsTheRun(t *testing.T) {
+	t.Parallel()
+	r, out := plant(t, "crashes", "crashestoo")
+	requireRun(t, r, out, false, "=== FAILED: crashes (outside of its tests, TestCrashes has not ended)", "=== FAILED: crashestoo (outside")
+}
+
+// TestRun_ExitStatusZero_IsNoVerdict has test programs that exit with 0 although a test failed, had
+// not ended, or did not run.
+func TestRun_ExitStatusZero_IsNoVerdict(t *testing.T) {
+	t.Parallel()
+	r, out := plant(t, "zero", "zerobefore", "zeroduring", "zerounfinished", "passing")
+	list(t, r, "zero TestOnce")
+	requireRun(t, r, out, false,
+		"=== FAILED: zero TestOnce (outside of its tests, exit status 0 though a test failed)",
+		"=== FAILED: zerobefore (outside of its tests, no test ran)",
+		"=== FAILED: zeroduring (outside of its tests, it has not ended)",
+		"=== FAILED: zerounfinished (outside of its tests, TestHangs has not ended)",
+		"FAIL    zerobefore", "ok      passing")
+	requireNoSecondRun(t, out)
+	r, out = plant(t, "once", "passing")
+	r.flags = append(r.flags, "-run", "TestPasses") // of which package once has none
+	requireRun(t, r, out, true, "2 tests in 2 packages, 0 failures")
 }
 
 // TestRun_ProcessorTime_IsReported has a package that computes for two seconds, after its child
@@ -220,7 +283,7 @@ func TestRun_ProcessorTime_IsReported(t *testing.T) {
 		t.Skip("processor time is read from /proc")
 	}
 	r, out := plant(t, "busy", "passing")
-	r.flags = []string{"-timeout=1m"}
+	r.flags = []string{"-timeout=5m"}
 	requireRun(t, r, out, true, "s busy, ", " processor seconds")
 	for _, p := range r.mu.results.packages {
 		if busy := p.short() == "busy"; busy && p.cpu < 2.2 || p.cpu > p.elapsed+1 || !busy && p.cpu > 1 {
@@ -242,6 +305,26 @@ func TestRun_GoTestFails_FailsTheRun(t *testing.T) {
 	r, out := plant(t, "passing")
 	r.flags = append(r.flags, "-p=none")
 	requireRun(t, r, out, false, "=== FAILED: go test of engine", "no package failed")
+}
+
+// TestRun_GoTestFailsBesideFlake_FailsTheRun has a go command that fails after a listed test did,
+// which then passes by itself.
+func TestRun_GoTestFailsBesideFlake_FailsTheRun(t *testing.T) {
+	t.Parallel()
+	for script, want := range map[string]string{
+		"echo go: planted >&2; exit 1": "=== FAILED: go test of engine itself: exit status 1: go: planted",
+		"exit 3":                       "=== FAILED: go test of engine itself: exit status 3",
+		"exit 1":                       "",
+	} {
+		r, out := plant(t, "once", "passing")
+		list(t, r, "once TestOnce")
+		r.goCommand = filepath.Join(r.root, "go.sh")
+		write(t, r.goCommand, "#!/bin/sh\ngo \"$@\" && exit\n"+script+"\n")
+		if err := os.Chmod(r.goCommand, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		requireRun(t, r, out, want == "", "=== FLAKY: once TestOnce passed by itself", want)
+	}
 }
 
 func TestFlakyFile_Misuse_IsRefused(t *testing.T) {
