@@ -132,7 +132,7 @@ KUBERNETES = $(shell cd test/upstream/conformance && $(ALONE) $(GO) list -m -f '
 E2E_LDFLAGS = -s -w -X k8s.io/component-base/version.gitVersion=$(KUBERNETES)
 
 conformance: build ## run Kubernetes' conformance tests that need no containers: make conformance ENGINE=upstream ARGS='-focus Watchers'
-	cd test/upstream/conformance && $(ALONE) $(GO) vet . && $(ALONE) $(GO) test .
+	cd test/upstream/conformance && $(ALONE) $(GO) vet . && $(ALONE) $(GO) test -count=1 .
 	cd test/upstream/conformance && $(ALONE) $(GO) build -o ../../../bin/conformance .
 	cd test/upstream/conformance && $(ALONE) $(GO) build -ldflags '$(E2E_LDFLAGS)' -o ../../../bin/kube-controller-manager k8s.io/kubernetes/cmd/kube-controller-manager
 	cd test/upstream/conformance && $(ALONE) $(GO) test -c -vet=off -ldflags '$(E2E_LDFLAGS)' -o ../../../bin/e2e.test k8s.io/kubernetes/test/e2e

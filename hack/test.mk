@@ -13,4 +13,4 @@ test-storage: ## only upstream's storage suites on the adapter, every test named
 	cd kube && $(GO) test $(RACE) -tags $(NEWEST) -timeout $(TEST_TIMEOUT) -count=1 -v -run "Suite|Recorders" ./kubestorage
 
 test-oldest: ## upstream's storage suites with the oldest supported k8s.io/apiserver, of kube/go.mod
-	cd kube && $(ALONE) $(GO) vet -tags $(OLDEST) ./... && $(ALONE) $(GO) test -vet=off -tags $(OLDEST) -timeout $(TEST_TIMEOUT) -run "Suite|Recorders" ./kubestorage
+	cd kube && $(ALONE) $(GO) vet -tags $(OLDEST) ./... && $(ALONE) $(GO) test -vet=off -count=1 -tags $(OLDEST) -timeout $(TEST_TIMEOUT) -run "Suite|Recorders" ./kubestorage

@@ -3,7 +3,7 @@ robustness: ## have etcd's validators of linearizability and watches judge the e
 	cd test/upstream/robustness && $(ALONE) $(GO) test -count=1 -v -timeout $(TEST_TIMEOUT) .
 
 suites-quick: ## the tests of the tool itself, and the subset that every change must pass
-	cd test/upstream/suites && $(ALONE) $(GO) test .
+	cd test/upstream/suites && $(ALONE) $(GO) test -count=1 .
 	$(MAKE) suites ARGS='-quick $(ARGS)'
 
 # The archive for setup-envtest, and controller-runtime's own tests with it: docs/testing.md. ENVTEST_BINARY packs an existing program.

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"strings"
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -103,25 +101,5 @@ func TestExample_RealEtcd_ListsThenFollows(t *testing.T) {
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) {
 		t.Errorf("listAndFollow returned %v, want %v", err, context.Canceled)
-	}
-}
-
-// TestExample_Source_EqualsEtcdsource: listAndFollow is the function that the documentation of
-// package etcdsource shows.
-func TestExample_Source_EqualsEtcdsource(t *testing.T) {
-	source := func(path string) string {
-		file, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, function, _ := strings.Cut(string(file), "\nfunc listAndFollow(")
-		function, _, found := strings.Cut(function, "\n}\n")
-		if !found {
-			t.Fatalf("%s has no function listAndFollow", path)
-		}
-		return function
-	}
-	if here, shown := source("example_test.go"), source("../../etcdsource/example_test.go"); here != shown {
-		t.Errorf("listAndFollow here:\n%s\nin package etcdsource:\n%s", here, shown)
 	}
 }

@@ -4,13 +4,13 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/stratakube/strata/internal/process"
+	"github.com/stratakube/strata/internal/test/testbin"
 )
 
 // TestExampleProgram_RealEtcd_AnswersOldRevisions runs examples/etcd of the engine's module, which
@@ -19,10 +19,9 @@ func TestExampleProgram_RealEtcd_AnswersOldRevisions(t *testing.T) {
 	t.Parallel()
 	ctx := contextFor(t)
 	dir := t.TempDir()
-	build := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(dir, "etcd"), "./examples/etcd")
-	build.Dir, build.Env = "../..", append(os.Environ(), "GOWORK=off")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
+	program, err := testbin.Build("test/example-etcd", ".", "./examples/etcd", "GOWORK=off")
+	if err != nil {
+		t.Fatal(err)
 	}
 	server := newEtcd(t)
 	server.run(t)
@@ -36,7 +35,7 @@ func TestExampleProgram_RealEtcd_AnswersOldRevisions(t *testing.T) {
 	}
 	defer stdin.Close()
 	p, err := process.Start(process.Spec{
-		Name: "example", Path: filepath.Join(dir, "etcd"), Args: []string{"-endpoints=unix://" + server.socket(), "-prefix=/app/"},
+		Name: "example", Path: program, Args: []string{"-endpoints=unix://" + server.socket(), "-prefix=/app/"},
 		Stdin: in, Lines: true, Log: filepath.Join(dir, "log"),
 	})
 	in.Close()

@@ -2,7 +2,10 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -81,6 +84,7 @@ const clients = "test/e2e/api/clients"
 var programs = []program{
 	{"test/strata", ".", "./server/cmd/strata", nil, []string{"server", "test/e2e", "test/bench", "test/operator", "stratatest"}},
 	{"test/etcd", "test", "./etcd", nil, []string{"kube/kubestorage", "test/engine", "kube/readpath", "kube/examples/apiserver"}},
+	{"test/example-etcd", ".", "./examples/etcd", alone, []string{"test/engine"}},
 	{"test/kubectl-strata", "server", "./cmd/kubectl-strata", nil, []string{"test/e2e/api/history"}},
 	{"test/kubectl-strata-release", "server", "./cmd/kubectl-strata", release, []string{"test/e2e/api/history"}},
 	{"test/release", "tools", "./release", alone, []string{"test/e2e/api/history"}},
@@ -264,7 +268,8 @@ func (r *runner) invocation(m module) *invocation {
 		inv.args = []string{"-count=1"}
 		race = r.race
 	case "tools":
-		inv.alone = true
+		// Guards read files of other modules, which Go's cache of results does not know.
+		inv.alone, inv.args = true, []string{"-count=1"}
 	}
 	if race {
 		inv.args = append(inv.args, "-race")
@@ -319,7 +324,30 @@ func (p program) needed(stages [][]invocation) bool {
 	})
 }
 
-// buildPrograms builds the programs and downloads the modules that the invocations need.
+// hashVariable is the environment variable with the hash of the program, as internal/test/testbin
+// names it. A test that reads it has no cached result of another program.
+func (p program) hashVariable() string {
+	return "STRATA_TEST_HASH_" + strings.ToUpper(strings.NewReplacer("/", "_", "-", "_", ".", "_").Replace(p.path))
+}
+
+// hash identifies a program, or the error of its build.
+func hash(path string, err error, output []byte) string {
+	sum := sha256.New()
+	if err == nil {
+		var f *os.File
+		if f, err = os.Open(path); err == nil {
+			defer f.Close()
+			_, err = io.Copy(sum, f)
+		}
+	}
+	if err != nil {
+		fmt.Fprintf(sum, "%v\n%s", err, output)
+	}
+	return hex.EncodeToString(sum.Sum(nil))
+}
+
+// buildPrograms builds the programs and downloads the modules that the invocations need. Tests find
+// the hash of each program in an environment variable.
 func (r *runner) buildPrograms(ctx context.Context, stages [][]invocation) error {
 	for _, p := range programs {
 		command := p.path == "test/strata"
@@ -339,6 +367,9 @@ func (r *runner) buildPrograms(ctx context.Context, stages [][]invocation) error
 		build.Dir = filepath.Join(r.root, p.dir)
 		build.Env = append(os.Environ(), p.env...)
 		out, err := build.CombinedOutput()
+		if p.path != "" {
+			r.environ = append(r.environ, p.hashVariable()+"="+hash(path, err, out))
+		}
 		switch {
 		case err != nil && command:
 			return fmt.Errorf("build the command: %w\n%s", err, out)

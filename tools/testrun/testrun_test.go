@@ -445,8 +445,8 @@ func TestPlan_LongestPackages_Exist(t *testing.T) {
 }
 
 func TestPrograms_AreNeededByTheirUsersOnly(t *testing.T) {
-	for dir, want := range map[string]int{"./btree": 0, "./kube/...": 1, "./...": len(programs), "./server/internal/up": 1,
-		"./test/e2e/api/kine": 2, "./test/e2e/api/clients": 3, "./test/e2e/...": len(programs) - 1, "./stratatest": 1} {
+	for dir, want := range map[string]int{"./btree": 0, "./kube/...": 1, "./test/engine": 2, "./...": len(programs), "./server/internal/up": 1,
+		"./test/e2e/api/kine": 2, "./test/e2e/api/clients": 3, "./test/e2e/...": len(programs) - 2, "./stratatest": 1} {
 		r := &runner{root: "../..", out: io.Discard}
 		stages, err := r.plan([]string{dir})
 		if err != nil {
@@ -461,6 +461,39 @@ func TestPrograms_AreNeededByTheirUsersOnly(t *testing.T) {
 		if needed != want {
 			t.Errorf("%s needs %d programs, want %d", dir, needed, want)
 		}
+	}
+}
+
+// TestPrograms_Changed_TestsRunAgain: a result in go's cache is of the same program. A program that
+// does not build differs from one that does.
+func TestPrograms_Changed_TestsRunAgain(t *testing.T) {
+	t.Parallel()
+	r, out := plant(t, "passing")
+	write(t, filepath.Join(r.root, "kube", "go.mod"), "module "+modulePath+"/kube\n\ngo 1.26\n")
+	variable := program{path: "test/etcd"}.hashVariable()
+	write(t, filepath.Join(r.root, "kube", "readpath", "x_test.go"), fmt.Sprintf(
+		"package x\n\nimport (\n\t\"os\"\n\t\"testing\"\n)\n\nfunc TestX(t *testing.T) { t.Logf(\"%%q\", os.Getenv(%q)) }\n", variable))
+	write(t, filepath.Join(r.root, "test", "go.mod"), "module "+modulePath+"/test\n\ngo 1.26\n")
+	for _, step := range []struct {
+		source string
+		cached bool
+	}{{"func main() {}", false}, {"func main() {}", true}, {"func main() { println() }", false}, {"func main() { undefined() }", false}} {
+		write(t, filepath.Join(r.root, "test", "etcd", "main.go"), "package main\n\n"+step.source+"\n")
+		out.Reset()
+		r = &runner{root: r.root, goCommand: "go", out: out}
+		if err := r.run(t.Context(), []string{"./kube/readpath"}); err != nil {
+			t.Errorf("%s: %v", step.source, err)
+		}
+		if cached := strings.Contains(out.String(), " cached\n"); cached != step.cached {
+			t.Errorf("%s: cached %v, want %v\n%s", step.source, cached, step.cached, out)
+		}
+	}
+	if got := (program{path: "stock/etcd-3.5"}).hashVariable(); got != "STRATA_TEST_HASH_STOCK_ETCD_3_5" {
+		t.Errorf("%s: internal/test/testbin has another name", got)
+	}
+	text, err := os.ReadFile("../../internal/test/testbin/testbin.go")
+	if err != nil || !strings.Contains(string(text), "_ = os.Getenv(HashEnvVar(name))") {
+		t.Errorf("internal/test/testbin reads no hash, %v", err)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -15,6 +16,14 @@ import (
 // EnvVar is the environment variable with the path of a binary to test in place of one built from
 // source.
 const EnvVar = "STRATA_BINARY"
+
+// HashEnvVar returns the environment variable with a hash of a program that tools/testrun built
+// before the tests. Build reads it: go test then takes no result of a test that runs the program
+// from its cache after the program changed. Go's cache does not know files outside of the module
+// of the test.
+func HashEnvVar(name string) string {
+	return "STRATA_TEST_HASH_" + strings.ToUpper(strings.NewReplacer("/", "_", "-", "_", ".", "_").Replace(name))
+}
 
 // Path returns the path of the command. The first call in a process builds it, unless EnvVar names
 // a binary. Linking takes most of a minute of processor time, so all test packages share one file,
@@ -30,6 +39,7 @@ var Path = sync.OnceValues(func() (string, error) {
 // of the form key=value, and returns its path, bin/name. A file lock serializes processes that
 // build the same program.
 func Build(name, module, pkg string, env ...string) (string, error) {
+	_ = os.Getenv(HashEnvVar(name))
 	top, err := top()
 	if err != nil {
 		return "", err
