@@ -51,7 +51,7 @@ var withoutRace = []struct{ dir, tests string }{
 		"TestReaders_ConcurrentWriter_|TestResource_AfterWaitReady_|TestSnapshot_RestoresOfEtcd_|TestCompressor_SupersededValues_"},
 	{"kube/kubestorage", "TestSuitesOfThisMinor|TestSimulation_|TestPages_OfLargeValues_"},
 	{"kube/loadshed", "TestHandle_Overload|TestHandle_BelowOverload_"},
-	{"kube/readpath", "TestTable_Lists_|TestWatch_SlowReader_|TestList_LargeObjectsSlowClient_|TestWatch_FramesAndHeaders_"},
+	{"kube/readpath", "TestTable_Lists_|TestWatch_SlowReader_|TestList_LargeObjectsSlowClient_|TestWatch_FramesAndHeaders_|TestWatchMetrics_EventsAndSizes_"},
 	{"kube/internal/gzipjoin", "TestCompress_JoinedLeaves_"},
 	{"kube/internal/index", "TestKeys_RandomSteps_|TestPlan_AnySelector|TestKnown_AnyLimit"},
 	{"kube/informer", "TestRandomWritesAndFaults_"},
@@ -98,6 +98,9 @@ var programs = []program{
 
 // selection matches flags of go test with which a package may run no test.
 var selection = regexp.MustCompile(`^--?(test\.)?(run|skip|list)(=|$)`)
+
+// raceFlag matches the flags of the race detector.
+var raceFlag = regexp.MustCompile(`^--?race(=|$)`)
 
 // binaryEnv names the command that tests run.
 const binaryEnv = "STRATA_BINARY"
@@ -287,7 +290,7 @@ func (r *runner) invocation(m module) *invocation {
 // withoutRace returns the second call, for tests of withoutRace, or nil. A -run among the flags of
 // go test comes later, and replaces the choice.
 func (r *runner) withoutRace(inv invocation) *invocation {
-	race := slices.Index(inv.args, "-race")
+	race := slices.IndexFunc(inv.args, raceFlag.MatchString)
 	if race < 0 {
 		return nil
 	}
@@ -304,7 +307,8 @@ func (r *runner) withoutRace(inv invocation) *invocation {
 	if len(again.packages) == 0 {
 		return nil
 	}
-	again.args = slices.Concat(inv.args[:race], []string{"-p=1", "-run=^(" + strings.Join(tests, "|") + ")"}, inv.args[race+1:])
+	again.args = slices.Concat(inv.args[:race], []string{"-p=1", "-run=^(" + strings.Join(tests, "|") + ")"}, inv.args[race:])
+	again.args = slices.DeleteFunc(again.args, raceFlag.MatchString) // also those of the caller
 	return &again
 }
 

@@ -2,10 +2,15 @@ package main
 
 import (
 	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -513,6 +518,96 @@ func TestPlan_TestsWithoutRace_Exist(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestPlan_SecondPass_HasNoRaceDetector: whatever flags of the caller turn it on, and a -run of the
+// caller replaces the choice.
+func TestPlan_SecondPass_HasNoRaceDetector(t *testing.T) {
+	r := &runner{root: "../..", goCommand: "go", race: true, flags: []string{"-race", "--race", "-race=true", "-vet=off", "-run=TestX"}, out: io.Discard}
+	stages, err := r.plan([]string{"./kube/informer"})
+	if err != nil || len(stages) != 1 || len(stages[0]) != 2 {
+		t.Fatal(stages, err)
+	}
+	for i, inv := range stages[0] {
+		with := slices.ContainsFunc(inv.args, func(arg string) bool { return strings.Contains(arg, "race") })
+		if with != (i == 0) || inv.args[len(inv.args)-2] != "-vet=off" || inv.args[len(inv.args)-1] != "-run=TestX" {
+			t.Errorf("%s: %q", inv.name, inv.args)
+		}
+	}
+}
+
+// TestPlan_TestsOfTestrace_RunWithoutRace: a test that depends on the race detector, by itself or by
+// a function of its package, also runs without it.
+func TestPlan_TestsOfTestrace_RunWithoutRace(t *testing.T) {
+	const root = "../.."
+	functions := map[string][]*ast.FuncDecl{} // of the tests of a directory
+	depends := map[string]bool{}              // directories and functions that use testrace
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && (d.Name() == "bin" || d.Name() == ".git" || d.Name() == "tools" || d.Name() == "testdata"):
+			return filepath.SkipDir
+		case d.IsDir() || !strings.HasSuffix(path, "_test.go"):
+			return nil
+		}
+		dir, err := filepath.Rel(root, filepath.Dir(path))
+		if err != nil {
+			return err
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+		if err != nil {
+			return err
+		}
+		for _, decl := range file.Decls {
+			f, function := decl.(*ast.FuncDecl)
+			if function {
+				functions[dir] = append(functions[dir], f)
+			}
+			if names(decl)["testrace"] {
+				depends[dir] = true
+				if function {
+					depends[dir+" "+f.Name.Name] = true
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil || len(depends) < 10 {
+		t.Fatalf("found %d uses, %v", len(depends), err)
+	}
+	for dir, all := range functions {
+		if !depends[dir] {
+			continue
+		}
+		i := slices.IndexFunc(withoutRace, func(w struct{ dir, tests string }) bool { return w.dir == filepath.ToSlash(dir) })
+		if i < 0 {
+			t.Errorf("withoutRace lacks %s", dir)
+			continue
+		}
+		tests := regexp.MustCompile("^(" + withoutRace[i].tests + ")")
+		for _, f := range all {
+			uses := depends[dir+" "+f.Name.Name]
+			for name := range names(f) {
+				uses = uses || depends[dir+" "+name]
+			}
+			if uses && strings.HasPrefix(f.Name.Name, "Test") && !tests.MatchString(f.Name.Name) {
+				t.Errorf("withoutRace lacks %s of %s", f.Name.Name, dir)
+			}
+		}
+	}
+}
+
+// names returns the identifiers of a declaration.
+func names(decl ast.Decl) map[string]bool {
+	found := map[string]bool{}
+	ast.Inspect(decl, func(n ast.Node) bool {
+		if id, ok := n.(*ast.Ident); ok {
+			found[id.Name] = true
+		}
+		return true
+	})
+	return found
 }
 
 // TestReason_Messages_AreCountedTogether has messages of tests of this repository.
