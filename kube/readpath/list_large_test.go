@@ -50,7 +50,7 @@ func TestList_LargeObjectsSlowClient_HoldsFewObjects(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short: takes seconds")
 	}
-	if testrace.Few() {
+	if testrace.Enabled {
 		t.Skip("measures the heap: not under the race detector")
 	}
 	const objects, size = 120, 100 << 10
