@@ -2,9 +2,12 @@ package process
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"testing"
 	"time"
+
+	"github.com/stratakube/strata/internal/test/testrequire"
 )
 
 func TestCPUAndMemory_RunningProcess_AreRead(t *testing.T) {
@@ -47,7 +50,7 @@ func TestPrepare_Fails_StartReturnsItsError(t *testing.T) {
 		return refused
 	}})
 	if prepared == 0 {
-		t.Skipf("processes cannot be traced here: %v", err)
+		testrequire.Missing(t, "ptrace", fmt.Sprintf("processes cannot be traced here: %v", err))
 	}
 	if !errors.Is(err, refused) {
 		t.Errorf("got %v, want %v", err, refused)

@@ -16,6 +16,6 @@
 //	STRATA_BINARY         a built command to use; by default it is built from this module
 //	STRATA_TEST_OLD_ETCD  an etcd 3.4 below 3.4.31, with unreliable progress notifications (default /usr/bin/etcd)
 //	STRATA_TEST_LONG      1: the long forms of tests, where a package has some
-//	STRATA_TEST_REQUIRE   third-party programs, separated by commas, without which tests fail instead of being skipped; or all
+//	STRATA_TEST_REQUIRE   third-party programs without which tests fail instead of being skipped (internal/test/testrequire)
 //	STRATA_TEST_FSYNC     1: etcds sync their writes to the disk
 package harness

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/stratakube/strata/internal/test/testbin"
+	"github.com/stratakube/strata/internal/test/testrequire"
 )
 
 const kineEnv = "STRATA_TEST_KINE"
@@ -19,7 +20,7 @@ func (e *Env) Kine(t testing.TB) *Etcd {
 	t.Helper()
 	path, err := kineBinary()
 	if err != nil {
-		Missing(t, "kine", err.Error())
+		testrequire.Missing(t, "kine", err.Error())
 	}
 	url := e.FreeURL()
 	kine := e.EtcdProgram("kine-etcd", url, path,

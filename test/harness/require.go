@@ -6,29 +6,18 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
 	utilversion "k8s.io/apimachinery/pkg/util/version"
+
+	"github.com/stratakube/strata/internal/test/testrequire"
 )
 
 const (
-	requireEnv    = "STRATA_TEST_REQUIRE"
 	oldEtcdEnv    = "STRATA_TEST_OLD_ETCD"
 	prometheusEnv = "STRATA_TEST_PROMETHEUS"
 )
-
-// Missing skips the test because a third-party program is missing, or fails it if
-// STRATA_TEST_REQUIRE names the program, or is all.
-func Missing(t testing.TB, name, why string) {
-	t.Helper()
-	required := strings.Split(os.Getenv(requireEnv), ",")
-	if slices.Contains(required, name) || slices.Contains(required, "all") {
-		t.Fatalf("%s is required (%s), and %s", name, requireEnv, why)
-	}
-	t.Skipf("skipped without %s: %s (%s=%s makes this a failure)", name, why, requireEnv, name)
-}
 
 // Prometheus returns the path of a program of Prometheus, promtool or prometheus. If there is none
 // the test is skipped; its name in STRATA_TEST_REQUIRE is prometheus.
@@ -36,7 +25,7 @@ func Prometheus(t testing.TB, program string) string {
 	t.Helper()
 	path, err := exec.LookPath(filepath.Join(os.Getenv(prometheusEnv), program))
 	if err != nil {
-		Missing(t, "prometheus", fmt.Sprintf("%v; hack/prometheus fetches it, and %s names its directory", err, prometheusEnv))
+		testrequire.Missing(t, "prometheus", fmt.Sprintf("%v; hack/prometheus fetches it, and %s names its directory", err, prometheusEnv))
 	}
 	return path
 }
@@ -49,7 +38,7 @@ func OldEtcd(t testing.TB) (path, version string) {
 	path = cmp.Or(os.Getenv(oldEtcdEnv), "/usr/bin/etcd")
 	version, err := etcdVersion(path)
 	if err != nil {
-		Missing(t, "old-etcd", fmt.Sprintf("there is none at %s: %v; hack/old-etcd fetches one, and %s names it", path, err, oldEtcdEnv))
+		testrequire.Missing(t, "old-etcd", fmt.Sprintf("there is none at %s: %v; hack/old-etcd fetches one, and %s names it", path, err, oldEtcdEnv))
 	}
 	return path, version
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/stratakube/strata/internal/test/testbin"
+	"github.com/stratakube/strata/internal/test/testrequire"
 )
 
 const (
@@ -27,12 +28,12 @@ func StockAPIServer(t testing.TB, minor string) string {
 	t.Helper()
 	dir := os.Getenv(stockEnv)
 	if dir == "" {
-		Missing(t, stockRequired, fmt.Sprintf("%s does not name the directory of stock programs that make stock builds", stockEnv))
+		testrequire.Missing(t, stockRequired, fmt.Sprintf("%s does not name the directory of stock programs that make stock builds", stockEnv))
 	}
 	path := filepath.Join(dir, "kube-apiserver-"+minor)
 	out, err := exec.Command(path, "--version").CombinedOutput()
 	if err != nil {
-		Missing(t, stockRequired, fmt.Sprintf("%s --version: %v %s", path, err, out))
+		testrequire.Missing(t, stockRequired, fmt.Sprintf("%s --version: %v %s", path, err, out))
 	}
 	if !strings.HasPrefix(string(out), "Kubernetes v"+minor+".") {
 		t.Fatalf("%s is not a kube-apiserver %s: %s", path, minor, out)

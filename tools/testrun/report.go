@@ -222,7 +222,6 @@ var (
 		{regexp.MustCompile(`STRATA_TEST_LONG`), "only in make nightly"},
 		{regexp.MustCompile(`^short: `), "not in make quick"},
 		{regexp.MustCompile(`race detector`), "not under the race detector"},
-		{regexp.MustCompile(`systemd-analyze`), "without systemd-analyze"},
 		{regexp.MustCompile(`C compiler`), "without a C compiler"},
 		{regexp.MustCompile(`^upstream|the console is a part of the engine`), "not on the engine under test"},
 		{regexp.MustCompile(`not (yet )?supported|[Ff]eature ?[Gg]ate|does not know the gate`), "not in this version of k8s.io/apiserver"},

@@ -16,6 +16,8 @@ import (
 
 	"github.com/klauspost/compress/gzip"
 	"pgregory.net/rapid"
+
+	"github.com/stratakube/strata/internal/test/testrequire"
 )
 
 // drawBytes draws up to three blocks of bytes of one kind: repetitive, few different bytes without
@@ -372,7 +374,7 @@ func TestWriter_OtherDecoders_DecodeBody(t *testing.T) {
 	} {
 		t.Run(command[0], func(t *testing.T) {
 			if _, err := exec.LookPath(command[0]); err != nil {
-				t.Skip(err)
+				testrequire.Missing(t, command[0], err.Error())
 			}
 			cmd := exec.CommandContext(t.Context(), command[0], command[1:]...)
 			cmd.Stdin = bytes.NewReader(body.Bytes())

@@ -32,6 +32,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/stratakube/strata/internal/test/testbin"
+	"github.com/stratakube/strata/internal/test/testrequire"
 	"github.com/stratakube/strata/server/internal/apiserver"
 	"github.com/stratakube/strata/server/internal/version"
 )
@@ -324,7 +325,7 @@ func TestSystemdUnit_IsValid(t *testing.T) {
 
 	analyze, err := exec.LookPath("systemd-analyze")
 	if err != nil {
-		t.Skipf("without systemd-analyze the unit's settings are not verified: %v", err)
+		testrequire.Missing(t, "systemd-analyze", fmt.Sprintf("the unit's settings are not verified: %v", err))
 	}
 	binary, err := testbin.Path() // the program has to exist
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/internal/process"
+	"github.com/stratakube/strata/internal/test/testrequire"
 	"github.com/stratakube/strata/test/harness"
 )
 
@@ -31,7 +32,7 @@ func TestMain(m *testing.M) {
 // durations that it measures stay right.
 func TestClock_Shift_ChangesWallClockOnly(t *testing.T) {
 	if err := ClockError(); err != nil {
-		harness.Missing(t, "ptrace", err.Error())
+		testrequire.Missing(t, "ptrace", err.Error())
 	}
 	c := &Clock{}
 	defer c.Close()

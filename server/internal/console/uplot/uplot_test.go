@@ -8,9 +8,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stratakube/strata/internal/test/testrequire"
 )
 
 // unreachable matches the errors of npm for a registry that does not answer: those of names,
@@ -35,13 +36,7 @@ func TestUnreachable_OtherErrors_DoNotMatch(t *testing.T) {
 // package-lock.json. It is skipped without npm, or if no registry can be reached; every other error
 // of npm fails it.
 func TestFiles_OfLockedVersion_EqualNpmPackage(t *testing.T) {
-	missing := func(why string) {
-		required := strings.Split(os.Getenv("STRATA_TEST_REQUIRE"), ",")
-		if slices.Contains(required, "npm") || slices.Contains(required, "all") {
-			t.Fatal(why)
-		}
-		t.Skip("skipped without npm or a registry: " + why)
-	}
+	missing := func(why string) { testrequire.Missing(t, "npm", why) }
 	npm, err := exec.LookPath("npm")
 	if err != nil {
 		missing(err.Error())

@@ -21,6 +21,7 @@ import (
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 
+	"github.com/stratakube/strata/internal/test/testrequire"
 	"github.com/stratakube/strata/test/harness"
 )
 
@@ -36,7 +37,7 @@ func chromium(t *testing.T) string {
 			return path
 		}
 	}
-	harness.Missing(t, "chromium", fmt.Sprintf("not installed; hack/chromium finds or installs it, and %s names it", chromiumEnv))
+	testrequire.Missing(t, "chromium", fmt.Sprintf("not installed; hack/chromium finds or installs it, and %s names it", chromiumEnv))
 	return ""
 }
 

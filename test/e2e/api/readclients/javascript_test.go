@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/stratakube/strata/internal/test/testrequire"
 	"github.com/stratakube/strata/test/harness"
 )
 
@@ -79,7 +80,7 @@ func installModules(t *testing.T, ctx context.Context) string {
 		cmd := exec.CommandContext(ctx, npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund")
 		cmd.Dir = dir
 		if out, err := cmd.CombinedOutput(); err != nil {
-			harness.Missing(t, "npm", fmt.Sprintf("npm ci fails: %v\n%s", err, out))
+			testrequire.Missing(t, "npm", fmt.Sprintf("npm ci fails: %v\n%s", err, out))
 		}
 		harness.Check(t, os.MkdirAll(filepath.Dir(kept), 0o755))
 		if err := os.Rename(filepath.Join(dir, "node_modules"), kept); err != nil {

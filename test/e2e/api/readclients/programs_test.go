@@ -4,7 +4,7 @@ import (
 	"os/exec"
 	"testing"
 
-	"github.com/stratakube/strata/test/harness"
+	"github.com/stratakube/strata/internal/test/testrequire"
 )
 
 // program returns the path of the first of the names that is installed. If none is, the test is
@@ -16,6 +16,6 @@ func program(t *testing.T, names ...string) string {
 			return path
 		}
 	}
-	harness.Missing(t, names[0], "not installed")
+	testrequire.Missing(t, names[0], "not installed")
 	return ""
 }

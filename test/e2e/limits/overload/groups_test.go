@@ -2,12 +2,14 @@ package overload
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"testing"
 	"time"
 
+	"github.com/stratakube/strata/internal/test/testrequire"
 	"github.com/stratakube/strata/test/harness"
 )
 
@@ -24,7 +26,7 @@ func newMemoryGroup(t *testing.T, limit int64) (dir string) {
 	}
 	parent, err := os.MkdirTemp(root, "strata-test-")
 	if err != nil {
-		t.Skipf("control groups are not writable: %v", err)
+		testrequire.Missing(t, "cgroups", fmt.Sprintf("control groups are not writable: %v", err))
 	}
 	t.Cleanup(func() { harness.Check(t, os.Remove(parent)) })
 	err = os.WriteFile(filepath.Join(parent, limitFile), []byte(strconv.FormatInt(limit, 10)), 0o644)
@@ -32,7 +34,7 @@ func newMemoryGroup(t *testing.T, limit int64) (dir string) {
 		err = os.WriteFile(filepath.Join(parent, "cgroup.subtree_control"), []byte("+memory"), 0o644)
 	}
 	if errors.Is(err, os.ErrPermission) || errors.Is(err, os.ErrNotExist) {
-		t.Skipf("control groups here have no limits of memory: %v", err)
+		testrequire.Missing(t, "cgroups", fmt.Sprintf("control groups here have no limits of memory: %v", err))
 	}
 	harness.Check(t, err)
 	dir = filepath.Join(parent, "unit")
