@@ -1,7 +1,7 @@
 # Tests that `make test` does not run, or runs with others.
 
-test-runner: ## the tests of tools/testrun, with planted failures that it must not report as passed, and of the tool that makes releases
-	cd tools && $(ALONE) $(GO) test -vet=off -count=1 ./testrun ./release ./launcher
+test-runner: ## the tests of tools/testrun, with planted failures that it must not report as passed, of the tool that makes releases, and of the table of mutations
+	cd tools && $(ALONE) $(GO) test -vet=off -count=1 ./testrun ./release ./launcher ./mutants
 
 test-invariants: ## tests of the mirror, which checks its invariants after every batch
 	$(ALONE) $(GO) test -short -count=1 -timeout $(TEST_TIMEOUT) -tags strata_invariants $(TEST_FLAGS) ./mirror/...

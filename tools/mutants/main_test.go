@@ -2,7 +2,10 @@ package main
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -55,6 +58,37 @@ func TestMutate_OldTextNotUnique_IsRefused(t *testing.T) {
 		t.Errorf("both places become %q, %v", got, err)
 	}
 }
+
+// TestTable_OldTexts_ExistOnce reads the files of this repository: a change of a place changes its
+// mutation. `make mutants`, which takes minutes, is not needed to notice that.
+func TestTable_OldTexts_ExistOnce(t *testing.T) {
+	const root = "../.."
+	for _, m := range mutations {
+		content, err := os.ReadFile(filepath.Join(root, m.file))
+		if err == nil {
+			_, err = m.mutate(string(content))
+		}
+		if err != nil {
+			t.Errorf("%s: %s: %v", m.id, m.file, err)
+		}
+		run, _, _ := strings.Cut(m.run, "/") // the rest selects subtests
+		tests := regexp.MustCompile(run)
+		files, err := filepath.Glob(filepath.Join(root, m.tests(), "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.ContainsFunc(files, func(file string) bool {
+			text, err := os.ReadFile(file)
+			return err == nil && slices.ContainsFunc(declared.FindAllStringSubmatch(string(text), -1), func(name []string) bool {
+				return tests.MatchString(name[1])
+			})
+		}) {
+			t.Errorf("%s: no test %s in %s", m.id, m.run, m.tests())
+		}
+	}
+}
+
+var declared = regexp.MustCompile(`(?m)^func (Test\w+|Fuzz\w+)\(`)
 
 // TestTable_Mutations_AreComplete: each changes something, has a file of the product and tests that
 // can be selected.
