@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestExample_Source_EqualsTestedOne: the documentation shows the function that test/engine runs. go
-// test notices a change of that file, which is below the top of this module.
+// TestExample_Source_EqualsTestedOne: the documentation shows the function that test/engine runs.
+// go test notices a change of that file, which is below the top of this module.
 func TestExample_Source_EqualsTestedOne(t *testing.T) {
 	source := func(path string) string {
 		file, err := os.ReadFile(path)

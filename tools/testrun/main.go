@@ -157,8 +157,8 @@ func (r *runner) again(ctx context.Context, f failure) bool {
 	return p.action == "pass" && t != nil && t.action == "pass"
 }
 
-// errTests is the error of a go test that reported nothing but failures of packages. Any other error
-// fails the run, also if these packages then pass.
+// errTests is the error of a go test that reported nothing but failures of packages. Any other
+// error fails the run, also if these packages then pass.
 var errTests = errors.New("exit status 1")
 
 // harmless matches lines of the go command that report no error.

@@ -80,8 +80,8 @@ const (
 		t.Fatal("first run")
 	}
 }`
-	// crashText ends a program as the race detector does when it fails itself; crashOnce does in the
-	// first run only.
+	// crashText ends a program as the race detector does when it fails itself; crashOnce does in
+	// the first run only.
 	crashText = `func crash() {
 	os.Stderr.WriteString("==" + strconv.Itoa(os.Getpid()) + "==ThreadSanitizer: CHECK failed: planted\n")
 	os.Exit(66)
@@ -239,8 +239,9 @@ func TestRun_RaceDetectorFails_RunsThePackageAgain(t *testing.T) {
 func TestRun_RaceDetectorFailsAfterFailure_FailsTheRun(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]string{
-		"crashesafter":    "crashesafter TestFails (outside of its tests, TestCrashes has not ended)",
-		"crasheswith":     "crasheswith (outside of its tests, TestCrashes has not ended)", // a subtest has failed
+		"crashesafter": "crashesafter TestFails (outside of its tests, TestCrashes has not ended)",
+		// a subtest failed
+		"crasheswith":     "crasheswith (outside of its tests, TestCrashes has not ended)",
 		"crashesseeded":   "crashesseeded (outside of its tests, TestCrashes has not ended)",
 		"crashesmain":     "crashesmain (outside of its tests, planted)",
 		"crashesafterall": "crashesafterall (outside of its tests, no test failed)",
@@ -536,8 +537,8 @@ func TestPlan_SecondPass_HasNoRaceDetector(t *testing.T) {
 	}
 }
 
-// TestPlan_TestsOfTestrace_RunWithoutRace: a test that depends on the race detector, by itself or by
-// a function of its package, also runs without it.
+// TestPlan_TestsOfTestrace_RunWithoutRace: a test that depends on the race detector, by itself or
+// by a function of its package, also runs without it.
 func TestPlan_TestsOfTestrace_RunWithoutRace(t *testing.T) {
 	const root = "../.."
 	functions := map[string][]*ast.FuncDecl{} // of the tests of a directory
