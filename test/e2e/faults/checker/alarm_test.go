@@ -60,6 +60,7 @@ func noAlarm(t *testing.T, ctx context.Context) (verify func()) {
 // TestConsistencyCheck_Compaction_ReportsNoDifference compacts etcd during a comparison of keys,
 // before the first page and between two pages.
 func TestConsistencyCheck_Compaction_ReportsNoDifference(t *testing.T) {
+	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
 	for i := range 12 { // two pages, by the size of the values
 		commit(t, ctx, routes.put(fmt.Sprintf("page-%02d", i), strings.Repeat("v", 1<<20)))
@@ -96,6 +97,7 @@ func TestConsistencyCheck_Compaction_ReportsNoDifference(t *testing.T) {
 // TestConsistencyCheck_UndecodableValue_IsCompared writes values that cannot be decoded: their keys
 // are compared like others.
 func TestConsistencyCheck_UndecodableValue_IsCompared(t *testing.T) {
+	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
 	for _, k := range []kind{maps, leases, things, routes} {
 		revision := commit(t, ctx, clientv3.OpPut(k.key("garbage"), "garbage"), k.put("beside", ""))
@@ -124,6 +126,7 @@ func TestConsistencyCheck_UndecodableValue_IsCompared(t *testing.T) {
 // TestConsistencyCheck_PageTooLarge_ReportsNoDifference fails the first request for keys like a
 // client whose limit the answer exceeds.
 func TestConsistencyCheck_PageTooLarge_ReportsNoDifference(t *testing.T) {
+	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
 	for i := range 20 {
 		commit(t, ctx, things.put(fmt.Sprintf("large-%d", i), ""))
@@ -152,6 +155,7 @@ func TestConsistencyCheck_PageTooLarge_ReportsNoDifference(t *testing.T) {
 // TestConsistencyCheck_WritesMeanwhile_ReportNoDifference compares continuously on both servers
 // while all kinds are written at full speed.
 func TestConsistencyCheck_WritesMeanwhile_ReportNoDifference(t *testing.T) {
+	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
 	kinds := []kind{maps, secrets, things, routes}
 	verify := noAlarm(t, ctx)

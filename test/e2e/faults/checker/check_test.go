@@ -18,6 +18,7 @@ import (
 // TestConsistencyCheck_Replicas_HaveEqualHashes compares the hashes of two servers, at the current
 // and at an older revision, with the hash of their lists and of etcd's objects.
 func TestConsistencyCheck_Replicas_HaveEqualHashes(t *testing.T) {
+	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
 	kinds := []kind{maps, secrets, namespaces, leases, things, routes}
 	var ops []clientv3.Op
@@ -66,6 +67,7 @@ func TestConsistencyCheck_Replicas_HaveEqualHashes(t *testing.T) {
 // TestConsistencyCheck_ReadsOnlyKeysFromEtcd: a check reads from etcd keys in pages, at the
 // revision of memory, and nothing else.
 func TestConsistencyCheck_ReadsOnlyKeysFromEtcd(t *testing.T) {
+	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
 	const objects, big, bigBytes = 2000, 24, 1 << 20
 	small, large := strings.Repeat("v", 1024), strings.Repeat("v", bigBytes)
@@ -122,6 +124,7 @@ func TestConsistencyCheck_ReadsOnlyKeysFromEtcd(t *testing.T) {
 // TestConsistencyCheck_WithoutPermission_IsRefused: the answer contains names, so it requires
 // permission.
 func TestConsistencyCheck_WithoutPermission_IsRefused(t *testing.T) {
+	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
 	for token, want := range map[string]int{"": http.StatusForbidden, "nobody's": http.StatusUnauthorized} {
 		for _, method := range []string{http.MethodGet, http.MethodPost} {
@@ -142,6 +145,7 @@ func TestConsistencyCheck_WithoutPermission_IsRefused(t *testing.T) {
 // without requests; with interval 0 there are no periodic checks; with the gate off there are no
 // checks at all.
 func TestConsistencyCheck_RunsOncePerInterval(t *testing.T) {
+	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
 	without := env.Proxy(etcd)
 	off := env.APIServer(without.Etcd(), noServiceAccounts, often, "--strata-feature-gates=DetectCacheInconsistency=false",

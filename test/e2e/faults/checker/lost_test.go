@@ -78,6 +78,7 @@ func valuesRead(k kind) (keys []string) {
 // the lossy server: creations, updates, deletions, and some of each, in turn. A check detects and
 // repairs the difference.
 func TestConsistencyCheck_LostEvents_AreDetectedAndRepaired(t *testing.T) {
+	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
 	const value = "a confidential value"
 	mistakes, err := lossy.API().Checks(ctx, "", "error")
@@ -265,6 +266,7 @@ func requireRefusedOrGone(t *testing.T, ctx context.Context, k kind, after int64
 // TestLostEvent_NextUpdate_DetectsGap drops one update: the next update of the same object does not
 // continue the cached version, which detects the gap without a check.
 func TestLostEvent_NextUpdate_DetectsGap(t *testing.T) {
+	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
 	start := commit(t, ctx, maps.put("twice", "0"))
 	list(t, ctx, lossy, maps, exactly(start))
@@ -298,6 +300,7 @@ func TestLostEvent_NextUpdate_DetectsGap(t *testing.T) {
 // notification before an event that it covers, which etcd never does: a check detects the missing
 // event, and its late arrival has no effect.
 func TestConsistencyCheck_EarlyProgress_FindsMissingEvent(t *testing.T) {
+	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
 	const name = "overtaken"
 	list(t, ctx, lossy, maps, exactly(commit(t, ctx, maps.put("fence", "before"))))

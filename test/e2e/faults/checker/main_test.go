@@ -16,7 +16,6 @@ import (
 	"hash/fnv"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -55,7 +54,7 @@ var (
 
 func TestMain(m *testing.M) {
 	if harness.Engine() != harness.Strata {
-		os.Exit(0) // upstream's checker has its own tests
+		harness.Main(m, func(*harness.Env) {}) // each test skips itself
 	}
 	hook = newWebhook()
 	harness.Main(m, func(e *harness.Env) {

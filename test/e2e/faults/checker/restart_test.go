@@ -15,6 +15,7 @@ import (
 // TestConsistencyCheck_PanicEnabled_DifferencePanics drops an event of a custom resource on the way
 // to the strict server, which panics at differences that it finds on schedule.
 func TestConsistencyCheck_PanicEnabled_DifferencePanics(t *testing.T) {
+	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
 	const lost, value = "lost-before-the-panic", "a confidential value"
 	before := requireStatus(t, ctx, strict, maps, "success")
@@ -66,6 +67,7 @@ func requireAfterRestart(t *testing.T, ctx context.Context, s *harness.Server, b
 // during comparisons. The server then compares on schedule: it detects and repairs a lost event,
 // and answers lists at past revisions from memory again.
 func TestConsistencyCheck_Restarts_ReportNoDifference(t *testing.T) {
+	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
 	before := requireStatus(t, ctx, lossy, maps, "success")
 	verify := noAlarm(t, ctx)
