@@ -2,13 +2,13 @@ package harness
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/rsa"
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
 	"net/http"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/util/keyutil"
 )
 
 const adminToken = "admin-token"
@@ -192,21 +193,15 @@ func (e *Env) serving() *Authority {
 }
 
 // requiredFlags returns the flags that an API server needs on any etcd. The service account keys of
-// all servers of an environment are the same, as in a cluster.
+// all servers are the same, as in a cluster.
 func (e *Env) requiredFlags(dir string) []string {
-	private, public := filepath.Join(e.dir, "sa.key"), filepath.Join(e.dir, "sa.pub")
-	e.mu.Lock()
-	_, err := os.Stat(public)
-	if os.IsNotExist(err) {
-		err = writeKeyPair(private, public)
-	}
-	e.mu.Unlock()
+	keys, err := serviceAccountKeys()
 	e.check(err)
 	return append(servingFlags(dir),
 		"--endpoint-reconciler-type=none",
 		"--service-account-issuer=https://kubernetes.default.svc",
-		"--service-account-key-file="+public,
-		"--service-account-signing-key-file="+private,
+		"--service-account-key-file="+e.WriteFile("sa.pub", keys.public),
+		"--service-account-signing-key-file="+e.WriteFile("sa.key", keys.private),
 		"--service-cluster-ip-range=10.0.0.0/24",
 		"--authorization-mode=RBAC",
 		"--token-auth-file="+e.WriteFile("tokens.csv", []byte(adminToken+",admin,admin,system:masters\n")),
@@ -224,21 +219,22 @@ func servingFlags(dir string) []string {
 	}
 }
 
-func writeKeyPair(private, public string) error {
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
+// keyPair is a pair of keys in PEM.
+type keyPair struct{ private, public []byte }
+
+// serviceAccountKeys returns the keys of all servers of the test binary.
+var serviceAccountKeys = sync.OnceValues(func() (keyPair, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return err
+		return keyPair{}, err
 	}
-	der, err := x509.MarshalPKIXPublicKey(&key.PublicKey)
+	public, err := x509.MarshalPKIXPublicKey(&key.PublicKey)
 	if err != nil {
-		return err
+		return keyPair{}, err
 	}
-	privatePEM := pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})
-	if err := os.WriteFile(private, privatePEM, 0o600); err != nil {
-		return err
-	}
-	return os.WriteFile(public, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}), 0o600)
-}
+	private, err := keyutil.MarshalPrivateKeyToPEM(key)
+	return keyPair{private: private, public: pem.EncodeToMemory(&pem.Block{Type: keyutil.PublicKeyBlockType, Bytes: public})}, err
+})
 
 // Await returns nil when path is answered with 200. It returns an error if the server exits.
 func (s *Server) Await(ctx context.Context, path string) error {

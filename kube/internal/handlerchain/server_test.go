@@ -33,6 +33,15 @@ type chainServer struct {
 	url    string // URL of configmaps, which the server does not serve
 }
 
+// serving returns the certificate of all servers: its keys are expensive to make.
+var serving = sync.OnceValues(func() (dynamiccertificates.CertKeyContentProvider, error) {
+	cert, key, err := certutil.GenerateSelfSignedCertKey("127.0.0.1", []net.IP{{127, 0, 0, 1}}, nil)
+	if err != nil {
+		return nil, err
+	}
+	return dynamiccertificates.NewStaticCertKeyContent("test", cert, key)
+})
+
 // newChainServer returns a server that is not running. mount returns the read handler; its
 // responses name the chain that the request took in the header Chain.
 func newChainServer(t *testing.T, change func(*genericapiserver.Config), mount func(next http.Handler) http.Handler) *chainServer {
@@ -43,11 +52,7 @@ func newChainServer(t *testing.T, change func(*genericapiserver.Config), mount f
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { listener.Close() })
-	cert, key, err := certutil.GenerateSelfSignedCertKey("127.0.0.1", []net.IP{{127, 0, 0, 1}}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	content, err := dynamiccertificates.NewStaticCertKeyContent("test", cert, key)
+	content, err := serving()
 	if err != nil {
 		t.Fatal(err)
 	}

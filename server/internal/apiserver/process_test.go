@@ -2,8 +2,9 @@ package apiserver
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/rsa"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
@@ -22,6 +23,8 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	certutil "k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/keyutil"
 
 	"github.com/stratakube/strata/internal/loopback"
 	"github.com/stratakube/strata/internal/process"
@@ -82,22 +85,39 @@ func minimalFlags(t *testing.T, dir, etcdURL string) []string {
 	return flags
 }
 
-// kubeAPIServerFlags returns flags of kube-apiserver for a server on etcd, except the port, and
-// writes the files that they name to dir.
-func kubeAPIServerFlags(dir, etcdURL string) ([]string, error) {
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
+// identity returns the files that name a server, by their names: its serving certificate, and the
+// keys of service accounts. All servers have the same, because some are expensive to make.
+var identity = sync.OnceValues(func() (map[string][]byte, error) {
+	cert, certKey, err := certutil.GenerateSelfSignedCertKey("127.0.0.1", []net.IP{{127, 0, 0, 1}}, nil)
+	if err != nil {
+		return nil, err
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	private, err := keyutil.MarshalPrivateKeyToPEM(key)
 	if err != nil {
 		return nil, err
 	}
 	public, err := x509.MarshalPKIXPublicKey(&key.PublicKey)
+	return map[string][]byte{
+		"apiserver.crt": cert,
+		"apiserver.key": certKey,
+		"sa.key":        private,
+		"sa.pub":        pem.EncodeToMemory(&pem.Block{Type: keyutil.PublicKeyBlockType, Bytes: public}),
+		"tokens.csv":    []byte(adminToken + ",admin,admin,system:masters\n"),
+	}, err
+})
+
+// kubeAPIServerFlags returns flags of kube-apiserver for a server on etcd, except the port, and
+// writes the files that they name to dir.
+func kubeAPIServerFlags(dir, etcdURL string) ([]string, error) {
+	files, err := identity()
 	if err != nil {
 		return nil, err
 	}
-	for name, content := range map[string][]byte{
-		"sa.key":     pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)}),
-		"sa.pub":     pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public}),
-		"tokens.csv": []byte(adminToken + ",admin,admin,system:masters\n"),
-	} {
+	for name, content := range files {
 		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
 			return nil, err
 		}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"k8s.io/client-go/util/cert"
 )
@@ -41,10 +42,20 @@ var groups = map[User]string{
 	Agent: "system:serviceaccounts,system:serviceaccounts:bench",
 }
 
-// NewCredentials makes a serving certificate, its key and a token, and writes them into dir for the
-// servers to read.
-func NewCredentials(dir string) (*Credentials, error) {
+// pemPair is a certificate and its key.
+type pemPair struct{ cert, key []byte }
+
+// serving returns a serving certificate, which is the same for all benchmarks of the process. Its
+// keys are RSA's, as in most clusters, and expensive to make.
+var serving = sync.OnceValues(func() (pemPair, error) {
 	certificate, key, err := cert.GenerateSelfSignedCertKey("127.0.0.1", nil, nil)
+	return pemPair{certificate, key}, err
+})
+
+// NewCredentials makes tokens and writes them into dir for the servers to read, with a serving
+// certificate and its key.
+func NewCredentials(dir string) (*Credentials, error) {
+	certificate, err := serving()
 	if err != nil {
 		return nil, fmt.Errorf("create serving certificate: %w", err)
 	}
@@ -55,7 +66,7 @@ func NewCredentials(dir string) (*Credentials, error) {
 		tokens:    map[User]string{},
 		roots:     x509.NewCertPool(),
 	}
-	if !c.roots.AppendCertsFromPEM(certificate) {
+	if !c.roots.AppendCertsFromPEM(certificate.cert) {
 		return nil, errors.New("create serving certificate: it contains no certificate")
 	}
 	var tokens []byte
@@ -64,8 +75,8 @@ func NewCredentials(dir string) (*Credentials, error) {
 		tokens = fmt.Appendf(tokens, "%s,%s,%s,%q\n", c.tokens[user], user, user, memberOf)
 	}
 	for path, data := range map[string][]byte{
-		c.certFile:  certificate,
-		c.keyFile:   key,
+		c.certFile:  certificate.cert,
+		c.keyFile:   certificate.key,
 		c.tokenFile: tokens,
 	} {
 		if err := os.WriteFile(path, data, 0o600); err != nil {
