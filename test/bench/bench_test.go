@@ -77,16 +77,30 @@ func TestBenchmark_EndToEnd_ReportsEveryWorkload(t *testing.T) {
 	}
 }
 
-// TestLived_TinySizes_ReportsEveryRow runs the sequence twice: each row has its latencies and the
+// TestLived_TinySizes_ReportsEveryRow runs the sequence once, without the row that differs from
+// another only by its data, and twice with STRATA_TEST_LONG=1: each row has its latencies and the
 // server's CPU, and the processes' state is reported after each sequence.
 func TestLived_TinySizes_ReportsEveryRow(t *testing.T) {
 	testbin.Strata(t)
-	report := benchmarkOf(t.Context(), t, nil, "lived", "-engines=strata,upstream", "-pods=60", "-nodes=6", "-things=100", "-configmaps=50", "-informers=2",
-		"-namespace-informers=2", "-watchers=3", "-node-watchers=3", "-clients=2", "-writers=2", "-rounds=1", "-during=100ms", "-rest=1ms", "-repeat=2")
+	args := []string{"lived", "-engines=strata,upstream", "-pods=60", "-nodes=6", "-things=100", "-configmaps=50", "-informers=2",
+		"-namespace-informers=2", "-watchers=3", "-node-watchers=3", "-clients=2", "-writers=2", "-rounds=1", "-during=100ms", "-rest=1ms"}
+	rows := new(lived).rows()
+	memory := []string{"goroutines at the end", "heap 1ms later", "resident at the end"}
+	if os.Getenv("STRATA_TEST_LONG") == "1" {
+		args = append(args, "-repeat=2")
+		memory = []string{"goroutines at the end, after sequence 2", "heap 1ms later, after sequence 2", "resident at the end, after sequence 1"}
+	} else {
+		rows = slices.DeleteFunc(rows, func(w Workload) bool { return w.Name == startPods })
+		var names []string
+		for _, w := range rows {
+			names = append(names, w.Name)
+		}
+		args = append(args, "-workloads="+strings.Join(names, ","))
+	}
+	report := benchmarkOf(t.Context(), t, nil, args...)
 	if report == nil {
 		return // it has failed
 	}
-	rows := new(lived).rows()
 	if len(report.Results) != len(rows)+1 {
 		t.Errorf("%d results, want %d and the memory", len(report.Results), len(rows))
 	}
@@ -97,7 +111,7 @@ func TestLived_TinySizes_ReportsEveryRow(t *testing.T) {
 		wanted := []string{"latency p50", "latency p99", "latency p99.9", "resident afterwards"}
 		switch {
 		case i == len(rows):
-			wanted = []string{"goroutines at the end, after sequence 2", "heap 1ms later, after sequence 2", "resident at the end, after sequence 1"}
+			wanted = memory
 		case rows[i].Alone:
 			wanted = []string{untilReadyz, "resident at rest"}
 		default:
