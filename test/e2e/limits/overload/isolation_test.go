@@ -43,6 +43,9 @@ func (s *scene) executing(ctx context.Context, level string) (float64, error) {
 	return s.api.Sum(ctx, "apiserver_flowcontrol_current_executing_seats", fmt.Sprintf("priority_level=%q", level))
 }
 
+// probePause is the time between two rounds of probe.
+const probePause = 50 * time.Millisecond
+
 // probe reads and writes as a user until stop is called, which returns the latencies. Any failure
 // fails the test.
 func (s *scene) probe(t *testing.T, ctx context.Context, token string) (stop func() []time.Duration) {
@@ -53,13 +56,15 @@ func (s *scene) probe(t *testing.T, ctx context.Context, token string) (stop fun
 	var took []time.Duration
 	var probing sync.WaitGroup
 	probing.Go(func() {
+		ticker := time.NewTicker(probePause)
+		defer ticker.Stop()
 		for n := 0; ; n++ {
 			select {
 			case <-stopping:
 				return
 			case <-ctx.Done():
 				return
-			default:
+			case <-ticker.C:
 			}
 			began := time.Now()
 			name := fmt.Sprintf("probe-%s-%d", token, n)
