@@ -11,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/stratakube/strata/internal/test/testseed"
 	"github.com/stratakube/strata/mirror/memo"
 )
 
@@ -436,10 +437,11 @@ func TestWeigh_EqualsHeapGrowth(t *testing.T) {
 	updates := benchItems(50_000)
 	before := heap()
 	trees := []Tree[*item]{Build(items)}
+	rnd := rand.New(rand.NewPCG(testseed.New(t), 0))
 	for i := range 20 {
 		e := trees[i].Edit()
 		for range 500 {
-			e.Set(updates[rand.IntN(len(updates))])
+			e.Set(updates[rnd.IntN(len(updates))])
 		}
 		trees = append(trees, e.Tree())
 	}

@@ -18,6 +18,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 
+	"github.com/stratakube/strata/internal/test/testseed"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -36,6 +37,7 @@ type member struct {
 	hangs  atomic.Bool  // requests are not answered
 	// of every fifth segment of ten revisions, the first stream breaks in the segment
 	breaks bool
+	seed   uint64 // of the fragments
 
 	ranges, watches atomic.Int64
 	broken          sync.Map // by segment
@@ -82,6 +84,8 @@ func (m *member) Watch(stream pb.Watch_WatchServer) error {
 			if err := send(&pb.WatchResponse{Created: true}); err != nil {
 				return err
 			}
+			// Segments are read concurrently, so the fragments of each follow from its start.
+			rnd := rand.New(rand.NewPCG(m.seed, uint64(c.StartRevision)))
 			for at = c.StartRevision; at <= m.newest; {
 				var events []*mvccpb.Event
 				for n := int64(0); n < m.batch && at <= m.newest; at++ {
@@ -92,7 +96,7 @@ func (m *member) Watch(stream pb.Watch_WatchServer) error {
 				}
 				// Fragments are split at any place.
 				for len(events) > 0 {
-					n := 1 + rand.IntN(len(events))
+					n := 1 + rnd.IntN(len(events))
 					if err := send(&pb.WatchResponse{Events: events[:n], Fragment: n < len(events)}); err != nil {
 						return err
 					}
@@ -174,18 +178,20 @@ func TestReplay_AnyFragmentsAndBreaks_IsComplete(t *testing.T) {
 	}
 	t.Parallel()
 	const newest = 200
+	seed := testseed.New(t)
+	rnd := rand.New(rand.NewPCG(seed, 0))
 	for _, batch := range []int64{1, 3, 1000} {
 		for _, segment := range []int64{1, 9, 10, 11, 1000} {
-			m := &member{newest: newest, batch: batch}
+			m := &member{newest: newest, batch: batch, seed: seed}
 			s := New(serveMembers(t, m), "test", "/probe").WithSegments(segment, 3)
 			for range 3 {
-				after := 1 + rand.Int64N(newest-1)
-				replayAll(t, s, after, after+rand.Int64N(newest-after+1))
+				after := 1 + rnd.Int64N(newest-1)
+				replayAll(t, s, after, after+rnd.Int64N(newest-after+1))
 			}
 			replayAll(t, s, 1, newest)
 		}
 	}
-	m := &member{newest: newest, batch: 3, breaks: true}
+	m := &member{newest: newest, batch: 3, breaks: true, seed: seed}
 	replayAll(t, New(serveMembers(t, m), "test", "/probe").WithSegments(10, 2), 1, newest)
 	if n := m.watches.Load(); n < 24 {
 		t.Errorf("%d streams for 20 segments, of which 4 break once", n)

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testseed"
 	"github.com/stratakube/strata/internal/test/watchcheck"
 	"github.com/stratakube/strata/mirror"
 )
@@ -16,12 +17,12 @@ const guaranteedPrefix = root + "a/"
 
 // writeRandomly changes up to four keys in one transaction, and adds the changes below
 // guaranteedPrefix to the history.
-func writeRandomly(store *memory.Store, h *watchcheck.History) {
+func writeRandomly(rnd *rand.Rand, store *memory.Store, h *watchcheck.History) {
 	seen := map[string]bool{}
 	var ops []memory.Op
-	for range 1 + rand.IntN(4) {
-		op := memory.Op{Key: fmt.Sprintf("%s%d/%d", guaranteedPrefix, rand.IntN(3), rand.IntN(3)), Value: "x", Delete: rand.IntN(4) == 0}
-		if rand.IntN(5) == 0 {
+	for range 1 + rnd.IntN(4) {
+		op := memory.Op{Key: fmt.Sprintf("%s%d/%d", guaranteedPrefix, rnd.IntN(3), rnd.IntN(3)), Value: "x", Delete: rnd.IntN(4) == 0}
+		if rnd.IntN(5) == 0 {
 			op.Key = root + "b/other"
 		}
 		if !seen[op.Key] {
@@ -74,11 +75,11 @@ func newResumingReader(i int, from mirror.Revision) *resumingReader {
 
 // read records a session that begins where the reader has every event or, sometimes, at an earlier
 // random revision. The position of the cursor is its bookmark.
-func (c *resumingReader) read(t *testing.T, r *mirror.Resource, from mirror.Revision) {
+func (c *resumingReader) read(t *testing.T, rnd *rand.Rand, r *mirror.Resource, from mirror.Revision) {
 	t.Helper()
 	after := c.whole
-	if rand.IntN(3) == 0 {
-		after = from + rand.Int64N(after-from+1)
+	if rnd.IntN(3) == 0 {
+		after = from + rnd.Int64N(after-from+1)
 	}
 	cur, err := r.CursorAfter(after, c.start, c.end)
 	if err != nil {
@@ -88,8 +89,8 @@ func (c *resumingReader) read(t *testing.T, r *mirror.Resource, from mirror.Revi
 		cur.Follow()
 	}
 	s := watchcheck.Session{After: after}
-	for range rand.IntN(4) {
-		events, err := cur.Next(nil, 1+rand.IntN(10))
+	for range rnd.IntN(4) {
+		events, err := cur.Next(nil, 1+rnd.IntN(10))
 		if err != nil {
 			t.Fatalf("a cursor after %d: %v", after, err)
 		}
@@ -112,6 +113,7 @@ func (c *resumingReader) read(t *testing.T, r *mirror.Resource, from mirror.Revi
 func TestCursor_Resumed_KeepsWatchGuarantees(t *testing.T) {
 	const mirrors, rounds, cursors = 4, 20, 30
 	synctest.Test(t, func(t *testing.T) {
+		rnd := rand.New(rand.NewPCG(testseed.New(t), 0))
 		store := memory.New()
 		h := &watchcheck.History{Base: map[string]any{}}
 		h.From = store.Txn(memory.Op{Key: root + "b/begin", Value: "1"})
@@ -124,13 +126,13 @@ func TestCursor_Resumed_KeepsWatchGuarantees(t *testing.T) {
 			r := claim(t, m, guaranteedPrefix)
 			reach(t, m, store.Revision(), r)
 			for range rounds {
-				for range 1 + rand.IntN(8) {
-					writeRandomly(store, h)
+				for range 1 + rnd.IntN(8) {
+					writeRandomly(rnd, store, h)
 				}
 				reach(t, m, store.Revision())
 				synctest.Wait()
 				for _, c := range readers {
-					c.read(t, r, h.From)
+					c.read(t, rnd, r, h.From)
 				}
 			}
 			m.Close()

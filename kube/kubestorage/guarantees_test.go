@@ -18,11 +18,13 @@ import (
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/internal/test/testseed"
 	"github.com/stratakube/strata/internal/test/watchcheck"
 )
 
 // resumingClient watches with one selection, and resumes.
 type resumingClient struct {
+	rnd      *rand.Rand
 	selects  watchcheck.Select
 	pred     storage.SelectionPredicate
 	sessions []watchcheck.Session
@@ -30,8 +32,8 @@ type resumingClient struct {
 
 // newResumingClient returns the client i: one third each selects every pod, the pods of a color,
 // and one pod by name.
-func newResumingClient(i, colors int) *resumingClient {
-	c := &resumingClient{pred: storage.SelectionPredicate{Label: labels.Everything(), Field: fields.Everything(), GetAttrs: podAttrs, AllowWatchBookmarks: true}}
+func newResumingClient(seed uint64, i, colors int) *resumingClient {
+	c := &resumingClient{rnd: rand.New(rand.NewPCG(seed, uint64(i))), pred: storage.SelectionPredicate{Label: labels.Everything(), Field: fields.Everything(), GetAttrs: podAttrs, AllowWatchBookmarks: true}}
 	color := fmt.Sprint(i % colors)
 	switch i % 3 {
 	case 0:
@@ -55,8 +57,8 @@ func (c *resumingClient) run(t *testing.T, f *fixture, from int64, sessions int)
 		if !ok {
 			return
 		}
-		if after = max(from, whole); rand.IntN(2) == 0 {
-			after = from + rand.Int64N(after-from+1)
+		if after = max(from, whole); c.rnd.IntN(2) == 0 {
+			after = from + c.rnd.Int64N(after-from+1)
 		}
 	}
 }
@@ -72,7 +74,7 @@ func (c *resumingClient) session(t *testing.T, f *fixture, after int64) (whole i
 	defer w.Stop()
 	session := watchcheck.Session{After: after}
 	whole = after
-	for range 1 + rand.IntN(30) {
+	for range 1 + c.rnd.IntN(30) {
 		e, err := recordedEvent(<-w.ResultChan())
 		if err != nil {
 			t.Errorf("watch after %d: %v", after, err)
@@ -96,6 +98,7 @@ func TestWatch_Resumed_KeepsWatchGuarantees(t *testing.T) {
 		watchers, reconnects = 60, 8
 		colors               = 4
 	)
+	seed := testseed.New(t)
 	f := setupInMemory(t)
 	h := &watchcheck.History{Base: map[string]any{}}
 	first := f.create(t, newPod("first"))[0] // selected only by clients without a selector
@@ -107,8 +110,9 @@ func TestWatch_Resumed_KeepsWatchGuarantees(t *testing.T) {
 	defer writer.Wait()
 	defer stop()
 	writer.Go(func() {
+		rnd := rand.New(rand.NewPCG(seed, watchers))
 		for n := 0; writing.Err() == nil; n++ {
-			f.writeMany(t, writing, h, n, colors)
+			f.writeMany(t, writing, rnd, h, n, colors)
 			select { // about as fast as an etcd
 			case <-time.After(time.Millisecond):
 			case <-writing.Done():
@@ -118,7 +122,7 @@ func TestWatch_Resumed_KeepsWatchGuarantees(t *testing.T) {
 
 	var clients []*resumingClient
 	for i := range watchers {
-		clients = append(clients, newResumingClient(i, colors))
+		clients = append(clients, newResumingClient(seed, i, colors))
 	}
 	from := h.From
 	var reading sync.WaitGroup
@@ -145,13 +149,13 @@ func TestWatch_Resumed_KeepsWatchGuarantees(t *testing.T) {
 
 // writeMany changes several pods in one transaction, for the n-th time, and adds the changes to the
 // history.
-func (f *fixture) writeMany(t testing.TB, ctx context.Context, h *watchcheck.History, n, colors int) {
+func (f *fixture) writeMany(t testing.TB, ctx context.Context, rnd *rand.Rand, h *watchcheck.History, n, colors int) {
 	const pods, atOnce = 12, 3
 	var ops []clientv3.Op
 	var changes []watchcheck.Change
 	for k := range atOnce {
 		pod := newPod(fmt.Sprintf("pod-%d", (n*atOnce+k)%pods))
-		pod.Labels = map[string]string{"color": fmt.Sprint(rand.IntN(colors))}
+		pod.Labels = map[string]string{"color": fmt.Sprint(rnd.IntN(colors))}
 		change := watchcheck.Change{Key: pod.Namespace + "/" + pod.Name}
 		key := testPrefix + "pods/" + change.Key
 		if round := n * atOnce / pods; round%4 == 3 {

@@ -114,10 +114,11 @@ func TestFollow_ByField_EqualsWatchOfAllEvents(t *testing.T) {
 		events []*mirror.Event
 	}
 	var watches []*started
+	rnd := rand.New(rand.NewPCG(seed, 1))
 	for i := range 100 {
 		rev := begin
 		if published := f.Mirror.PublishedRevision(); i%3 > 0 && published > begin {
-			rev += rand.Int64N(published - begin)
+			rev += rnd.Int64N(published - begin)
 		}
 		w := &started{watcher: f.follow(t, rev, onNode(t, nodes[i%len(nodes)])), rev: rev}
 		w.events = w.read(t)

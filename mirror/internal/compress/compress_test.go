@@ -6,39 +6,42 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+
+	"github.com/stratakube/strata/internal/test/testseed"
 )
 
 // values returns n values of a resource, which share all but a few bytes.
-func values(n int) (all [][]byte) {
+func values(rnd *rand.Rand, n int) (all [][]byte) {
 	for i := range n {
 		all = append(all, fmt.Appendf(nil, `{"metadata":{"name":"object-%d","namespace":"default","uid":"%x"},"spec":{"replicas":%d,"template":%q}}`,
-			i, rand.Uint64(), i%7, strings.Repeat("the same in all of them, ", 8)))
+			i, rnd.Uint64(), i%7, strings.Repeat("the same in all of them, ", 8)))
 	}
 	return all
 }
 
-func random(n int) []byte {
+func random(rnd *rand.Rand, n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
-		b[i] = byte(rand.Uint32())
+		b[i] = byte(rnd.Uint32())
 	}
 	return b
 }
 
 func TestDictionary_AnyValue_RoundTrips(t *testing.T) {
-	d := New(t.Name(), values(32), 0.75)
+	rnd := rand.New(rand.NewPCG(testseed.New(t), 0))
+	d := New(t.Name(), values(rnd, 32), 0.75)
 	if d == nil {
 		t.Fatal("no dictionary")
 	}
-	similar := values(40)
+	similar := values(rnd, 40)
 	var buf, out []byte
 	for i := range 600 {
-		value := random(rand.IntN(1 << rand.IntN(18)))
+		value := random(rnd, rnd.IntN(1<<rnd.IntN(18)))
 		switch i % 3 {
 		case 0:
 			value = similar[i%len(similar)]
 		case 1:
-			value = bytes.Repeat(value[:min(len(value), 100)], rand.IntN(2000))
+			value = bytes.Repeat(value[:min(len(value), 100)], rnd.IntN(2000))
 		}
 		if i%2 == 0 {
 			buf = make([]byte, 0, MaxSize(len(value)))
@@ -55,8 +58,9 @@ func TestDictionary_AnyValue_RoundTrips(t *testing.T) {
 }
 
 func TestDictionary_SimilarValues_BecomeSmall(t *testing.T) {
-	d := New(t.Name(), values(32), 0.75)
-	for _, value := range values(100) {
+	rnd := rand.New(rand.NewPCG(testseed.New(t), 0))
+	d := New(t.Name(), values(rnd, 32), 0.75)
+	for _, value := range values(rnd, 100) {
 		if data := d.Compress(nil, value); len(data) > len(value)/4 {
 			t.Fatalf("%d bytes compressed to %d", len(value), len(data))
 		}
@@ -64,31 +68,34 @@ func TestDictionary_SimilarValues_BecomeSmall(t *testing.T) {
 }
 
 func TestNew_RandomValues_MakesNone(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(testseed.New(t), 0))
 	var all [][]byte
 	for range 32 {
-		all = append(all, random(1000))
+		all = append(all, random(rnd, 1000))
 	}
 	if New(t.Name(), all, 0.75) != nil || Lookup(t.Name()) != nil {
 		t.Error("a dictionary was made of random values")
 	}
-	if New(t.Name(), nil, 0.75) != nil || New(t.Name(), values(1), 0.75) != nil {
+	if New(t.Name(), nil, 0.75) != nil || New(t.Name(), values(rnd, 1), 0.75) != nil {
 		t.Error("a dictionary was made of too few values")
 	}
 }
 
 func TestNew_SameName_IsShared(t *testing.T) {
-	d := New(t.Name(), values(32), 0.75)
-	if New(t.Name(), values(32), 0.75) != d || Lookup(t.Name()) != d {
+	rnd := rand.New(rand.NewPCG(testseed.New(t), 0))
+	d := New(t.Name(), values(rnd, 32), 0.75)
+	if New(t.Name(), values(rnd, 32), 0.75) != d || Lookup(t.Name()) != d {
 		t.Error("there are two dictionaries of one name")
 	}
-	if other := New(t.Name()+" other", values(32), 0.75); other == nil || other.ID() == d.ID() {
+	if other := New(t.Name()+" other", values(rnd, 32), 0.75); other == nil || other.ID() == d.ID() {
 		t.Errorf("dictionaries of two names: %v, %v", d, other)
 	}
 }
 
 // This test is the last, because it leaves no room for other dictionaries.
 func TestNew_TooMany_MakesNone(t *testing.T) {
-	samples := values(32)
+	rnd := rand.New(rand.NewPCG(testseed.New(t), 0))
+	samples := values(rnd, 32)
 	names := 0
 	for i := range 2 * maxDictionaries {
 		if New(fmt.Sprintf("%s %d", t.Name(), i), samples, 0.75) == nil {

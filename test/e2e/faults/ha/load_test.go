@@ -14,6 +14,7 @@ import (
 
 	"k8s.io/client-go/rest"
 
+	"github.com/stratakube/strata/internal/test/testseed"
 	"github.com/stratakube/strata/test/harness"
 )
 
@@ -57,14 +58,15 @@ type load struct {
 // startLoad starts writers and readers at both balancers.
 func (s *scene) startLoad(t *testing.T, ctx context.Context) *load {
 	t.Helper()
-	l := &load{}
+	l, seed := &load{}, testseed.New(t)
 	l.mu.refused = map[string]int{}
 	ctx, l.stop = context.WithCancel(ctx)
 	t.Cleanup(l.end)
 	api := func(config *rest.Config) *harness.API { return s.up.APIFor(ownConnections(config)) }
 	for i, config := range []*rest.Config{s.servers, s.servers, s.servers, s.replicas, s.replicas} {
 		writer := api(config)
-		l.group.Go(func() { l.write(ctx, writer, fmt.Sprint("busy-", i)) })
+		rnd := rand.New(rand.NewPCG(seed, uint64(i)))
+		l.group.Go(func() { l.write(ctx, writer, rnd, fmt.Sprint("busy-", i)) })
 	}
 	for _, config := range []*rest.Config{s.servers, s.servers, s.servers, s.replicas, s.replicas} {
 		reader := api(config)
@@ -80,13 +82,13 @@ func (l *load) end() {
 }
 
 // write creates, changes and deletes ConfigMaps.
-func (l *load) write(ctx context.Context, api *harness.API, prefix string) {
+func (l *load) write(ctx context.Context, api *harness.API, rnd *rand.Rand, prefix string) {
 	path := "/api/v1/namespaces/" + namespace + "/configmaps"
-	shard := func() string { return fmt.Sprint(rand.IntN(shards)) }
+	shard := func() string { return fmt.Sprint(rnd.IntN(shards)) }
 	for i := 0; ctx.Err() == nil; i++ {
 		name := fmt.Sprintf("%s-%d", prefix, i)
 		l.do(ctx, api, http.MethodPost, path, object{"metadata": object{"name": name, "labels": object{"shard": shard()}}})
-		if old := i - 1 - rand.IntN(liveMaps); old >= 0 {
+		if old := i - 1 - rnd.IntN(liveMaps); old >= 0 {
 			l.do(ctx, api, http.MethodPatch, fmt.Sprintf("%s/%s-%d", path, prefix, old), fmt.Sprintf(`{"metadata":{"labels":{"shard":%q}}}`, shard()))
 		}
 		if old := i - liveMaps; old >= 0 {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stratakube/strata/internal/test/testseed"
 	"github.com/stratakube/strata/test/harness"
 	"github.com/stratakube/strata/test/harness/recorded"
 )
@@ -22,6 +23,7 @@ func TestWatch_RandomReconnects_KeepEtcdOrder(t *testing.T) {
 		perClient  = 20 // watches on one connection
 	)
 	ctx := harness.Context(t, 3*time.Minute)
+	seed := testseed.New(t)
 	client, servers := shared.etcd.Client(), shared.servers
 	createGizmos(t, ctx, servers)
 	history := recorded.Follow(t, ctx, client, "/registry/")
@@ -55,9 +57,10 @@ func TestWatch_RandomReconnects_KeepEtcdOrder(t *testing.T) {
 	defer writers.Wait()
 	defer stop()
 	writers.Go(func() {
+		rnd := rand.New(rand.NewPCG(seed, watchers))
 		for i := 0; writing.Err() == nil; i++ {
 			// Several keys change in one revision.
-			storeMany(t, writing, client, i)
+			storeMany(t, writing, rnd, client, i)
 			pause(writing, 5*time.Millisecond)
 		}
 	})
@@ -71,6 +74,7 @@ func TestWatch_RandomReconnects_KeepEtcdOrder(t *testing.T) {
 		reading.Go(func() {
 			defer w.end()
 			rest := w.query
+			rnd := rand.New(rand.NewPCG(seed, uint64(i)))
 			after := first
 			for k := range reconnects {
 				// Every other time the server ends the watch, and the watcher resumes at its
@@ -79,7 +83,7 @@ func TestWatch_RandomReconnects_KeepEtcdOrder(t *testing.T) {
 				if w.query = rest; byServer {
 					w.query += "&timeoutSeconds=1"
 				}
-				api := apis[(i/perClient*len(servers)+rand.IntN(len(servers)))%len(apis)]
+				api := apis[(i/perClient*len(servers)+rnd.IntN(len(servers)))%len(apis)]
 				if err := retried(ctx, func(context.Context) error { return w.begin(ctx, api, after) }); err != nil {
 					t.Errorf("watch of %s after %d: %v", w.path, after, err)
 					return
@@ -92,7 +96,7 @@ func TestWatch_RandomReconnects_KeepEtcdOrder(t *testing.T) {
 					after = w.position
 					continue
 				}
-				for range 1 + rand.IntN(50) {
+				for range 1 + rnd.IntN(50) {
 					if _, err := w.next(ctx); err != nil {
 						t.Errorf("watch of %s after %d, at %d: %v", w.path, after, w.position, err)
 						return
@@ -101,8 +105,8 @@ func TestWatch_RandomReconnects_KeepEtcdOrder(t *testing.T) {
 				// This time the client ends it, and goes back to a revision that it has received
 				// completely.
 				after = max(first, w.complete)
-				if rand.IntN(2) == 0 {
-					after = first + rand.Int64N(after-first+1)
+				if rnd.IntN(2) == 0 {
+					after = first + rnd.Int64N(after-first+1)
 				}
 			}
 		})

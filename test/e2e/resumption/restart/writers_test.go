@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/uuid"
 
+	"github.com/stratakube/strata/internal/test/testseed"
 	"github.com/stratakube/strata/test/harness"
 )
 
@@ -93,11 +94,14 @@ func (s *scene) startWriters(t *testing.T, ctx context.Context) *writers {
 	maps := func(i int) string { return "/api/v1/namespaces/" + namespace(i) + "/configmaps" }
 	gizmos := func(i int) string { return "/apis/" + gizmoGroup + "/v1/namespaces/" + namespace(i) + "/gizmos" }
 	pods := func(i int) string { return "/api/v1/namespaces/" + namespace(i) + "/pods" }
-	for range 2 {
-		w.write(s, ctx, maps, func(name string, i int) object { return configMap(name, i) })
+	seed := testseed.New(t)
+	source := func(writer uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, writer)) }
+	for i := range uint64(2) {
+		w.write(s, ctx, source(i), maps, func(name string, i int) object { return configMap(name, i) })
 	}
-	w.write(s, ctx, gizmos, func(name string, i int) object { return gizmo(name, i) })
-	w.write(s, ctx, pods, func(name string, i int) object { return pod(name, node(rand.IntN(nodes()))) })
+	w.write(s, ctx, source(2), gizmos, func(name string, i int) object { return gizmo(name, i) })
+	byNode := source(3)
+	w.write(s, ctx, byNode, pods, func(name string, _ int) object { return pod(name, node(byNode.IntN(nodes()))) })
 	w.group.Go(func() { w.writeToEtcd(ctx, s.etcd.Client()) })
 	return w
 }
@@ -137,8 +141,8 @@ func (w *writers) end() {
 	w.group.Wait()
 }
 
-// write creates, changes and deletes objects of one kind.
-func (w *writers) write(s *scene, ctx context.Context, path func(i int) string, body func(name string, i int) object) {
+// write creates, changes and deletes objects of one kind. rnd and body belong to its goroutine.
+func (w *writers) write(s *scene, ctx context.Context, rnd *rand.Rand, path func(i int) string, body func(name string, i int) object) {
 	api := s.servers[0].APIFor(ownConnections(s.balancer.Config))
 	id := uuid.NewUUID()[:6]
 	w.group.Go(func() {
@@ -146,10 +150,10 @@ func (w *writers) write(s *scene, ctx context.Context, path func(i int) string, 
 		for i := 0; ctx.Err() == nil; i++ {
 			name := fmt.Sprintf("busy-%s-%d", id, i)
 			w.do(ctx, api, http.MethodPost, path(i), body(name, i))
-			if old := i - 1 - rand.IntN(live); old >= 0 {
+			if old := i - 1 - rnd.IntN(live); old >= 0 {
 				// A change of the label moves it from one selector to another.
 				w.do(ctx, api, http.MethodPatch, path(old)+fmt.Sprintf("/busy-%s-%d", id, old),
-					fmt.Sprintf(`{"metadata":{"labels":{"shard":%q}}}`, shard(rand.IntN(shards))))
+					fmt.Sprintf(`{"metadata":{"labels":{"shard":%q}}}`, shard(rnd.IntN(shards))))
 			}
 			if old := i - live; old >= 0 {
 				w.do(ctx, api, http.MethodDelete, path(old)+fmt.Sprintf("/busy-%s-%d", id, old), object{"gracePeriodSeconds": 0})
@@ -177,7 +181,7 @@ func (w *writers) do(ctx context.Context, api *harness.API, method, path string,
 
 // storeMany writes several configmaps and gizmos in stored form, in one transaction; i is the
 // number of the call.
-func storeMany(t testing.TB, ctx context.Context, client *clientv3.Client, i int) {
+func storeMany(t testing.TB, ctx context.Context, rnd *rand.Rand, client *clientv3.Client, i int) {
 	const live, atOnce = 60, 4
 	var ops []clientv3.Op
 	for k := range atOnce {
@@ -195,7 +199,7 @@ func storeMany(t testing.TB, ctx context.Context, client *clientv3.Client, i int
 			}
 			value, err := json.Marshal(object{"apiVersion": version, "kind": kind, "metadata": object{
 				"name": name, "namespace": namespace(n % 2), "uid": string(uuid.NewUUID()), "generation": 1,
-				"creationTimestamp": metav1.Now(), "labels": object{"shard": shard(rand.IntN(5))}}})
+				"creationTimestamp": metav1.Now(), "labels": object{"shard": shard(rnd.IntN(5))}}})
 			if err != nil {
 				t.Error(err)
 				return
