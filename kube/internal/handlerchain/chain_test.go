@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	flowcontrol "k8s.io/api/flowcontrol/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -354,5 +355,35 @@ func TestFastChain_WithoutFlowControl_LimitsInFlight(t *testing.T) {
 	first.Wait()
 	if w.Code != http.StatusTooManyRequests || w.Header().Get("Retry-After") == "" {
 		t.Errorf("the second request: status %d, Retry-After %q; want 429 and a time", w.Code, w.Header().Get("Retry-After"))
+	}
+}
+
+// TestFastChain_Shutdown_WaitsForListOnly: shutdown waits until a list in the fast chain has
+// returned; it does not wait for a watch, which lasts for as long as its client wants.
+func TestFastChain_Shutdown_WaitsForListOnly(t *testing.T) {
+	for query, waits := range map[string]bool{"?limit=1": true, "?watch=1": false} {
+		t.Run(query, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c, _ := chainConfig()
+				leave := make(chan struct{})
+				h := fastChain(c, func(http.ResponseWriter, *http.Request) { <-leave })
+				go send(h, readBy("reader", query))
+				synctest.Wait() // the request is in the handler
+				var over atomic.Bool
+				go func() {
+					c.NonLongRunningRequestWaitGroup.Wait()
+					over.Store(true)
+				}()
+				synctest.Wait()
+				if over.Load() == waits {
+					t.Errorf("shutdown waits: %t, want %t", !over.Load(), waits)
+				}
+				close(leave)
+				synctest.Wait()
+				if !over.Load() {
+					t.Error("shutdown waits for a request that has returned")
+				}
+			})
+		})
 	}
 }
