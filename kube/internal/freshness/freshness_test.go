@@ -1,13 +1,19 @@
 package freshness
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/mirror"
 )
@@ -25,6 +31,184 @@ func TestWaiter_EtcdRestored_IsNotReady(t *testing.T) {
 		c.Etcd.Restore(was-1, nil)
 		if err := w.Consistent(t.Context(), nil); !errors.Is(err, mirror.ErrNotReady) {
 			t.Errorf("got %v, want ErrNotReady", err)
+		}
+	})
+}
+
+// waited is a Waiter of pods in a synctest bubble.
+type waited struct {
+	*podtest.Cluster
+	*Waiter
+}
+
+// newWaited returns a waiter with one pod in memory, which etcd has too.
+func newWaited(t *testing.T, change ...func(*podtest.Options)) waited {
+	t.Helper()
+	c := podtest.New(t, change...)
+	w := waited{c, New(c.Mirror, c.Resource, schema.GroupResource{Resource: "pods"}, false)}
+	c.Put(t, podtest.Pod("a"))
+	c.CatchUp(t)
+	return w
+}
+
+// after returns the result of a wait, and how long it has taken.
+func after(wait func() error) (err error, took time.Duration) {
+	began := time.Now()
+	err = wait()
+	return err, time.Since(began)
+}
+
+// TestWaitFor_Revision_ReturnsWhenPublished: a wait for a published revision takes no time; one for
+// a later revision ends with the event of that revision.
+func TestWaitFor_Revision_ReturnsWhenPublished(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaited(t)
+		published := w.Mirror.PublishedRevision()
+		for _, asked := range []uint64{0, 1, uint64(published)} {
+			if err, took := after(func() error { return w.WaitFor(t.Context(), asked) }); err != nil || took != 0 {
+				t.Errorf("a wait for revision %d of %d takes %s: %v", asked, published, took, err)
+			}
+		}
+		result := make(chan error, 1)
+		go func() { result <- w.WaitFor(t.Context(), uint64(published)+1) }()
+		synctest.Wait()
+		if len(result) > 0 {
+			t.Fatalf("a wait for revision %d ends at %d: %v", published+1, published, <-result)
+		}
+		w.Put(t, podtest.Pod("b"))
+		synctest.Wait()
+		if len(result) == 0 {
+			t.Errorf("a wait for revision %d does not end at %d", published+1, w.Mirror.PublishedRevision())
+		} else if err := <-result; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestWaitFor_OtherKeyWritten_RequestsProgress: no event of the mirror has the revision, so the
+// wait ends only if it requests progress.
+func TestWaitFor_OtherKeyWritten_RequestsProgress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaited(t)
+		rev := w.Etcd.Put("/outside", "1")
+		synctest.Wait()
+		if published := w.Mirror.PublishedRevision(); published >= rev {
+			t.Fatalf("revision %d is published without a request for progress", published)
+		}
+		if err, took := after(func() error { return w.WaitFor(t.Context(), uint64(rev)) }); err != nil || took >= freshWait/2 {
+			t.Errorf("a wait for a revision of another key takes %s: %v", took, err)
+		}
+	})
+}
+
+// TestWaits_FeedStalled_EndLate: etcd has a revision that memory does not receive. Each wait ends
+// at its limit with its error, and a moment before the request's own deadline.
+func TestWaits_FeedStalled_EndLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaited(t)
+		w.Etcd.Stall(true)
+		rev := uint64(w.Put(t, podtest.Pod("b")))
+		tooLarge := fmt.Sprintf("Too large resource version: %d, current: %d", rev, w.Mirror.PublishedRevision())
+		isTooLarge := func(err error) bool {
+			return storage.IsTooLargeResourceVersion(err) && strings.Contains(err.Error(), tooLarge)
+		}
+		isExpired := func(err error) bool { return errors.Is(err, context.DeadlineExceeded) }
+		snapshot := func(exact int64) func(context.Context) error {
+			return func(ctx context.Context) error {
+				_, err := w.Snapshot(ctx, storage.ListOptions{}, exact, nil)
+				return err
+			}
+		}
+		for name, c := range map[string]struct {
+			wait  func(context.Context) error
+			limit time.Duration
+			is    func(error) bool
+		}{
+			"WaitFor":        {func(ctx context.Context) error { return w.WaitFor(ctx, rev) }, freshWait, isTooLarge},
+			"Consistent":     {func(ctx context.Context) error { return w.Consistent(ctx, nil) }, freshWait, apierrors.IsTooManyRequests},
+			"SoonConsistent": {func(ctx context.Context) error { return w.SoonConsistent(ctx, nil) }, getWait, isExpired},
+			"Snapshot":       {snapshot(0), freshWait, apierrors.IsTooManyRequests},
+			"Snapshot at":    {snapshot(int64(rev)), freshWait, apierrors.IsTooManyRequests},
+		} {
+			err, took := after(func() error { return c.wait(t.Context()) })
+			if !c.is(err) || took != c.limit {
+				t.Errorf("%s ends after %s with %v, want %s", name, took, err, c.limit)
+			}
+			if c.limit < freshWait {
+				continue
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			if err, took := after(func() error { return c.wait(ctx) }); !c.is(err) || took != time.Second-answerTime {
+				t.Errorf("%s with a deadline of 1 s ends after %s with %v", name, took, err)
+			}
+			cancel()
+			ctx, cancel = context.WithCancel(t.Context())
+			time.AfterFunc(freshWait/2, cancel)
+			if err, took := after(func() error { return c.wait(ctx) }); !errors.Is(err, context.Canceled) || took != freshWait/2 {
+				t.Errorf("%s ends after %s with %v, want the request's cancellation after %s", name, took, err, freshWait/2)
+			}
+		}
+		w.Etcd.Stall(false)
+		if err := w.Consistent(t.Context(), nil); err != nil || w.Mirror.PublishedRevision() < mirror.Revision(rev) {
+			t.Errorf("Consistent returns at %d, before %d: %v", w.Mirror.PublishedRevision(), rev, err)
+		}
+	})
+}
+
+// TestSnapshot_Revision_HasItsState: an exact snapshot is of its revision and no later one. One of a
+// revision that etcd does not have is refused without a wait, one that etcd has compacted too.
+func TestSnapshot_Revision_HasItsState(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaited(t)
+		first := w.Mirror.PublishedRevision()
+		second := w.Put(t, podtest.Pod("b"))
+		for _, c := range []struct {
+			resourceVersion string
+			exact           int64
+			want            mirror.Revision
+		}{{"", 0, second}, {"0", 0, second}, {fmt.Sprint(first), 0, second}, {fmt.Sprint(second), 0, second}, {"", second, second}, {"", first, first}} {
+			snap, err := w.Snapshot(t.Context(), storage.ListOptions{ResourceVersion: c.resourceVersion}, c.exact, nil)
+			if err != nil || snap.Rev != c.want {
+				t.Errorf("resource version %q, exact %d: revision %d, want %d: %v", c.resourceVersion, c.exact, snap.Rev, c.want, err)
+			}
+		}
+		if _, err := w.Snapshot(t.Context(), storage.ListOptions{ResourceVersion: "x"}, 0, nil); !apierrors.IsBadRequest(err) {
+			t.Errorf("resource version x: %v, want 400", err)
+		}
+		err, took := after(func() error {
+			_, err := w.Snapshot(t.Context(), storage.ListOptions{}, second+1, nil)
+			return err
+		})
+		if !storage.IsTooLargeResourceVersion(err) || took != 0 {
+			t.Errorf("exactly the next revision: %v after %s, want 504 immediately", err, took)
+		}
+		w.Mirror.Compact(second)
+		if _, err := w.Snapshot(t.Context(), storage.ListOptions{}, first, nil); !errors.Is(err, mirror.ErrCompacted) {
+			t.Errorf("exactly a compacted revision: %v, want ErrCompacted", err)
+		}
+	})
+}
+
+// TestReady_LoadTakesLong_RefusesLaterReads: the first reader waits for the load, later ones are
+// refused immediately, until it is loaded.
+func TestReady_LoadTakesLong_RefusesLaterReads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		etcd := memory.New()
+		etcd.FailLists(errors.New("not yet"))
+		c := podtest.New(t, func(o *podtest.Options) { o.Etcd, o.Unloaded = etcd, true })
+		w := New(c.Mirror, c.Resource, schema.GroupResource{Resource: "pods"}, false)
+		for i, want := range []time.Duration{freshWait, 0} {
+			err, took := after(func() error { return w.Ready(t.Context()) })
+			if !apierrors.IsTooManyRequests(err) || took != want {
+				t.Errorf("reader %d: %v after %s, want 429 after %s", i, err, took, want)
+			}
+		}
+		etcd.FailLists(nil)
+		if err := c.Resource.WaitReady(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err, took := after(func() error { return w.Ready(t.Context()) }); err != nil || took != 0 {
+			t.Errorf("a reader of the loaded resource: %v after %s", err, took)
 		}
 	})
 }
