@@ -17,12 +17,12 @@ import (
 // has no etcd server.
 func TestExampleProgram_RealEtcd_AnswersOldRevisions(t *testing.T) {
 	t.Parallel()
-	ctx := contextFor(t)
-	dir := t.TempDir()
 	program, err := testbin.Build("test/example-etcd", ".", "./examples/etcd", "GOWORK=off")
 	if err != nil {
 		t.Fatal(err)
 	}
+	ctx := contextFor(t)
+	dir := t.TempDir()
 	server := newEtcd(t)
 	server.run(t)
 	client := connect(t, server.socket())
