@@ -7,15 +7,17 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
 )
 
 // Metric returns the sum of all series of /metrics whose text begins with prefix, as in
-// `name{label="value"`. It returns an error if there is none.
+// `name{label="value"`, with the whole name. It returns an error if there is none.
 func (a *API) Metric(ctx context.Context, prefix string) (float64, error) {
-	sum, found, err := a.sum(ctx, func(series string) bool { return strings.HasPrefix(series, prefix) })
+	name, _, _ := strings.Cut(prefix, "{")
+	sum, found, err := a.sum(ctx, name, func(series string) bool { return strings.HasPrefix(series, prefix) })
 	if err == nil && !found {
 		err = fmt.Errorf("metrics: no series begins with %s", prefix)
 	}
@@ -25,15 +27,16 @@ func (a *API) Metric(ctx context.Context, prefix string) (float64, error) {
 // Sum returns the sum of the series of a metric that have all of the labels, as in `label="value"`;
 // 0 if there is none.
 func (a *API) Sum(ctx context.Context, metric string, labels ...string) (float64, error) {
-	sum, _, err := a.sum(ctx, func(series string) bool {
+	sum, _, err := a.sum(ctx, metric, func(series string) bool {
 		name, rest, _ := strings.Cut(series, "{")
 		return name == metric && !slices.ContainsFunc(labels, func(label string) bool { return !strings.Contains(rest, label) })
 	})
 	return sum, err
 }
 
-func (a *API) sum(ctx context.Context, match func(series string) bool) (sum float64, found bool, err error) {
-	r, err := a.DoAs(ctx, http.MethodGet, "/metrics", "", "", "text/plain", nil)
+// sum returns the sum of the matching series of one metric.
+func (a *API) sum(ctx context.Context, name string, match func(series string) bool) (sum float64, found bool, err error) {
+	r, err := a.DoAs(ctx, http.MethodGet, "/metrics", namesOf(name).Encode(), "", "text/plain", nil)
 	if err != nil {
 		return 0, false, err
 	}
@@ -41,6 +44,19 @@ func (a *API) sum(ctx context.Context, match func(series string) bool) (sum floa
 		return 0, false, fmt.Errorf("metrics: %w", r.Err())
 	}
 	return sumSeries(r.Body, match)
+}
+
+// namesOf returns the query of /metrics for the metric of a series: all metrics are 2 MB. A
+// histogram's series have suffixes that the query must not have, and a counter's name may end like
+// them. A server that does not know the query returns all metrics.
+func namesOf(series string) url.Values {
+	names := url.Values{"name[]": {series}}
+	for _, suffix := range []string{"_count", "_sum", "_bucket"} {
+		if histogram, ok := strings.CutSuffix(series, suffix); ok {
+			names.Add("name[]", histogram)
+		}
+	}
+	return names
 }
 
 // Metric returns the sum of the series of etcd's /metrics whose text begins with prefix, as
