@@ -77,7 +77,7 @@ func TestUnseeded_DrawsWithoutLoggedSeed_AreFound(t *testing.T) {
 		imported, code string
 		want           int
 	}{
-		{`"math/rand/v2"`, `rand.New(rand.NewPCG(rand.Uint64(), 0))`, 2}, // as a seed, and as a draw
+		{`"math/rand/v2"`, `rand.New(rand.NewPCG(rand.Uint64(), 0))`, 2}, // seed and draw
 		{`"math/rand/v2"`, `rnd := rand.New(rand.NewPCG(testseed.New(t), 0)); rnd.IntN(3)`, 0},
 		{`"math/rand/v2"`, `rand.IntN(rand.IntN(3))`, 2},
 		{`"math/rand/v2"`, `rand.N(time.Second)`, 1},

@@ -155,8 +155,8 @@ func TestWaits_FeedStalled_EndLate(t *testing.T) {
 	})
 }
 
-// TestSnapshot_Revision_HasItsState: an exact snapshot is of its revision and no later one. One of a
-// revision that etcd does not have is refused without a wait, one that etcd has compacted too.
+// TestSnapshot_Revision_HasItsState: an exact snapshot is of its revision and no later one. One of
+// a revision that etcd does not have is refused without a wait, one that etcd has compacted too.
 func TestSnapshot_Revision_HasItsState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWaited(t)

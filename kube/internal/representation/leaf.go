@@ -56,8 +56,8 @@ func (p *leaves) setLeafItems(l *leaf, r *leafItems) {
 	if !same {
 		p.varies.Store(true)
 	}
-	// The leaf has the same entries, so the compressed forms stay valid, unless the items have other
-	// bytes than before.
+	// The leaf has the same entries, so the compressed forms stay valid, unless the items have
+	// other bytes than before.
 	for i := range replaced.deflated {
 		if k := replaced.deflated[i].Swap(nil); k != nil && !(same && r.deflated[i].CompareAndSwap(nil, k)) {
 			k.Unref()
