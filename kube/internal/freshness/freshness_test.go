@@ -51,11 +51,11 @@ func newWaited(t *testing.T, change ...func(*podtest.Options)) waited {
 	return w
 }
 
-// after returns the result of a wait, and how long it has taken.
-func after(wait func() error) (err error, took time.Duration) {
+// after returns how long a wait has taken, and its result.
+func after(wait func() error) (took time.Duration, err error) {
 	began := time.Now()
 	err = wait()
-	return err, time.Since(began)
+	return time.Since(began), err
 }
 
 // TestWaitFor_Revision_ReturnsWhenPublished: a wait for a published revision takes no time; one for
@@ -65,7 +65,7 @@ func TestWaitFor_Revision_ReturnsWhenPublished(t *testing.T) {
 		w := newWaited(t)
 		published := w.Mirror.PublishedRevision()
 		for _, asked := range []uint64{0, 1, uint64(published)} {
-			if err, took := after(func() error { return w.WaitFor(t.Context(), asked) }); err != nil || took != 0 {
+			if took, err := after(func() error { return w.WaitFor(t.Context(), asked) }); err != nil || took != 0 {
 				t.Errorf("a wait for revision %d of %d takes %s: %v", asked, published, took, err)
 			}
 		}
@@ -95,7 +95,7 @@ func TestWaitFor_OtherKeyWritten_RequestsProgress(t *testing.T) {
 		if published := w.Mirror.PublishedRevision(); published >= rev {
 			t.Fatalf("revision %d is published without a request for progress", published)
 		}
-		if err, took := after(func() error { return w.WaitFor(t.Context(), uint64(rev)) }); err != nil || took >= freshWait/2 {
+		if took, err := after(func() error { return w.WaitFor(t.Context(), uint64(rev)) }); err != nil || took >= freshWait/2 {
 			t.Errorf("a wait for a revision of another key takes %s: %v", took, err)
 		}
 	})
@@ -130,7 +130,7 @@ func TestWaits_FeedStalled_EndLate(t *testing.T) {
 			"Snapshot":       {snapshot(0), freshWait, apierrors.IsTooManyRequests},
 			"Snapshot at":    {snapshot(int64(rev)), freshWait, apierrors.IsTooManyRequests},
 		} {
-			err, took := after(func() error { return c.wait(t.Context()) })
+			took, err := after(func() error { return c.wait(t.Context()) })
 			if !c.is(err) || took != c.limit {
 				t.Errorf("%s ends after %s with %v, want %s", name, took, err, c.limit)
 			}
@@ -138,13 +138,13 @@ func TestWaits_FeedStalled_EndLate(t *testing.T) {
 				continue
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			if err, took := after(func() error { return c.wait(ctx) }); !c.is(err) || took != time.Second-answerTime {
+			if took, err := after(func() error { return c.wait(ctx) }); !c.is(err) || took != time.Second-answerTime {
 				t.Errorf("%s with a deadline of 1 s ends after %s with %v", name, took, err)
 			}
 			cancel()
 			ctx, cancel = context.WithCancel(t.Context())
 			time.AfterFunc(freshWait/2, cancel)
-			if err, took := after(func() error { return c.wait(ctx) }); !errors.Is(err, context.Canceled) || took != freshWait/2 {
+			if took, err := after(func() error { return c.wait(ctx) }); !errors.Is(err, context.Canceled) || took != freshWait/2 {
 				t.Errorf("%s ends after %s with %v, want the request's cancellation after %s", name, took, err, freshWait/2)
 			}
 		}
@@ -175,7 +175,7 @@ func TestSnapshot_Revision_HasItsState(t *testing.T) {
 		if _, err := w.Snapshot(t.Context(), storage.ListOptions{ResourceVersion: "x"}, 0, nil); !apierrors.IsBadRequest(err) {
 			t.Errorf("resource version x: %v, want 400", err)
 		}
-		err, took := after(func() error {
+		took, err := after(func() error {
 			_, err := w.Snapshot(t.Context(), storage.ListOptions{}, second+1, nil)
 			return err
 		})
@@ -198,7 +198,7 @@ func TestReady_LoadTakesLong_RefusesLaterReads(t *testing.T) {
 		c := podtest.New(t, func(o *podtest.Options) { o.Etcd, o.Unloaded = etcd, true })
 		w := New(c.Mirror, c.Resource, schema.GroupResource{Resource: "pods"}, false)
 		for i, want := range []time.Duration{freshWait, 0} {
-			err, took := after(func() error { return w.Ready(t.Context()) })
+			took, err := after(func() error { return w.Ready(t.Context()) })
 			if !apierrors.IsTooManyRequests(err) || took != want {
 				t.Errorf("reader %d: %v after %s, want 429 after %s", i, err, took, want)
 			}
@@ -207,7 +207,7 @@ func TestReady_LoadTakesLong_RefusesLaterReads(t *testing.T) {
 		if err := c.Resource.WaitReady(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if err, took := after(func() error { return w.Ready(t.Context()) }); err != nil || took != 0 {
+		if took, err := after(func() error { return w.Ready(t.Context()) }); err != nil || took != 0 {
 			t.Errorf("a reader of the loaded resource: %v after %s", err, took)
 		}
 	})

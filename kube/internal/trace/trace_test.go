@@ -32,7 +32,7 @@ func (c *collector) Start(ctx context.Context, name string, opts ...oteltrace.Sp
 
 func (c *collector) add(what string, attributes []attribute.KeyValue) {
 	for _, a := range attributes {
-		what += fmt.Sprintf(" %s=%s", a.Key, a.Value.Emit())
+		what += fmt.Sprintf(" %s=%s", a.Key, a.Value.String())
 	}
 	c.lines = append(c.lines, what)
 }
