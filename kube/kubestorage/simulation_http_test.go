@@ -2,8 +2,10 @@ package kubestorage_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -117,7 +119,9 @@ func simRead(ctx context.Context, reads http.Handler, verb, namespace, name stri
 		req.Header.Set("Accept", "application/vnd.kubernetes.protobuf")
 	}
 	w := httptest.NewRecorder()
-	reads.ServeHTTP(w, req)
+	if aborted := serveOrAbort(reads, w, req); aborted {
+		return true, cmp.Or(ctx.Err(), errAborted)
+	}
 	if *passed {
 		return false, nil
 	}
@@ -129,6 +133,22 @@ func simRead(ctx context.Context, reads http.Handler, verb, namespace, name stri
 		return true, apierrors.FromObject(status)
 	}
 	return true, simDecode(w.Code, w.Body.Bytes(), out)
+}
+
+// errAborted is a response that was broken off, which no fault of the simulation excuses.
+var errAborted = errors.New("the response was aborted")
+
+// serveOrAbort serves a request, and reports whether the response was broken off.
+func serveOrAbort(reads http.Handler, w http.ResponseWriter, req *http.Request) (aborted bool) {
+	defer func() {
+		if p := recover(); p == http.ErrAbortHandler {
+			aborted = true
+		} else if p != nil {
+			panic(p)
+		}
+	}()
+	reads.ServeHTTP(w, req)
+	return false
 }
 
 // simResponse is the response of a watch that is read while it is written.
