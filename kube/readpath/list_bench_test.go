@@ -19,10 +19,9 @@ func (c *bodyCounter) Header() http.Header         { return c.header }
 func (c *bodyCounter) WriteHeader(int)             {}
 func (c *bodyCounter) Write(p []byte) (int, error) { c.bytes += len(p); return len(p), nil }
 
-// BenchmarkList measures cached lists of 10,000 pods of 1 KB, and a page of 500 of them, without a
-// connection.
-func BenchmarkList(b *testing.B) {
-	const objects = 10_000
+// manyPods returns a server of n pods of 1 KB.
+func manyPods(b *testing.B, n int) *watched {
+	b.Helper()
 	w := watchedPods(b)
 	var wg sync.WaitGroup
 	work := make(chan int)
@@ -33,12 +32,19 @@ func BenchmarkList(b *testing.B) {
 			}
 		})
 	}
-	for i := range objects {
+	for i := range n {
 		work <- i
 	}
 	close(work)
 	wg.Wait()
 	w.catchUp(b)
+	return w
+}
+
+// BenchmarkList measures cached lists of 10,000 pods of 1 KB, and a page of 500 of them, without a
+// connection.
+func BenchmarkList(b *testing.B) {
+	w := manyPods(b, 10_000)
 	for _, c := range []struct{ name, accept, encoding, query string }{
 		{"json", jsonType, "", "resourceVersion=0"},
 		{"protobuf", protobufType, "", "resourceVersion=0"},

@@ -197,22 +197,7 @@ func BenchmarkWatchFrames(b *testing.B) {
 // HTTP/2 in this process.
 func BenchmarkWatchInitialEvents(b *testing.B) {
 	const objects = 20_000
-	w := watchedPods(b)
-	var wg sync.WaitGroup
-	work := make(chan int)
-	for range 32 {
-		wg.Go(func() {
-			for i := range work {
-				w.put(b, w.object(fmt.Sprintf("pod-%05d", i), map[string]string{"filler": strings.Repeat("x", 900)}))
-			}
-		})
-	}
-	for i := range objects {
-		work <- i
-	}
-	close(work)
-	wg.Wait()
-	w.catchUp(b)
+	w := manyPods(b, objects)
 	for _, engine := range []string{"", "upstream"} {
 		for _, accept := range []string{jsonType, protobufType} {
 			b.Run(fmt.Sprintf("%s/%s", strings.Replace(engine+"strata", "upstreamstrata", "upstream", 1), accept[strings.LastIndexAny(accept, "./")+1:]), func(b *testing.B) {

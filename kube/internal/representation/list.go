@@ -56,10 +56,10 @@ const (
 	missing                       // some must be made first
 )
 
-// decide decides how a run comes. n is the size of its items, an estimate unless it is known.
-func (l *List) decide(r mirror.Run) (how delivery, n int64, known bool) {
+// decide decides how a run comes.
+func (l *List) decide(r mirror.Run) (how delivery) {
 	p := l.Rep
-	n, known = p.estimate(r)
+	n, _ := p.estimate(r)
 	switch {
 	case l.Compressed && !l.Once && r.Whole() && gzipjoin.WorthApart(n) && r.Items()[len(r.Items())-1].Key() != l.Last:
 		if how = deflated; !p.keepsDeflated(r) {
@@ -70,7 +70,7 @@ func (l *List) decide(r mirror.Run) (how delivery, n int64, known bool) {
 	case l.Once || !p.keeps(r):
 		how = missing
 	}
-	return how, n, known
+	return how
 }
 
 // Parts yields the parts of the runs in order, or an error, which ends them. If many runs have no
@@ -81,7 +81,7 @@ func (l *List) Parts(ctx context.Context, all iter.Seq[mirror.Run]) iter.Seq2[*P
 		n := 0
 		if !l.Once {
 			for r := range all {
-				how, _, _ := l.decide(r)
+				how := l.decide(r)
 				if l.how = append(l.how, how); how&missing != 0 {
 					n++
 				}
@@ -95,7 +95,7 @@ func (l *List) Parts(ctx context.Context, all iter.Seq[mirror.Run]) iter.Seq2[*P
 		for r := range all {
 			var how delivery
 			if l.Once {
-				how, _, _ = l.decide(r)
+				how = l.decide(r)
 			} else {
 				how = l.how[i]
 			}

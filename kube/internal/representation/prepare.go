@@ -55,7 +55,7 @@ func (x *preparation) runs(runs iter.Seq[mirror.Run]) {
 		if x.ctx.Err() != nil {
 			break
 		}
-		how, _, _ := x.list.decide(r)
+		how := x.list.decide(r)
 		if n, ok := x.list.prepared(r, how); ok {
 			x.total.Add(n)
 			continue

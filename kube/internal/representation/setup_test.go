@@ -100,6 +100,5 @@ func inflate(t testing.TB, run gzipjoin.Segment) []byte {
 
 // isLarge reports whether a list makes the items of the run one by one.
 func isLarge(rep *Representation, r mirror.Run) bool {
-	how, _, _ := (&List{Rep: rep}).decide(r)
-	return how&large != 0
+	return (&List{Rep: rep}).decide(r)&large != 0
 }
