@@ -4,6 +4,10 @@
 // Mutated files are overlays of go's build: the working tree stays as it is.
 //
 // Usage: mutants [-root directory] [-only regexp]
+//
+//	mutants [-root directory] -score packages [-sample N] [-seed N]
+//
+// The second form does so for a sample of all places of packages: score.go.
 package main
 
 import (
@@ -31,6 +35,8 @@ type mutation struct {
 	run      string   // regular expression of the tests
 	pkg      string   // of the tests, from the root; the directory of the file if empty
 	flags    []string // of go test
+
+	from, to int // if to is not 0, the place of new, and old is the whole file
 }
 
 // result is the result of the tests of a mutation.
@@ -50,10 +56,17 @@ const (
 func main() {
 	root := flag.String("root", ".", "the root of the repository")
 	only := flag.String("only", ".*", "run only mutations whose whole id matches the regular expression")
+	packages := flag.String("score", "", "packages with commas between them, from the root: try a sample of all mutations of each")
+	sample := flag.Int("sample", 100, "mutations of each package of -score; 0 tries all")
+	seed := flag.Uint64("seed", uint64(time.Now().UnixNano()), "the seed of the sample")
 	flag.Parse()
 	selected, err := regexp.Compile("^(?:" + *only + ")$")
 	dir, errRoot := filepath.Abs(*root)
-	if err = cmp.Or(err, errRoot); err == nil {
+	switch err = cmp.Or(err, errRoot); {
+	case err != nil:
+	case *packages != "":
+		err = score(dir, strings.Split(*packages, ","), *sample, *seed)
+	default:
 		err = runAll(dir, selected)
 	}
 	if err != nil {
@@ -110,6 +123,9 @@ func (m mutation) try(root, temporary string) result {
 
 // mutate returns the content of a file with the new text.
 func (m mutation) mutate(content string) (string, error) {
+	if m.to > 0 {
+		return content[:m.from] + m.new + content[m.to:], nil
+	}
 	if n, want := strings.Count(content, m.old), cmp.Or(m.times, 1); n != want {
 		return "", fmt.Errorf("the old text occurs %d times in the file, want %d", n, want)
 	}
@@ -127,12 +143,13 @@ func (m mutation) overlay(root, temporary string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	changed := filepath.Join(temporary, m.id+".go")
+	id := strings.ReplaceAll(m.id, "/", "-")
+	changed := filepath.Join(temporary, id+".go")
 	description, err := json.Marshal(map[string]map[string]string{"Replace": {original: changed}})
 	if err != nil {
 		return "", err
 	}
-	name := filepath.Join(temporary, m.id+".json")
+	name := filepath.Join(temporary, id+".json")
 	return name, cmp.Or(os.WriteFile(changed, []byte(mutated), 0o600), os.WriteFile(name, description, 0o600))
 }
 
@@ -151,6 +168,12 @@ func (m mutation) test(root, overlay string) (events []byte, err error) {
 
 // event is an event of go test -json.
 type event struct{ Action, Test, Output string }
+
+// noTestFailed begins the reason of tests that ended without a failed one.
+const noTestFailed = "no test has failed: "
+
+// crashed reports whether the process of the tests ended although no test had failed.
+func (r result) crashed() bool { return r.outcome == invalid && strings.HasPrefix(r.by, noTestFailed) }
 
 // judge returns the result for the events and the exit of go test. Tests that did not run, and code
 // that does not build, prove nothing.
@@ -178,7 +201,7 @@ func judge(events []byte, exit error) result {
 	case exit == nil:
 		return result{survived, ""}
 	case failed == "":
-		return result{invalid, "no test has failed: " + exit.Error()}
+		return result{invalid, noTestFailed + exit.Error()}
 	}
 	return result{killed, failed}
 }

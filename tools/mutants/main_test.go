@@ -104,3 +104,42 @@ func TestTable_Mutations_AreComplete(t *testing.T) {
 		seen[m.id] = true
 	}
 }
+
+// TestPlaces_EachKind_HasItsMutations: one place of each kind, and the code that it becomes.
+func TestPlaces_EachKind_HasItsMutations(t *testing.T) {
+	const code = "package p\n\nfunc f(a, b int, ok bool, err error, mu sync.Locker, c chan int) (int, error) {\n%s\nreturn a, nil\n}\n"
+	for line, want := range map[string][]string{
+		"if a < b { a++ }":                  {"if a <= b { a++ }", "if a >= b { a++ }"},
+		"if err == nil { a++ }":             {"if err != nil { a++ }"},
+		"if ok { a++ }":                     {"if !(ok) { a++ }"},
+		"if ok && a == b { a++ }":           {"if ok || a == b { a++ }", "if ok && a != b { a++ }"},
+		"return a, err":                     {"return a, nil"},
+		"return a, nil":                     nil,
+		"return f(a, b, ok, err, mu, c)":    nil, // all results in one
+		"_ = func() string { return \"\" }": nil,
+		"mu.Lock()":                         {"{}"},
+		"defer mu.Unlock()":                 {"{}"},
+		"c <- a":                            {"{}"},
+		"<-c":                               {"{}"},
+		"close(c)":                          {"{}"},
+		"select { case c <- a: default: }":  nil, // another case of the same select is another choice
+		"clear(m)":                          nil,
+	} {
+		content := strings.Replace(code, "%s", line, 1)
+		places, err := placesOf("p.go", content)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, m := range places {
+			mutated, err := m.mutate(content)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, strings.Split(mutated, "\n")[3])
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s becomes %q, want %q", line, got, want)
+		}
+	}
+}

@@ -1,0 +1,192 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"go/ast"
+	"go/build"
+	"go/parser"
+	"go/token"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// buildTag selects the files of kube/ that the workspace builds.
+const buildTag = "apiserver_v0_37"
+
+// wantedScore is the share of the mutations of a package that its own tests must kill.
+const wantedScore = 0.85
+
+// score applies sampled mutations of every place of a package, each for itself, and fails if the
+// tests of the package kill fewer than wantedScore of them. The places are comparisons, conditions,
+// returned errors, locks, and operations on channels (places). Mutations that do not build do not
+// count. The survivors are listed: each is equivalent to the code, or a gap of the tests.
+func score(root string, packages []string, sample int, seed uint64) error {
+	temporary, err := os.MkdirTemp("", "mutants-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(temporary)
+	var low []string
+	for _, pkg := range packages {
+		all, err := places(root, pkg)
+		if err != nil {
+			return err
+		}
+		rand.New(rand.NewPCG(seed, 0)).Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+		counts := map[outcome]int{}
+		for _, m := range all {
+			if sample > 0 && counts[killed]+counts[survived] == sample {
+				break
+			}
+			r := m.try(root, temporary)
+			if r.crashed() { // a fatal error of the runtime, such as the unlock of an unlocked mutex
+				r.outcome = killed
+			}
+			counts[r.outcome]++
+			if r.outcome == survived {
+				fmt.Printf("%s: %s survived\n", m.id, cmp.Or(m.new, "nothing"))
+			}
+		}
+		tried := counts[killed] + counts[survived]
+		if tried == 0 {
+			return fmt.Errorf("%s: none of %d mutations was tried", pkg, len(all))
+		}
+		share := float64(counts[killed]) / float64(tried)
+		fmt.Printf("%s: %d of %d killed (%.0f %%), of %d places; %d did not build\n", pkg, counts[killed], tried, 100*share, len(all), counts[invalid])
+		if share < wantedScore {
+			low = append(low, pkg)
+		}
+	}
+	if len(low) > 0 {
+		return fmt.Errorf("fewer than %.0f %% of the mutations were killed in %s (seed %d)", 100*wantedScore, strings.Join(low, ", "), seed)
+	}
+	return nil
+}
+
+// places returns a mutation for every place of the package's files, without those of tests.
+func places(root, pkg string) ([]mutation, error) {
+	context := build.Default
+	context.BuildTags = []string{buildTag}
+	p, err := context.ImportDir(filepath.Join(root, pkg), 0)
+	if err != nil {
+		return nil, err
+	}
+	var all []mutation
+	for _, name := range p.GoFiles {
+		file := filepath.Join(pkg, name)
+		content, err := os.ReadFile(filepath.Join(root, file))
+		if err != nil {
+			return nil, err
+		}
+		found, err := placesOf(file, string(content))
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, found...)
+	}
+	return all, nil
+}
+
+// operators are the other operators for one.
+var operators = map[token.Token][]token.Token{
+	token.EQL: {token.NEQ}, token.NEQ: {token.EQL},
+	token.LSS: {token.LEQ, token.GEQ}, token.LEQ: {token.LSS, token.GTR},
+	token.GTR: {token.GEQ, token.LEQ}, token.GEQ: {token.GTR, token.LSS},
+	token.LAND: {token.LOR}, token.LOR: {token.LAND},
+}
+
+// placesOf returns the mutations of a file.
+func placesOf(file, content string) ([]mutation, error) {
+	set := token.NewFileSet()
+	parsed, err := parser.ParseFile(set, file, content, parser.SkipObjectResolution)
+	if err != nil {
+		return nil, err
+	}
+	var all []mutation
+	add := func(from, to token.Pos, text string) {
+		position, end := set.Position(from), set.Position(to)
+		all = append(all, mutation{
+			id: fmt.Sprintf("%s:%d:%d", file, position.Line, position.Column), file: file, run: ".", flags: []string{"-short", "-tags=" + buildTag},
+			old: content, new: text, from: position.Offset, to: end.Offset,
+		})
+	}
+	var functions []*ast.FuncType // those around the node
+	var nodes []ast.Node
+	ast.Inspect(parsed, func(n ast.Node) bool {
+		if n == nil {
+			switch nodes[len(nodes)-1].(type) {
+			case *ast.FuncDecl, *ast.FuncLit:
+				functions = functions[:len(functions)-1]
+			}
+			nodes = nodes[:len(nodes)-1]
+			return true
+		}
+		nodes = append(nodes, n)
+		switch n := n.(type) {
+		case *ast.FuncDecl:
+			functions = append(functions, n.Type)
+		case *ast.FuncLit:
+			functions = append(functions, n.Type)
+		case *ast.BinaryExpr:
+			for _, other := range operators[n.Op] {
+				add(n.OpPos, n.OpPos+token.Pos(len(n.Op.String())), other.String())
+			}
+		case *ast.IfStmt:
+			if _, ok := n.Cond.(*ast.BinaryExpr); !ok {
+				add(n.Cond.Pos(), n.Cond.End(), "!("+content[set.Position(n.Cond.Pos()).Offset:set.Position(n.Cond.End()).Offset]+")")
+			}
+		case *ast.ReturnStmt:
+			if len(functions) > 0 && returnsError(functions[len(functions)-1], n) {
+				last := n.Results[len(n.Results)-1]
+				add(last.Pos(), last.End(), "nil")
+			}
+		case *ast.BlockStmt:
+			for _, statement := range n.List {
+				if acts(statement) {
+					add(statement.Pos(), statement.End(), "{}")
+				}
+			}
+		}
+		return true
+	})
+	return all, nil
+}
+
+// returnsError reports whether the statement returns an error that is not the constant nil.
+func returnsError(f *ast.FuncType, n *ast.ReturnStmt) bool {
+	if f.Results == nil || len(n.Results) != f.Results.NumFields() {
+		return false
+	}
+	kind, ok := f.Results.List[len(f.Results.List)-1].Type.(*ast.Ident)
+	value, constant := n.Results[len(n.Results)-1].(*ast.Ident)
+	return ok && kind.Name == "error" && (!constant || value.Name != "nil")
+}
+
+// acts reports whether the statement takes or leaves a lock, or operates on a channel.
+func acts(statement ast.Stmt) bool {
+	var called ast.Expr
+	switch s := statement.(type) {
+	case *ast.SendStmt:
+		return true
+	case *ast.DeferStmt:
+		called = s.Call
+	case *ast.ExprStmt:
+		called = s.X
+	}
+	switch x := called.(type) {
+	case *ast.UnaryExpr:
+		return x.Op == token.ARROW
+	case *ast.CallExpr:
+		switch f := x.Fun.(type) {
+		case *ast.Ident:
+			return f.Name == "close"
+		case *ast.SelectorExpr:
+			return slices.Contains([]string{"Lock", "Unlock", "RLock", "RUnlock"}, f.Sel.Name)
+		}
+	}
+	return false
+}
