@@ -116,7 +116,7 @@ func (m mutation) try(root, temporary string) result {
 		return result{invalid, err.Error()}
 	}
 	if r := judge(m.test(root, "")); r.outcome != survived {
-		return result{invalid, "fails without the mutation: " + r.by}
+		return result{invalid, failsWithout + r.by}
 	}
 	return judge(m.test(root, overlay))
 }
@@ -169,8 +169,8 @@ func (m mutation) test(root, overlay string) (events []byte, err error) {
 // event is an event of go test -json.
 type event struct{ Action, Test, Output string }
 
-// noTestFailed begins the reason of tests that ended without a failed one.
-const noTestFailed = "no test has failed: "
+// The beginnings of reasons: the tests fail without the mutation, or ended without a failed one.
+const failsWithout, noTestFailed = "fails without the mutation: ", "no test has failed: "
 
 // crashed reports whether the process of the tests ended although no test had failed.
 func (r result) crashed() bool { return r.outcome == invalid && strings.HasPrefix(r.by, noTestFailed) }

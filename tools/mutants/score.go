@@ -43,6 +43,9 @@ func score(root string, packages []string, sample int, seed uint64) error {
 				break
 			}
 			r := m.try(root, temporary)
+			if strings.HasPrefix(r.by, failsWithout) {
+				return fmt.Errorf("%s: %s", pkg, r.by)
+			}
 			if r.crashed() { // a fatal error of the runtime, such as the unlock of an unlocked mutex
 				r.outcome = killed
 			}
