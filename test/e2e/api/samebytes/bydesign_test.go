@@ -62,7 +62,7 @@ var byDesign = []struct {
 			"a page at an old revision from etcd",
 		apply: func(_ request, got, want *response) {
 			if g, w := startKey(got.body), startKey(want.body); g == "/"+w && w != "" {
-				got.body = tokens.ReplaceAll(got.body, tokens.Find(want.body))
+				got.body = tokens.ReplaceAllLiteral(got.body, tokens.Find(want.body))
 			}
 		},
 	},
@@ -92,7 +92,7 @@ var byDesign = []struct {
 		apply: func(r request, got, want *response) {
 			if strings.Contains(r.path, customGroup+"/v1beta2/") {
 				for _, a := range []*response{got, want} {
-					a.body = bytes.Replace(a.body, []byte(`"neg":-0`), []byte(`"neg":0`), 1)
+					a.body = negatives.ReplaceAll(a.body, []byte("${1}0"))
 				}
 			}
 		},
@@ -138,13 +138,14 @@ var (
 	oldest    = regexp.MustCompile(`(too old resource version: [0-9]+ )\([0-9]{4}\)`)
 	columns   = regexp.MustCompile(`"columnDefinitions":.*?,"rows":`)
 	tables    = regexp.MustCompile(`"?kind"?: ?"?Table`)
-	tokens    = regexp.MustCompile(`"continue":"([^"]+)"`)
+	tokens    = regexp.MustCompile(`\bcontinue"?: ?"?([A-Za-z0-9_-]+)`)
+	negatives = regexp.MustCompile(`(\bneg"?: ?)-0\b`)
 	drainHook = regexp.MustCompile(`\s*"/(healthz|livez|readyz)/poststarthook/strata-drain-on-shutdown",`)
 	addresses = regexp.MustCompile(`127\.0\.0\.1:[0-9]+`)
 	ages      = regexp.MustCompile(`"([0-9]+[smhdy])+"`)
 )
 
-// startKey returns the key in the continue token of a list in JSON; "" if there is none.
+// startKey returns the key in the continue token of a list in JSON or YAML; "" if there is none.
 func startKey(body []byte) string {
 	found := tokens.FindSubmatch(body)
 	if found == nil {
