@@ -120,7 +120,7 @@ generate verify:
 
 ##@ Compare, and run tests of others
 
-bench: ## compare with the upstream cacher: make bench ARGS='-quick'
+bench: build ## compare with the upstream cacher: make bench ARGS='-quick'
 	$(GO) run ./test/bench $(ARGS)
 
 # Kubernetes' own tests of what the engine answers, built from the release that the server is built from. The module

@@ -26,7 +26,7 @@ func TestQuickFlag_UsesTenthOfObjects(t *testing.T) {
 	if got := configMaps.at(full.Scale); got != (dataset.Spec{ConfigMaps: 300_000, Pods: 10_000, Nodes: 500, Namespaces: 10}) {
 		t.Errorf("full: %+v", got)
 	}
-	if got := pods.at(quick.Scale); got != (dataset.Spec{Pods: 10_000, Nodes: 500, Namespaces: 10}) {
+	if got := cluster.at(quick.Scale); got != (dataset.Spec{ConfigMaps: 30_000, Pods: 10_000, Things: 10_000, Nodes: 500, Namespaces: 10}) {
 		t.Errorf("quick: %+v", got)
 	}
 	if len(full.Workloads) != len(workloads) || full.Runs < 5 {
@@ -49,8 +49,8 @@ func TestSelectWorkloads_MatchesWholeNames(t *testing.T) {
 	if got := names("get-16"); !slices.Equal(got, []string{"get-16"}) {
 		t.Errorf("get-16 selects %v", got)
 	}
-	if got := names("get.*,create,get-16"); !slices.Equal(got, []string{"create", "get-16", "get-16-any"}) {
-		t.Errorf("get.*,create,get-16 selects %v", got)
+	if got := names("get.*,start,get-16"); !slices.Equal(got, []string{"start", "get-16", "get-16-any"}) {
+		t.Errorf("get.*,start,get-16 selects %v", got)
 	}
 }
 
@@ -101,13 +101,6 @@ func TestStockFlag_SetsExecutableOfStockEngines(t *testing.T) {
 	_, err = parse("-engines", "strata,stock", "-stock", filepath.Join(t.TempDir(), "missing"))
 	if err == nil || !strings.Contains(err.Error(), "make stock") {
 		t.Errorf("a missing executable: %v, want an error that names make stock", err)
-	}
-}
-
-func TestParseVersions_ReturnsOneLine(t *testing.T) {
-	const output = "strata      v0.1.0-dev\nkubernetes  v1.37.2\ngo          go1.26.8 linux/amd64\n"
-	if got := parseVersions(output); got != "strata v0.1.0-dev, kubernetes v1.37.2" {
-		t.Errorf("got %q", got)
 	}
 }
 

@@ -14,8 +14,7 @@ import (
 )
 
 // provideData puts a copy of an etcd directory with the objects of spec into dataDir. The original
-// is filled at the first request, and kept in Config.DataDir for later ones. Several benchmarks may
-// do this at once.
+// is filled at the first request, and kept in Config.DataDir for later ones.
 func (r *runner) provideData(ctx context.Context, spec dataset.Spec, dataDir string) error {
 	filled := filepath.Join(r.config.DataDir, "filled", spec.ID())
 	if _, err := os.Stat(filled); os.IsNotExist(err) {
@@ -48,53 +47,37 @@ func (r *runner) fill(ctx context.Context, spec dataset.Spec, filled string) err
 	if err != nil {
 		return err
 	}
-	err = dataset.Fill(ctx, etcd.Client, spec, func(done, total int) { r.steps.update("%3d %%", 100*done/total) })
+	err = dataset.Fill(ctx, etcd.Client, spec)
 	etcd.Stop()
 	if err != nil {
 		return err
 	}
 	if err := os.Rename(unfinished, filled); err != nil {
-		if _, statErr := os.Stat(filled); statErr != nil {
-			return err
-		} // otherwise another benchmark was faster, with the same content
+		return err
 	}
 	r.steps.done("done")
 	return nil
 }
 
-// newRunDir makes a directory for the files of one run, and locks it until release is called. It
-// removes those of earlier runs that are over: the logs of a run that failed last until the next
-// run, and a run that was killed leaves a copy of etcd's data.
+// newRunDir makes a directory for the files of one run. It locks parent until release is called:
+// benchmarks at the same time would measure each other. It removes the directories of earlier runs:
+// the logs of a run that failed last until the next run, and a run that was killed leaves a copy of
+// etcd's data.
 func newRunDir(parent string) (dir string, release func(), err error) {
-	// Without this lock a directory that was just made, and is not locked yet, would look like one
-	// that is over.
-	all, err := fileutil.LockFile(filepath.Join(parent, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	lock, err := fileutil.TryLockFile(filepath.Join(parent, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return "", nil, err
-	}
-	defer all.Close()
-	lock := func(dir string) (*fileutil.LockedFile, error) {
-		return fileutil.TryLockFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+		return "", nil, fmt.Errorf("another benchmark uses %s: %w", parent, err)
 	}
 	earlier, err := filepath.Glob(filepath.Join(parent, "run-*"))
-	if err != nil {
-		return "", nil, err
-	}
 	for _, run := range earlier {
-		held, err := lock(run)
-		if errors.Is(err, fileutil.ErrLocked) {
-			continue
-		}
-		if err == nil {
-			err = errors.Join(os.RemoveAll(run), held.Close())
-		}
-		if err != nil {
-			return "", nil, err
-		}
+		err = errors.Join(err, os.RemoveAll(run))
 	}
-	if dir, err = os.MkdirTemp(parent, "run-"); err != nil {
+	if err == nil {
+		dir, err = os.MkdirTemp(parent, "run-")
+	}
+	if err != nil {
+		lock.Close()
 		return "", nil, err
 	}
-	held, err := lock(dir)
-	return dir, func() { held.Close() }, err
+	return dir, func() { lock.Close() }, nil
 }

@@ -1,34 +1,32 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"testing"
+
+	"go.etcd.io/etcd/client/pkg/v3/fileutil"
 )
 
-func TestNewRunDir_RemovesFinishedRunsOnly(t *testing.T) {
+func TestNewRunDir_OneRunAtATime_RemovesFinishedRuns(t *testing.T) {
 	parent := t.TempDir()
-	first, releaseFirst, err := newRunDir(parent)
+	first, release, err := newRunDir(parent)
 	if err != nil {
 		t.Fatal(err)
 	}
-	second, releaseSecond, err := newRunDir(parent)
-	if err != nil {
-		t.Fatal(err)
+	if _, _, err := newRunDir(parent); !errors.Is(err, fileutil.ErrLocked) {
+		t.Errorf("beside another run: %v", err)
 	}
-	defer releaseSecond()
 	if _, err := os.Stat(first); err != nil {
 		t.Errorf("the directory of an active run was removed: %v", err)
 	}
-	releaseFirst()
-	_, releaseThird, err := newRunDir(parent)
+	release()
+	_, release, err = newRunDir(parent)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer releaseThird()
+	release()
 	if _, err := os.Stat(first); !os.IsNotExist(err) {
 		t.Errorf("the directory of a run that is over is still there: %v", err)
-	}
-	if _, err := os.Stat(second); err != nil {
-		t.Errorf("the directory of an active run was removed: %v", err)
 	}
 }

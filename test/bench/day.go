@@ -151,15 +151,13 @@ func deploymentName(i int) string { return fmt.Sprintf("deployment-%02d", i) }
 
 // deployment returns a Deployment whose pods may all be replaced at once.
 func deployment(i int, replicas int32) *appsv1.Deployment {
-	pod := dataset.Pod(0, 1, 1)
 	labels := map[string]string{"app": deploymentName(i)}
-	pod.Spec.NodeName = ""
 	return &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: deploymentName(i)},
 		Spec: appsv1.DeploymentSpec{
 			Replicas: &replicas,
 			Selector: &metav1.LabelSelector{MatchLabels: labels},
-			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod.Spec},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: dataset.PodSpec("")},
 		},
 	}
 }

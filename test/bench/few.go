@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -45,38 +45,26 @@ var fewWorkloads = []Workload{
 	},
 }
 
-// steady is the share by which resident memory changes in atRest after the Go runtime has
-// returned free memory; restsAtMost bounds the wait for that.
-const steady, restsAtMost = 0.005, 6
-
 // holds is the memory of an engine after a garbage collection and a rest.
 type holds struct {
 	target.State
 	resident uint64
 }
 
-func (s *Sample) holds(ctx context.Context) (holds, error) {
-	if _, err := s.Engine.State(ctx); err != nil { // collects garbage
-		return holds{}, err
+func (s *Sample) holds(ctx context.Context) (h holds, err error) {
+	if _, err = s.Engine.State(ctx); err != nil { // collects garbage
+		return h, err
+	}
+	if err = s.rest(ctx, settled.at(s.Scale)); err != nil {
+		return h, err
 	}
 	memory, err := s.Engine.Memory()
-	for range restsAtMost {
-		before := memory.Resident
-		if err == nil {
-			err = s.rest(ctx, atRest.at(s.Scale))
-		}
-		if err == nil {
-			memory, err = s.Engine.Memory()
-		}
-		if err != nil {
-			return holds{}, err
-		}
-		if math.Abs(float64(memory.Resident)-float64(before)) < steady*float64(before) {
-			break
-		}
+	if err != nil {
+		return h, err
 	}
-	state, err := s.Engine.State(ctx)
-	return holds{state, memory.Resident}, err
+	h.resident = memory.Resident
+	h.State, err = s.Engine.State(ctx)
+	return h, err
 }
 
 // perWatch is the growth of a quantity per watch after n watches were opened.
@@ -85,7 +73,7 @@ func perWatch(after, before uint64, n int) float64 {
 }
 
 // idleLoad opens watches with bookmarks, each of one object by its name, of which none changes,
-// and compares the server's memory before, meanwhile and afterwards.
+// and compares the server's memory before and meanwhile.
 type idleLoad struct{ watches size }
 
 func (l idleLoad) run(ctx context.Context, s *Sample) error {
@@ -94,7 +82,10 @@ func (l idleLoad) run(ctx context.Context, s *Sample) error {
 		return err
 	}
 	n := l.watches.at(s.Scale)
-	conns := s.Engine.DialAll(connsFor(n))
+	conns, err := s.Engine.DialAll(ctx, connsFor(n))
+	if err != nil {
+		return err
+	}
 	defer target.CloseAll(conns)
 	idle := watchSet{n: n, after: revision, path: func(i int) string {
 		return watchOf(configMapsPath, "fieldSelector=metadata.name%3D"+dataset.ConfigMapName(i%s.Data.ConfigMaps), revision)
@@ -129,22 +120,12 @@ func (l idleLoad) run(ctx context.Context, s *Sample) error {
 	if ended := w.ended.Load(); ended > 0 {
 		s.Broken("%d of %d watches were ended", ended, n)
 	}
-	w.close()
-	after, err := s.holds(ctx)
-	if err != nil {
-		return err
-	}
 	s.Detail("%s of them over %d connections", grouped(n), len(conns))
 	s.Report(residentPerWatch, Bytes, perWatch(open.resident, before.resident, n))
 	s.Report("heap per watch", Bytes, perWatch(open.Heap, before.Heap, n))
 	s.Report("stacks per watch", Bytes, perWatch(open.Stacks, before.Stacks, n))
 	s.Report("goroutines per watch", Count, float64(open.Goroutines-before.Goroutines)/float64(n))
 	s.Report("server CPU to open each", Seconds, s.observed.ServerCPU.Seconds()/float64(n))
-	s.Report("resident before", Bytes, float64(before.resident))
-	s.Report("resident meanwhile", Bytes, float64(open.resident))
-	s.Report("resident after they are closed", Bytes, float64(after.resident))
-	s.Report("heap that stays, per watch", Bytes, max(0, perWatch(after.Heap, before.Heap, n)))
-	s.Report("goroutines that stay", Count, max(0, float64(after.Goroutines-before.Goroutines)))
 	return nil
 }
 
@@ -156,34 +137,26 @@ type resumeLoad struct{ watches size }
 func (l resumeLoad) run(ctx context.Context, s *Sample) error {
 	for _, restart := range []struct {
 		measure string
-		how     string
 		end     func(*target.Engine)
 	}{
-		{resumedAfterStop, "after SIGTERM", (*target.Engine).Stop},
-		{resumedAfterKill, "after kill -9", (*target.Engine).Kill},
+		{resumedAfterStop, (*target.Engine).Stop},
+		{resumedAfterKill, (*target.Engine).Kill},
 	} {
 		seen, latest, err := s.seenByAWatch(ctx, l.watches.at(s.Scale), restart.end)
 		if err != nil {
 			return err
 		}
-		began := time.Now()
 		engine, err := s.Start(ctx)
 		if err != nil {
 			return err
 		}
-		ready := engine.Startup.Ready
-		resumed, first, err := s.resume(ctx, engine, seen, latest)
-		all := time.Since(began)
+		resumed, err := s.resume(ctx, engine, seen, latest)
 		engine.Stop()
 		if err != nil {
 			return err
 		}
 		s.Report(restart.measure, Percent, 100*float64(resumed)/float64(len(seen)))
-		s.Report("ready "+restart.how, Seconds, ready.Seconds())
-		s.Report("until all watches have their first event or their refusal, "+restart.how, Seconds, all.Seconds())
-		s.Report("slowest first event "+restart.how, Seconds, first.Seconds())
 	}
-	s.Detail("%s watches", grouped(l.watches.at(s.Scale)))
 	return nil
 }
 
@@ -239,17 +212,15 @@ func (s *Sample) seenByAWatch(ctx context.Context, n int, end func(*target.Engin
 	return seen, latest, err
 }
 
-// resume opens a watch after each revision and returns how many deliver the next event, and the
-// time of the slowest of these to its first event. A watch that delivers any other event is an
-// error.
-func (s *Sample) resume(ctx context.Context, engine *target.Engine, seen []int64, latest int64) (resumed int, slowest time.Duration, err error) {
+// resume opens a watch after each revision and returns how many deliver the next event. Any other
+// event is an error.
+func (s *Sample) resume(ctx context.Context, engine *target.Engine, seen []int64, latest int64) (resumed int64, err error) {
 	conn := engine.Dial()
 	defer conn.Close()
-	took := make([]time.Duration, len(seen)) // 0 if the watch was refused
+	var delivered atomic.Int64
 	var all errgroup.Group
 	for i, revision := range seen {
 		all.Go(func() error {
-			began := time.Now()
 			first, err := firstEvent(ctx, conn, watchOf(configMapsPath, "", revision))
 			if errors.Is(err, errGone) {
 				return nil
@@ -257,7 +228,7 @@ func (s *Sample) resume(ctx context.Context, engine *target.Engine, seen []int64
 			if err != nil {
 				return err
 			}
-			took[i] = time.Since(began)
+			delivered.Add(1)
 			// Changes have consecutive revisions, except for writes of the server to other keys.
 			if i+1 < len(seen) && first != seen[i+1] || first > latest {
 				return fmt.Errorf("%w: after revision %d comes %d", errWrongEvent, revision, first)
@@ -265,16 +236,8 @@ func (s *Sample) resume(ctx context.Context, engine *target.Engine, seen []int64
 			return nil
 		})
 	}
-	if err := all.Wait(); err != nil {
-		return 0, 0, err
-	}
-	for _, t := range took {
-		if t > 0 {
-			resumed++
-		}
-		slowest = max(slowest, t)
-	}
-	return resumed, slowest, nil
+	err = all.Wait()
+	return delivered.Load(), err
 }
 
 // errGone: the server refused a watch because its revision is too old for it.

@@ -23,6 +23,29 @@ import (
 	"github.com/stratakube/strata/test/bench/internal/stats"
 )
 
+var informerWorkloads = []Workload{
+	{
+		Name: "informers", Title: "informers of all pods that start at once", Op: "informer", Dataset: cluster, Lived: true, Tail: true,
+		Run: informerLoad{informers: size{8, 2}}.run, Wanted: []Bound{toUpstream(latencyP99, 1), toUpstream("server CPU per informer", 1)},
+	},
+	{
+		Name: "informers-namespace", Title: "informers of the pods of a namespace each that start at once", Op: "informer", Dataset: cluster, Lived: true, Tail: true,
+		Run: informerLoad{informers: size{100, 2}, ofNamespaces: true}.run, Wanted: []Bound{toUpstream(latencyP99, 1), toUpstream("server CPU per informer", 1)},
+	},
+	{
+		Name: "own-writes", Title: "own writes until the informer has them", Op: "write", Dataset: cluster, Alone: true, Lived: true, Tail: true, Runs: 1,
+		Run: ownWritesLoad{}.run, Wanted: []Bound{toUpstream(latencyP99, 1)},
+	},
+	{
+		Name: "own-writes-beside", Title: "own writes until the informer has them, beside others", Op: "write", Dataset: cluster, Alone: true, Lived: true, Tail: true, Runs: 1,
+		Run: ownWritesLoad{others: 1_000}.run, Wanted: []Bound{toUpstream(latencyP99, 0.25)},
+	},
+	{
+		Name: "own-writes-full", Title: "own writes until the informer has them, beside as many as the machine carries", Op: "write", Dataset: cluster, Alone: true, Lived: true,
+		Tail: true, Runs: 1, Run: ownWritesLoad{others: asMany}.run, Wanted: []Bound{absolute(latencyP99, 0.005)},
+	},
+}
+
 // informerLoad is informers of client-go that start at once: with WatchList, in protobuf, over a
 // connection each. An operation lasts until an informer has synced.
 type informerLoad struct {
@@ -103,11 +126,11 @@ func startInformer(ctx context.Context, client kubernetes.Interface, namespace s
 // patch until the informer has it; 0 if it came first. Other pods change in etcd meanwhile. A watch
 // of etcd by the same client, which nothing decodes, is the limit.
 type ownWritesLoad struct {
-	during span
-	others int // changes of other pods per second; asMany means as many as the machine carries
+	others int // changes of other pods per second, 0 for none
 }
 
-const asMany = -1
+// asMany is more than etcd does: a write begins within 100 µs of the end of another.
+const asMany = 10_000
 
 func (l ownWritesLoad) run(ctx context.Context, s *Sample) error {
 	client, closeAll, err := s.Engine.Clientset()
@@ -122,14 +145,17 @@ func (l ownWritesLoad) run(ctx context.Context, s *Sample) error {
 	}
 	defer stop()
 	w := ownWriter{client: client.CoreV1().Pods(namespace), informer: newSeen(), etcd: newSeen()}
-	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{UpdateFunc: func(_, o any) { w.informer.add(o.(*corev1.Pod).ResourceVersion) }}); err != nil {
+	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{UpdateFunc: func(_, o any) {
+		revision, _ := strconv.ParseInt(o.(*corev1.Pod).ResourceVersion, 10, 64)
+		w.informer.add(revision) // with 0 the wait fails
+	}}); err != nil {
 		return err
 	}
 	stopWatch := w.watchEtcd(ctx, s, namespace)
 	defer stopWatch()
 	var others atomic.Int64
 	change := put(s)
-	during := l.during.at(s.Scale)
+	during := tenSeconds.at(s.Scale)
 	err = s.Measure(ctx, func(ctx context.Context) error {
 		deadline := time.Now().Add(during)
 		all, ctx := errgroup.WithContext(ctx)
@@ -138,19 +164,8 @@ func (l ownWritesLoad) run(ctx context.Context, s *Sample) error {
 			others.Add(1)
 			return change(ctx, key, pod)
 		}
-		switch {
-		case l.others > 0:
+		if l.others > 0 {
 			all.Go(func() error { return perSecond(l.others, during, writesAtOnce).run(ctx, other) })
-		case l.others == asMany:
-			for writer := range writesAtOnce {
-				all.Go(func() error {
-					var err error
-					for i := writer; err == nil && time.Now().Before(deadline); i += writesAtOnce {
-						err = other(ctx, i)
-					}
-					return err
-				})
-			}
 		}
 		all.Go(func() error {
 			var err error
@@ -188,7 +203,7 @@ func (w *ownWriter) watchEtcd(ctx context.Context, s *Sample, namespace string) 
 				close(created)
 			}
 			for _, event := range response.Events {
-				w.etcd.addRevision(event.Kv.ModRevision)
+				w.etcd.add(event.Kv.ModRevision)
 			}
 		}
 	}()
@@ -239,17 +254,8 @@ type seen struct {
 
 func newSeen() *seen { return &seen{got: make(chan time.Time, 1)} }
 
-// add records the resource version of an event.
-func (s *seen) add(version string) {
-	revision, err := strconv.ParseInt(version, 10, 64)
-	if err != nil {
-		return // the wait fails
-	}
-	s.addRevision(revision)
-}
-
-// addRevision records the revision of an event.
-func (s *seen) addRevision(revision int64) {
+// add records the revision of an event.
+func (s *seen) add(revision int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.latest = revision

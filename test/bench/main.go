@@ -65,34 +65,30 @@ type Config struct {
 	Workloads []Workload
 	Runs      int
 	Engines   []target.EngineSpec // Binary "" means Config.Binary
-	Binary    string              // "" means that it is built
+	Binary    string
 	DataDir   string
 	Out       []string
 	Timeout   time.Duration
 
-	root  string // of the repository
 	lived *lived // unless nil, its sequence is run
 }
 
 const usage = `Usage: bench [flags]
 
-Compares engines of the API server on the same etcd data.
+Compares engines of the API server on the same etcd data. It runs at the top of the repository.
 
   make bench                                   all workloads at the sizes that docs/benchmarks.md quotes
   make bench ARGS='-quick'                     a tenth
   make bench ARGS='-workloads list-.*,get-16'  some of them
   make bench ARGS='-engines strata,old=strata@/tmp/old/strata,upstream'
   make stock bench ARGS='-engines strata,stock'   beside a stock kube-apiserver
-  make bench-lived                             a sequence on one process of each engine (bench lived -help)
+  make bench-lived                             a sequence on one process of each engine (-help: its flags)
 
 Flags:
 `
 
 // parseFlags reads the flags. Help goes to stdout.
 func parseFlags(args []string, stdout io.Writer) (c Config, err error) {
-	if c.root, err = repositoryRoot(); err != nil {
-		return c, err
-	}
 	all, defaultEngines, defaultTimeout, defaultRuns := workloads, "strata,upstream", 2*time.Hour, 5
 	c.Scale = published
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
@@ -100,12 +96,11 @@ func parseFlags(args []string, stdout io.Writer) (c Config, err error) {
 		args, c.lived = args[1:], new(lived)
 		c.lived.flags(fs)
 		defaultEngines, defaultTimeout, defaultRuns = "strata,stock", 12*time.Hour, 3
-	} else {
-		fs.BoolFunc("quick", "run with a tenth of the sizes: a check that all workloads work, not for published results", func(string) error {
-			c.Scale = quick
-			return nil
-		})
 	}
+	fs.BoolFunc("quick", "run with a tenth of the sizes: a check that all workloads work, not for published results", func(string) error {
+		c.Scale = quick
+		return nil
+	})
 	fs.SetOutput(io.Discard) // the error is returned and printed once
 	patterns := fs.String("workloads", "", "comma-separated names or regular expressions of workloads (default all)")
 	fs.BoolVar(&c.List, "list", false, "list the workloads and exit")
@@ -113,9 +108,9 @@ func parseFlags(args []string, stdout io.Writer) (c Config, err error) {
 	engines := fs.String("engines", defaultEngines,
 		"comma-separated engines, the first of which is compared with the others: label[=engine][@binary]; "+
 			"stock is the kube-apiserver of -stock")
-	fs.StringVar(&c.Binary, "binary", "", "the strata executable (default: build it)")
-	stock := fs.String("stock", filepath.Join(c.root, "bin", "stock", "kube-apiserver-1.37"), "the stock kube-apiserver, which make stock builds")
-	fs.StringVar(&c.DataDir, "data", filepath.Join(c.root, "bench-data"), "directory for filled etcds, logs and temporary data")
+	fs.StringVar(&c.Binary, "binary", "bin/strata", "the strata executable, which make builds")
+	stock := fs.String("stock", "bin/stock/kube-apiserver-1.37", "the stock kube-apiserver, which make stock builds")
+	fs.StringVar(&c.DataDir, "data", "bench-data", "directory for filled etcds, logs and temporary data")
 	fs.Func("out", "file to write the table to: .md Markdown, .json JSON, otherwise text; may be repeated", func(v string) error {
 		c.Out = append(c.Out, v)
 		return nil
@@ -136,7 +131,7 @@ func parseFlags(args []string, stdout io.Writer) (c Config, err error) {
 		return c, fmt.Errorf("-runs: %d is less than 1", c.Runs)
 	}
 	if c.lived != nil {
-		all = c.lived.rows()
+		all = livedRows()
 	}
 	if c.Workloads, err = selectWorkloads(all, *patterns); err != nil {
 		return c, err
@@ -179,20 +174,6 @@ func parseEngines(list string) ([]target.EngineSpec, error) {
 	return specs, nil
 }
 
-// repositoryRoot is the next directory upwards that contains go.work.
-func repositoryRoot() (string, error) {
-	dir, err := os.Getwd()
-	for ; err == nil; dir = filepath.Dir(dir) {
-		if _, err := os.Stat(filepath.Join(dir, "go.work")); err == nil {
-			return dir, nil
-		}
-		if dir == filepath.Dir(dir) {
-			err = errors.New("no go.work in the working directory or above it")
-		}
-	}
-	return "", fmt.Errorf("find the repository: %w", err)
-}
-
 // benchmark takes all measurements of config, writes the table, and returns when all processes have
 // ended.
 func benchmark(ctx context.Context, config Config, stdout io.Writer, stderr *os.File) error {
@@ -202,11 +183,6 @@ func benchmark(ctx context.Context, config Config, stdout io.Writer, stderr *os.
 	ctx, cancel := context.WithTimeoutCause(ctx, config.Timeout, fmt.Errorf("took longer than -timeout %v", config.Timeout))
 	defer cancel()
 	steps := newSteps(stderr)
-	if config.Binary == "" {
-		if err := config.build(ctx, steps); err != nil {
-			return err
-		}
-	}
 	for i := range config.Engines {
 		config.Engines[i].Binary = cmp.Or(config.Engines[i].Binary, config.Binary)
 	}
@@ -249,19 +225,6 @@ func benchmark(ctx context.Context, config Config, stdout io.Writer, stderr *os.
 	return os.RemoveAll(runDir)
 }
 
-// build builds the command of this repository.
-func (c *Config) build(ctx context.Context, steps *steps) error {
-	c.Binary = filepath.Join(c.root, "bin", "strata")
-	steps.step("go build -o bin/strata ./server/cmd/strata")
-	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", c.Binary, "./server/cmd/strata")
-	cmd.Dir = c.root
-	if output, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("build strata: %w\n%s", err, output)
-	}
-	steps.done("done")
-	return nil
-}
-
 // writeOutputs writes the files of -out, in the format of their extensions.
 func (c *Config) writeOutputs(report *Report) error {
 	for _, path := range c.Out {
@@ -288,8 +251,9 @@ func newReport(ctx context.Context, config Config) (*Report, error) {
 	report := &Report{
 		Date: time.Now(), Go: runtime.Version(), CPUs: runtime.NumCPU(), CPU: runtime.GOARCH, Quick: config.Scale != published, Runs: config.Runs,
 	}
-	if l := config.lived; l != nil {
-		report.Data = fmt.Sprintf("%s pods on %s nodes, %s custom resources, %s ConfigMaps", grouped(l.pods), grouped(l.nodes), grouped(l.things), grouped(l.configMaps))
+	if config.lived != nil {
+		data := config.lived.data.at(config.Scale)
+		report.Data = fmt.Sprintf("%s pods on %s nodes, %s custom resources, %s ConfigMaps", grouped(data.Pods), grouped(data.Nodes), grouped(data.Things), grouped(data.ConfigMaps))
 	}
 	fs, err := procfs.NewDefaultFS()
 	if err != nil {
@@ -312,27 +276,11 @@ func newReport(ctx context.Context, config Config) (*Report, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s %s: %w", e.Binary, e.VersionArgs()[0], err)
 		}
-		version := parseVersions(string(output))
-		if e.IsStock() {
-			version = "stock " + strings.TrimSpace(string(output))
-		}
+		version := strings.Join(strings.Fields(string(output)), " ")
 		if !versions[version] {
 			versions[version] = true
 			report.Versions = append(report.Versions, version)
 		}
 	}
 	return report, nil
-}
-
-// parseVersions makes one line of the output of `strata version`, which has a part and its version
-// per line. It omits the Go version, which the report has in another field, and the versions of
-// k8s.io/apiserver that the module kube supports.
-func parseVersions(output string) string {
-	var parts []string
-	for line := range strings.Lines(output) {
-		if fields := strings.Fields(line); len(fields) >= 2 && fields[0] != "go" && fields[0] != "apiserver" {
-			parts = append(parts, fields[0]+" "+fields[1])
-		}
-	}
-	return strings.Join(parts, ", ")
 }

@@ -151,7 +151,7 @@ func summarizeEngine(w Workload, runs []Observation, broken, tail bool, set func
 	set("etcd sent per "+w.Op, Bytes, median(func(o Observation) float64 { return o.EtcdSent / float64(o.ops()) }))
 	set("resident afterwards", Bytes, resident)
 	set("peak memory", Bytes, median(func(o Observation) float64 { return float64(o.Memory.Peak) }))
-	set(peakAbove, Bytes, median(func(o Observation) float64 { return float64(o.Memory.Peak - min(o.Before.Resident, o.Memory.Peak)) }))
+	set("peak above before", Bytes, median(func(o Observation) float64 { return float64(o.Memory.Peak - min(o.Before.Resident, o.Memory.Peak)) }))
 }
 
 // figuresOf returns the medians of the figures that a workload reports itself, in its order. A run

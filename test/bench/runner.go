@@ -128,7 +128,12 @@ func (r *runner) runOn(ctx context.Context, spec dataset.Spec, workloads []Workl
 			return err
 		}
 	}
-	return b.runTogether(ctx, together)
+	for _, w := range together {
+		if err := b.runInTurns(ctx, w); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // bench is an etcd with data and the engines that run on it.
@@ -177,31 +182,13 @@ func (b *bench) runAlone(ctx context.Context, w Workload) error {
 	return nil
 }
 
-// runTogether measures workloads while all engines run: for each workload and run, one engine after
-// the other.
-func (b *bench) runTogether(ctx context.Context, workloads []Workload) error {
-	if len(workloads) == 0 {
-		return nil
-	}
-	if err := b.startAll(ctx, Workload{}); err != nil {
-		return err
-	}
-	for _, w := range workloads {
-		if err := b.runInTurns(ctx, w); err != nil {
-			return err
-		}
-	}
-	b.stopAll()
-	return nil
-}
-
 // runInTurns measures one workload while all engines run.
 func (b *bench) runInTurns(ctx context.Context, w Workload) error {
 	for run := -1; run < w.runs(b.config.Runs); run++ {
 		// run -1 is the warm-up, which is not counted
 		// All must run before the first is measured: a start keeps the machine busy.
-		if err := b.startAll(ctx, w); err != nil {
-			return err
+		if b.startAll(ctx, w); ctx.Err() != nil {
+			return context.Cause(ctx)
 		}
 		if w.Change != nil {
 			if err := w.Change(ctx, b.surroundings()); err != nil {
@@ -219,25 +206,16 @@ func (b *bench) runInTurns(ctx context.Context, w Workload) error {
 
 // startAll starts the engines that do not run. A failed start is recorded as a failure of the
 // engine.
-func (b *bench) startAll(ctx context.Context, w Workload) error {
+func (b *bench) startAll(ctx context.Context, w Workload) {
 	for _, spec := range b.config.Engines {
 		if b.failed[w.Name][spec.Label] != nil {
 			continue
 		}
-		_, err := b.engine(ctx, spec)
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if err != nil && w.Name == "" {
-			return err
-		}
-		if err != nil {
+		if _, err := b.engine(ctx, spec); err != nil && ctx.Err() == nil {
 			b.steps.step("%-14s %-10s start", w.Name, spec.Label)
-			b.steps.done("FAILED: %v", err)
 			b.fail(w, spec, err)
 		}
 	}
-	return nil
 }
 
 // Kinds of engines, which are also their labels unless -engines sets others. The byte read path and
@@ -298,15 +276,13 @@ func (b *bench) measure(ctx context.Context, w Workload, spec target.EngineSpec,
 	if ended := b.etcd.Ended(); ended != nil {
 		return ended
 	}
-	b.steps.done("FAILED: %v", err)
 	b.fail(w, spec, err)
 	return nil
 }
 
 func (b *bench) fail(w Workload, spec target.EngineSpec, err error) {
-	if b.failed[w.Name][spec.Label] == nil {
-		b.failed[w.Name][spec.Label] = err
-	}
+	b.steps.done("FAILED: %v", err)
+	b.failed[w.Name][spec.Label] = err
 }
 
 // sample runs a workload once on an engine, which it starts if necessary.
@@ -314,7 +290,7 @@ func (b *bench) sample(ctx context.Context, w Workload, spec target.EngineSpec) 
 	ctx, cancel := context.WithTimeoutCause(ctx, sampleTimeout, fmt.Errorf("%s took longer than %v", w.Name, sampleTimeout))
 	defer cancel()
 	s := &Sample{Surroundings: *b.surroundings(), Body: &b.body, strata: b.config.Binary}
-	s.start = func(ctx context.Context, env []string) (*target.Engine, error) { return b.startOwn(ctx, w, spec, env) }
+	s.Start = func(ctx context.Context, env ...string) (*target.Engine, error) { return b.startOwn(ctx, w, spec, env) }
 	if w.Starts {
 		err := w.Run(ctx, s)
 		return s.observed, err
@@ -351,7 +327,7 @@ func (b *bench) engine(ctx context.Context, spec target.EngineSpec) (*target.Eng
 		}
 		b.engines = slices.Delete(b.engines, i, i+1)
 	}
-	e, err := target.StartEngine(ctx, spec, b.etcd, b.credentials, b.firstGet(), b.runDir)
+	e, err := target.StartEngine(ctx, spec, b.etcd, b.credentials, b.runDir)
 	if err != nil {
 		return nil, err
 	}
@@ -369,24 +345,12 @@ func (b *bench) engine(ctx context.Context, spec target.EngineSpec) (*target.Eng
 	return e, err
 }
 
-// firstGet is the path of an object in etcd.
-func (b *bench) firstGet() string {
-	switch {
-	case b.data.ConfigMaps > 0:
-		return configMapsPath + "/" + dataset.ConfigMapName(0)
-	case b.data.Pods > 0:
-		return podPath(0, b.data)
-	default:
-		return "/api/v1/namespaces/" + dataset.Namespace
-	}
-}
-
 // startOwn starts an engine for a workload that starts its engines itself, with a log of its own.
 // It may be called concurrently.
 func (b *bench) startOwn(ctx context.Context, w Workload, spec target.EngineSpec, env []string) (*target.Engine, error) {
 	spec.LogName = fmt.Sprintf("%s-%s-%d", spec.Label, w.Name, b.started.Add(1))
 	spec.Env = env
-	return target.StartEngine(ctx, spec, b.etcd, b.credentials, b.firstGet(), b.runDir)
+	return target.StartEngine(ctx, spec, b.etcd, b.credentials, b.runDir)
 }
 
 func (b *bench) stopAll() {

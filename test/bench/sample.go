@@ -24,8 +24,12 @@ type Sample struct {
 	// allocation.
 	Body *bytes.Buffer
 
-	strata   string // the executable
-	start    func(ctx context.Context, env []string) (*target.Engine, error)
+	// Start starts another process of the engine that is measured, on the same etcd, with further
+	// variables of the environment, as name=value, and returns when it is ready. The caller must
+	// Stop it. It may be called concurrently.
+	Start func(ctx context.Context, env ...string) (*target.Engine, error)
+
+	strata   string           // the executable
 	children []*process.Child // all that run
 	mu       sync.Mutex       // guards observed.Latencies
 	observed Observation
@@ -40,7 +44,6 @@ type Observation struct {
 	EtcdCPU      time.Duration
 	EtcdRequests float64
 	EtcdSent     float64 // bytes
-	ObjectReads  float64 // of ConfigMaps from etcd, as the server counts them
 	// of the server; the peak is that since the measured time of the sample before
 	Before process.Memory
 	Memory process.Memory // of the server; the peak is that of the measured time
@@ -61,22 +64,17 @@ type Figure struct {
 	Value float64
 }
 
-// measuredResource is the resource of most workloads.
-const measuredResource = "configmaps"
-
 // reading is the state of the measured processes at one time.
 type reading struct {
 	at           time.Time
 	server, etcd time.Duration // CPU time
 	usage        target.Usage  // of etcd
-	reads        float64       // of objects from etcd
 }
 
 // read takes a reading. The CPU time of the server is the last figure before the operations, and
 // the first after them: the others cost CPU time.
 func (s *Sample) read(ctx context.Context, before bool) (r reading, err error) {
 	figures := []func() error{
-		func() (err error) { r.reads, err = s.Engine.ObjectReads(ctx, measuredResource); return err },
 		func() (err error) { r.usage, err = s.Etcd.Usage(ctx); return err },
 		func() (err error) { r.etcd, err = s.Etcd.CPU(); return err },
 		func() (err error) { r.server, err = s.Engine.CPU(); return err },
@@ -129,15 +127,7 @@ func (s *Sample) Measure(ctx context.Context, operations func(ctx context.Contex
 	o.ServerCPU, o.EtcdCPU = after.server-before.server, after.etcd-before.etcd
 	o.EtcdRequests = after.usage.Requests - before.usage.Requests
 	o.EtcdSent = after.usage.Sent - before.usage.Sent
-	o.ObjectReads = after.reads - before.reads
 	return nil
-}
-
-// Start starts another process of the engine that is measured, on the same etcd, with further
-// variables of the environment, as name=value, and returns when it is ready. The caller must Stop
-// it. It may be called concurrently.
-func (s *Sample) Start(ctx context.Context, env ...string) (*target.Engine, error) {
-	return s.start(ctx, env)
 }
 
 // rest waits until the processes are quiet, and then for a time.

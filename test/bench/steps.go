@@ -17,7 +17,6 @@ type steps struct {
 
 	mu      sync.Mutex
 	current string // the step that runs; "" between steps
-	state   string // of current
 	end     func() // ends the display of current
 }
 
@@ -34,24 +33,17 @@ func (s *steps) textLocked(state string) string {
 func (s *steps) step(format string, args ...any) {
 	s.mu.Lock()
 	end := s.end
-	s.current, s.state = fmt.Sprintf(format, args...), "..."
+	s.current = fmt.Sprintf(format, args...)
 	s.mu.Unlock()
 	end() // not under the mutex, which the display takes
 	end = s.line.Watch(func(time.Duration) string {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return s.textLocked(s.state)
+		return s.textLocked("...")
 	})
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.end = end
-}
-
-// update sets the state of the step.
-func (s *steps) update(format string, args ...any) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.state = fmt.Sprintf(format, args...)
 }
 
 // done ends the step with its result.

@@ -31,6 +31,10 @@ type Workload struct {
 	// Fresh gives each sample of a workload with Alone an etcd of its own.
 	Fresh bool
 
+	// Lived adds the workload to the sequence of "bench lived", whose processes live on unless it
+	// is Fresh. All content is that of the sequence there.
+	Lived bool
+
 	// Starts marks a workload with Alone that starts its engines itself, with Sample.Start.
 	// Sample.Engine is nil.
 	Starts bool
@@ -95,10 +99,8 @@ func (z sized[T]) at(s Scale) T { return max(z.published/T(s), z.least) }
 var (
 	// quieten bounds the wait for quiet: a process that is never quiet is measured too.
 	quieten = span{10 * time.Second, 20 * time.Millisecond}
-	// atRest is the time without requests after which the memory of a server counts as "at rest":
+	// settled is the time without requests after which the memory of a server counts as "at rest":
 	// the Go runtime returns memory in the background.
-	atRest = span{10 * time.Second, time.Millisecond}
-	// settled is the same after the last workload.
 	settled = span{time.Minute, time.Millisecond}
 	// loop is the time for which short reads are repeated per sample.
 	loop = span{2 * time.Second, 50 * time.Millisecond}
@@ -108,29 +110,26 @@ var (
 var page = size{500, 30}
 
 // contents is a content of etcd, with the sizes of published figures.
-type contents struct {
-	configMaps, pods size
-	podBytes         int // random bytes of each pod
-}
+type contents struct{ configMaps, pods, things size }
 
 var (
+	// cluster is the content of the sequence.
+	cluster = contents{configMaps: size{300_000, 200}, pods: size{100_000, 100}, things: size{100_000, 100}}
 	// as JSON above the threshold of compression
-	configMaps     = contents{configMaps: size{300_000, 200}, pods: size{10_000, 100}}
-	onlyConfigMaps = contents{configMaps: size{300_000, 200}}
+	configMaps = contents{configMaps: size{300_000, 200}, pods: size{10_000, 100}}
 	// fewConfigMaps is for workloads on watches, not on the number of objects.
 	fewConfigMaps = contents{configMaps: size{20_000, 200}}
-	// pods have more fields and selectors than ConfigMaps.
-	pods      = contents{pods: size{100_000, 100}}
-	fleetPods = contents{pods: size{20_000, 100}, podBytes: 10_000}
+	fleetPods     = contents{pods: size{60_000, 100}}
 )
 
 const podsPerNode, podsPerNamespace = 20, 1000
 
 // at returns the content at a scale.
 func (c contents) at(s Scale) dataset.Spec {
-	spec := dataset.Spec{ConfigMaps: c.configMaps.at(s), Pods: c.pods.at(s), PodBytes: c.podBytes, Namespaces: 1}
+	spec := dataset.Spec{ConfigMaps: c.configMaps.at(s), Pods: c.pods.at(s), Things: c.things.at(s), Namespaces: 1}
 	if spec.Pods > 0 {
 		spec.Nodes, spec.Namespaces = max(1, spec.Pods/podsPerNode), max(1, spec.Pods/podsPerNamespace)
+		spec.Pods -= spec.Pods % max(spec.Nodes, spec.Namespaces) // as many in each
 	}
 	return spec
 }
@@ -143,10 +142,9 @@ func (w Workload) runs(asked int) int {
 	return min(w.Runs, asked)
 }
 
-// workloads are all workloads in the order in which they run and are shown: first those that run
-// alone, last those that leave data, such as other objects, in an engine.
-var workloads = slices.Concat(startWorkloads, writeWorkloads, watchWorkloads, listWorkloads, getWorkloads, sharedWatchWorkloads,
-	selectorWorkloads, fewWorkloads, dayWorkloads)
+// workloads are all workloads in the order in which they run and are shown.
+var workloads = slices.Concat(startWorkloads, informerWorkloads, customWorkloads, watchWorkloads, writeWorkloads, getWorkloads, listWorkloads,
+	fewWorkloads, dayWorkloads)
 
 // selectWorkloads returns the workloads whose whole name matches one of the comma-separated regular
 // expressions; "" selects all.

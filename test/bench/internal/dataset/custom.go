@@ -22,12 +22,12 @@ const (
 	definitionKey = "/registry/apiextensions.k8s.io/customresourcedefinitions/" + plural + "." + group
 )
 
-func thingName(index int) string { return fmt.Sprintf("thing-%06d", index) }
-
 // ThingsIn is the path of the objects in a namespace.
 func ThingsIn(namespace string) string {
 	return "/apis/" + group + "/v1/namespaces/" + namespace + "/" + plural
 }
+
+func thingName(index int) string { return fmt.Sprintf("thing-%06d", index) }
 
 // ThingKey is the key in etcd of the object with this index.
 func ThingKey(index, namespaces int) string {
@@ -40,47 +40,37 @@ func Color(index int) string { return fmt.Sprintf("color-%d", index) }
 // object is JSON.
 type object = map[string]any
 
-// Thing returns the object with this index, of about 500 bytes.
+// Thing returns the object with this index: a list of items, and the managed fields of a client, of
+// its controller and of an autoscaler, 2.5 KB in all.
 func Thing(index, namespaces int) *unstructured.Unstructured {
-	name := thingName(index)
+	name, created := thingName(index), created.UTC().Format(time.RFC3339)
+	var env []any
+	items := object{".": object{}}
+	for i := range 10 {
+		variable := fmt.Sprintf("VARIABLE_%d", i)
+		env = append(env, object{"name": variable, "value": textOf(24, name+variable, i)})
+		items[fmt.Sprintf(`k:{"name":%q}`, variable)] = object{".": object{}, "f:name": object{}, "f:value": object{}}
+	}
+	entry := func(manager, operation string, fields object) object {
+		return object{"manager": manager, "operation": operation, "apiVersion": group + "/v1", "time": created, "fieldsType": "FieldsV1", "fieldsV1": fields}
+	}
+	controller := entry("controller", "Update", object{"f:status": object{".": object{}, "f:conditions": object{".": object{},
+		`k:{"type":"Ready"}`: object{".": object{}, "f:status": object{}, "f:type": object{}}}}})
+	controller["subresource"] = "status"
 	return &unstructured.Unstructured{Object: object{
 		"apiVersion": group + "/v1", "kind": "Thing",
 		"metadata": object{
 			"name": name, "namespace": PodNamespace(index, namespaces), "uid": string(uid(plural + " " + name)), "generation": int64(1),
-			"creationTimestamp": created.UTC().Format(time.RFC3339), "labels": object{"app": fmt.Sprintf("app-%d", index%100)},
+			"creationTimestamp": created, "labels": object{"app": fmt.Sprintf("app-%d", index%100)},
+			"managedFields": []any{
+				entry("kubectl", "Apply", object{"f:metadata": object{"f:labels": object{"f:app": object{}}},
+					"f:spec": object{"f:color": object{}, "f:text": object{}, "f:env": items}}),
+				controller,
+				entry("autoscaler", "Update", object{"f:spec": object{"f:replicas": object{}}}),
+			},
 		},
-		"spec": object{"color": Color(index), "replicas": int64(index % 10), "text": textOf(200, name, 0)},
+		"spec": object{"color": Color(index), "replicas": int64(index % 10), "text": textOf(200, name, 0), "env": env},
 	}}
-}
-
-// ManagedThing is Thing with a list of items, and with the managed fields of a client that applies
-// it, of its controller and of an autoscaler: 2.5 KB.
-func ManagedThing(index, namespaces int) *unstructured.Unstructured {
-	o := Thing(index, namespaces)
-	spec, metadata := o.Object["spec"].(object), o.Object["metadata"].(object)
-	var env []any
-	items := object{".": object{}}
-	for i := range 10 {
-		name := fmt.Sprintf("VARIABLE_%d", i)
-		env = append(env, object{"name": name, "value": textOf(24, o.GetName()+name, i)})
-		items[fmt.Sprintf(`k:{"name":%q}`, name)] = object{".": object{}, "f:name": object{}, "f:value": object{}}
-	}
-	spec["env"] = env
-	entry := func(manager, operation, subresource string, fields object) object {
-		e := object{"manager": manager, "operation": operation, "apiVersion": group + "/v1", "time": created.UTC().Format(time.RFC3339), "fieldsType": "FieldsV1", "fieldsV1": fields}
-		if subresource != "" {
-			e["subresource"] = subresource
-		}
-		return e
-	}
-	metadata["managedFields"] = []any{
-		entry("kubectl", "Apply", "", object{"f:metadata": object{"f:labels": object{"f:app": object{}}},
-			"f:spec": object{"f:color": object{}, "f:text": object{}, "f:env": items}}),
-		entry("controller", "Update", "status", object{"f:status": object{".": object{}, "f:conditions": object{".": object{},
-			`k:{"type":"Ready"}`: object{".": object{}, "f:status": object{}, "f:type": object{}}}}}),
-		entry("autoscaler", "Update", "", object{"f:spec": object{"f:replicas": object{}}}),
-	}
-	return o
 }
 
 // Definition returns the definition as it is stored when it is established. Its schema has some

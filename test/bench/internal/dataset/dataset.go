@@ -6,11 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
-	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -20,7 +17,7 @@ import (
 
 // contentVersion changes when the objects of the same Spec do, so that a cached etcd directory is
 // not taken for the new content.
-const contentVersion = 1
+const contentVersion = 2
 
 // Spec contains the numbers of objects. Equal specs have equal objects.
 type Spec struct {
@@ -28,46 +25,16 @@ type Spec struct {
 	Pods       int
 	Nodes      int // the pods are spread over as many node names; there are no node objects
 	Namespaces int // the pods and custom resources are spread over them; 1 means Namespace
-	PodBytes   int // random bytes of each pod; 0 means as many as other objects have
 	Things     int // custom resources of one definition
-
-	Managed bool // the pods are those of ManagedPod, the custom resources those of ManagedThing
 }
 
 // ID names the content of the spec; it is usable as a file name.
 func (s Spec) ID() string {
-	id := fmt.Sprintf("v%d-configmaps-%d-pods-%d-%d-%d", contentVersion, s.ConfigMaps, s.Pods, s.Nodes, s.Namespaces)
-	if s.PodBytes > 0 {
-		id += fmt.Sprintf("-of-%d", s.PodBytes)
-	}
-	if s.Things > 0 {
-		id += fmt.Sprintf("-things-%d", s.Things)
-	}
-	if s.Managed {
-		id += "-managed-2"
-	}
-	return id
+	return fmt.Sprintf("v%d-configmaps-%d-pods-%d-%d-%d-things-%d", contentVersion, s.ConfigMaps, s.Pods, s.Nodes, s.Namespaces, s.Things)
 }
 
 // Pod returns the pod with this index.
-func (s Spec) Pod(index int) *corev1.Pod {
-	pod := Pod(index, s.Nodes, s.Namespaces)
-	switch {
-	case s.Managed:
-		pod = ManagedPod(index, s.Nodes, s.Namespaces)
-	case s.PodBytes > 0:
-		pod.Annotations[dataKey] = textOf(s.PodBytes, "pod "+pod.Name, 0)
-	}
-	return pod
-}
-
-// Thing returns the custom resource with this index.
-func (s Spec) Thing(index int) *unstructured.Unstructured {
-	if s.Managed {
-		return ManagedThing(index, s.Namespaces)
-	}
-	return Thing(index, s.Namespaces)
-}
+func (s Spec) Pod(index int) *corev1.Pod { return Pod(index, s.Nodes, s.Namespaces) }
 
 // Len is the number of objects.
 func (s Spec) Len() int {
@@ -81,85 +48,64 @@ func (s Spec) Len() int {
 	return namespaces + s.ConfigMaps + s.Pods + s.Things
 }
 
-// builders yields a function per object, which makes it. They may be called concurrently; making an
-// object costs far more than drawing its function.
-func (s Spec) builders() iter.Seq[func() (string, runtime.Object)] {
-	return func(yield func(func() (string, runtime.Object)) bool) {
-		namespaces := []string{Namespace}
-		if s.Namespaces > 1 {
-			for i := range s.Namespaces {
-				namespaces = append(namespaces, PodNamespace(i, s.Namespaces))
-			}
-		}
-		for _, name := range namespaces {
-			if !yield(func() (string, runtime.Object) { return "/registry/namespaces/" + name, namespaceObject(name) }) {
-				return
-			}
-		}
-		for i := range s.ConfigMaps {
-			if !yield(func() (string, runtime.Object) { return ConfigMapKey(ConfigMapName(i)), ConfigMap(i, 0) }) {
-				return
-			}
-		}
-		for i := range s.Pods {
-			if !yield(func() (string, runtime.Object) {
-				pod := s.Pod(i)
-				return PodKey(pod.Namespace, pod.Name), pod
-			}) {
-				return
-			}
-		}
-		if s.Things > 0 && !yield(func() (string, runtime.Object) { return definitionKey, Definition() }) {
-			return
-		}
-		for i := range s.Things {
-			if !yield(func() (string, runtime.Object) { return ThingKey(i, s.Namespaces), s.Thing(i) }) {
-				return
-			}
-		}
+// object returns the object with this index of all, and its key. Namespaces come before objects in
+// them.
+func (s Spec) object(i int) (key string, o runtime.Object) {
+	if i == 0 {
+		return namespaceObject(Namespace)
 	}
+	if i--; s.Namespaces > 1 {
+		if i < s.Namespaces {
+			return namespaceObject(PodNamespace(i, s.Namespaces))
+		}
+		i -= s.Namespaces
+	}
+	if i < s.ConfigMaps {
+		return ConfigMapKey(ConfigMapName(i)), ConfigMap(i, 0)
+	}
+	if i -= s.ConfigMaps; i < s.Pods {
+		pod := s.Pod(i)
+		return PodKey(pod.Namespace, pod.Name), pod
+	}
+	if i -= s.Pods; i == 0 {
+		return definitionKey, Definition()
+	}
+	return ThingKey(i-1, s.Namespaces), Thing(i-1, s.Namespaces)
 }
 
-// putsInFlight is the number of puts that Fill keeps in flight: enough that etcd commits many of
-// them together (a guess).
-const putsInFlight = 128
-
-// Fill puts every object of the spec into etcd, one revision each, and compacts the history that
-// this made. It calls progress, if not nil, about every thousandth object, from several goroutines.
-func Fill(ctx context.Context, client *clientv3.Client, s Spec, progress func(done, total int)) error {
-	work := make(chan func() (string, runtime.Object))
-	var done atomic.Int64
-	g, fillCtx := errgroup.WithContext(ctx)
-	g.Go(func() error {
-		defer close(work)
-		for build := range s.builders() {
-			select {
-			case work <- build:
-			case <-fillCtx.Done():
-				return context.Cause(fillCtx)
+// PutAll puts n objects into etcd, some at a time: enough that etcd commits many of them together
+// (a guess).
+func PutAll(ctx context.Context, client *clientv3.Client, n int, object func(i int) (key string, value []byte, err error)) error {
+	const putsInFlight = 128
+	puts, putting := errgroup.WithContext(ctx)
+	puts.SetLimit(putsInFlight)
+	for i := 0; i < n && putting.Err() == nil; i++ {
+		puts.Go(func() error {
+			key, value, err := object(i)
+			if err != nil {
+				return err
 			}
-		}
-		return nil
-	})
-	for range putsInFlight {
-		g.Go(func() error {
-			for build := range work {
-				key, obj := build()
-				value, err := Encode(obj)
-				if err != nil {
-					return err
-				}
-				if _, err := client.Put(fillCtx, key, string(value)); err != nil {
-					return fmt.Errorf("fill etcd: put %s: %w", key, err)
-				}
-				if n := int(done.Add(1)); progress != nil && n%1000 == 0 {
-					progress(n, s.Len())
-				}
+			if _, err := client.Put(putting, key, string(value)); err != nil {
+				return fmt.Errorf("put %s: %w", key, err)
 			}
 			return nil
 		})
 	}
-	if err := g.Wait(); err != nil {
+	if err := puts.Wait(); err != nil {
+		return err
+	}
+	return context.Cause(ctx)
+}
+
+// Fill puts every object of the spec into etcd, one revision each, and compacts the history that
+// this made.
+func Fill(ctx context.Context, client *clientv3.Client, s Spec) error {
+	err := PutAll(ctx, client, s.Len(), func(i int) (string, []byte, error) {
+		key, o := s.object(i)
+		value, err := Encode(o)
+		return key, value, err
+	})
+	if err != nil {
 		return err
 	}
 	revision, err := Revision(ctx, client)

@@ -11,18 +11,16 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 )
 
 const (
-	// Namespace is the namespace of all ConfigMaps except the large ones.
+	// Namespace is the namespace of all ConfigMaps.
 	Namespace = "bench"
 
-	// payloadBytes is the size of the random text in each object but the large ones.
+	// payloadBytes is the size of the random text in each ConfigMap.
 	payloadBytes = 1024
-
-	// dataKey is the annotation of a pod with its random bytes.
-	dataKey = "example.com/data"
 
 	// SentKey is the key in a ConfigMap's data under which StampedConfigMap stores its creation
 	// time.
@@ -88,10 +86,27 @@ func NodeName(index, nodes int) string { return fmt.Sprintf("node-%05d", index%n
 // PodKey is the key in etcd of a pod.
 func PodKey(namespace, name string) string { return "/registry/pods/" + namespace + "/" + name }
 
-// Pod returns a running pod of one container, with an annotation of 1,024 random bytes.
+// PodSpec is the spec of a pod of one container.
+func PodSpec(nodeName string) corev1.PodSpec {
+	return corev1.PodSpec{
+		NodeName:           nodeName,
+		ServiceAccountName: "default",
+		Containers: []corev1.Container{{
+			Name:  "main",
+			Image: "registry.example.com/app:v1",
+			Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
+				corev1.ResourceCPU:    resource.MustParse("100m"),
+				corev1.ResourceMemory: resource.MustParse("128Mi"),
+			}},
+		}},
+	}
+}
+
+// Pod returns a running pod with the managed fields of a controller, a scheduler and a kubelet: 2.5
+// KB as stored, of which they are a half.
 func Pod(index, nodes, namespaces int) *corev1.Pod {
 	name, namespace := PodName(index), PodNamespace(index, namespaces)
-	return &corev1.Pod{
+	pod := &corev1.Pod{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
 		ObjectMeta: metav1.ObjectMeta{
 			Name:              name,
@@ -99,95 +114,51 @@ func Pod(index, nodes, namespaces int) *corev1.Pod {
 			UID:               uid("pod " + name),
 			CreationTimestamp: created,
 			Labels:            map[string]string{"app": fmt.Sprintf("app-%d", index%100)},
-			Annotations:       map[string]string{dataKey: text("pod "+name, 0)},
+			Annotations:       map[string]string{"kubernetes.io/config.seen": created.UTC().Format(time.RFC3339)},
 		},
-		Spec: corev1.PodSpec{
-			NodeName:           NodeName(index, nodes),
-			ServiceAccountName: "default",
-			Containers: []corev1.Container{{
-				Name:  "main",
-				Image: "registry.example.com/app:v1",
-				Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
-					corev1.ResourceCPU:    resource.MustParse("100m"),
-					corev1.ResourceMemory: resource.MustParse("128Mi"),
-				}},
-			}},
-		},
+		Spec: PodSpec(NodeName(index, nodes)),
 		Status: corev1.PodStatus{
-			Phase:      corev1.PodRunning,
-			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: created}},
-			HostIP:     "192.0.2.1",
-			PodIP:      "198.51.100.1",
-			StartTime:  &created,
+			Phase:     corev1.PodRunning,
+			HostIP:    "192.0.2.1",
+			PodIP:     "198.51.100.1",
+			StartTime: &created,
 		},
 	}
-}
-
-// ManagedPod is Pod without random bytes, and with the environment of its container, its mounts,
-// and the managed fields of a controller, a scheduler and a kubelet: 2.5 KB as stored, of which
-// they are a half.
-func ManagedPod(index, nodes, namespaces int) *corev1.Pod {
-	pod := Pod(index, nodes, namespaces)
-	pod.Annotations = map[string]string{"kubernetes.io/config.seen": created.UTC().Format(time.RFC3339)}
-	c := &pod.Spec.Containers[0]
-	var spec, status strings.Builder
-	fmt.Fprintf(&spec, `,"k:{\"name\":\"%s\"}":{".":{},"f:image":{},"f:imagePullPolicy":{},"f:name":{},"f:resources":{".":{},"f:requests":{".":{},"f:cpu":{},"f:memory":{}}},"f:terminationMessagePath":{},"f:terminationMessagePolicy":{},"f:env":{".":{}`, c.Name)
-	for i := range 1 {
-		name := fmt.Sprintf("VARIABLE_%d", i)
-		c.Env = append(c.Env, corev1.EnvVar{Name: name, Value: textOf(24, pod.Name+name, i)})
-		fmt.Fprintf(&spec, `,"k:{\"name\":\"%s\"}":{".":{},"f:name":{},"f:value":{}}`, name)
-	}
-	spec.WriteString(`},"f:volumeMounts":{".":{}`)
-	c.VolumeMounts = []corev1.VolumeMount{{Name: "data", MountPath: "/var/lib/data"}, {Name: "config", MountPath: "/etc/config", ReadOnly: true}}
 	pod.Spec.Volumes = []corev1.Volume{
 		{Name: "data", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
 		{Name: "config", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "config"}}}},
 	}
-	for _, m := range c.VolumeMounts {
-		fmt.Fprintf(&spec, `,"k:{\"mountPath\":\"%s\"}":{".":{},"f:mountPath":{},"f:name":{},"f:readOnly":{}}`, m.MountPath)
-	}
-	spec.WriteString(`}}`)
+	c := &pod.Spec.Containers[0]
+	c.Env = []corev1.EnvVar{{Name: "VARIABLE_0", Value: textOf(24, name+"VARIABLE_0", 0)}}
+	c.VolumeMounts = []corev1.VolumeMount{{Name: "data", MountPath: "/var/lib/data"}, {Name: "config", MountPath: "/etc/config", ReadOnly: true}}
+	var conditions strings.Builder
 	for _, condition := range []string{"ContainersReady", "Initialized", "PodReadyToStartContainers", "Ready"} {
 		pod.Status.Conditions = append(pod.Status.Conditions, corev1.PodCondition{Type: corev1.PodConditionType(condition), Status: corev1.ConditionTrue, LastTransitionTime: created})
-		fmt.Fprintf(&status, `"k:{\"type\":\"%s\"}":{".":{},"f:lastProbeTime":{},"f:lastTransitionTime":{},"f:status":{},"f:type":{}},`, condition)
+		fmt.Fprintf(&conditions, `"k:{\"type\":\"%s\"}":{".":{},"f:lastProbeTime":{},"f:lastTransitionTime":{},"f:status":{},"f:type":{}},`, condition)
 	}
-	entry := func(manager, subresource, fields string) metav1.ManagedFieldsEntry {
-		return metav1.ManagedFieldsEntry{Manager: manager, Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", Time: &created, FieldsType: "FieldsV1",
-			FieldsV1: metav1.NewFieldsV1(fields), Subresource: subresource}
-	}
-	pod.ManagedFields = []metav1.ManagedFieldsEntry{
-		entry("kube-controller-manager", "", `{"f:metadata":{"f:annotations":{".":{},"f:example.com/data":{}},"f:generateName":{},"f:labels":{".":{},"f:app":{}},"f:ownerReferences":{".":{},"k:{\"uid\":\"`+
-			string(pod.UID)+`\"}":{}}},"f:spec":{"f:containers":{".":{}`+spec.String()+`},"f:dnsPolicy":{},"f:enableServiceLinks":{},"f:restartPolicy":{},"f:schedulerName":{},"f:securityContext":{},"f:serviceAccountName":{},"f:terminationGracePeriodSeconds":{}}}`),
-		entry("kube-scheduler", "binding", `{"f:spec":{"f:nodeName":{}}}`),
-		entry("kubelet", "status", `{"f:status":{"f:conditions":{`+status.String()+`".":{}},"f:containerStatuses":{},"f:hostIP":{},"f:hostIPs":{},"f:phase":{},"f:podIP":{},"f:podIPs":{".":{},"k:{\"ip\":\"198.51.100.1\"}":{".":{},"f:ip":{}}},"f:startTime":{}}}`),
+	for _, entry := range [][3]string{
+		{"kube-controller-manager", "", fmt.Sprintf(controllerFields, pod.UID)},
+		{"kube-scheduler", "binding", `{"f:spec":{"f:nodeName":{}}}`},
+		{"kubelet", "status", `{"f:status":{"f:conditions":{` + conditions.String() + kubeletFields},
+	} {
+		pod.ManagedFields = append(pod.ManagedFields, metav1.ManagedFieldsEntry{Manager: entry[0], Subresource: entry[1], Operation: metav1.ManagedFieldsOperationUpdate,
+			APIVersion: "v1", Time: &created, FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(entry[2])})
 	}
 	return pod
 }
 
-// PodTemplateKey is the key in etcd of the PodTemplate with this name.
-func PodTemplateKey(name string) string { return "/registry/podtemplates/" + Namespace + "/" + name }
+// controllerFields has a place for the UID of the owner; kubeletFields follow the conditions.
+const (
+	controllerFields = `{"f:metadata":{"f:annotations":{".":{},"f:example.com/data":{}},"f:generateName":{},"f:labels":{".":{},"f:app":{}},"f:ownerReferences":{".":{},"k:{\"uid\":\"%s\"}":{}}},` +
+		`"f:spec":{"f:containers":{".":{},"k:{\"name\":\"main\"}":{".":{},"f:image":{},"f:imagePullPolicy":{},"f:name":{},"f:resources":{".":{},"f:requests":{".":{},"f:cpu":{},"f:memory":{}}},` +
+		`"f:terminationMessagePath":{},"f:terminationMessagePolicy":{},"f:env":{".":{},"k:{\"name\":\"VARIABLE_0\"}":{".":{},"f:name":{},"f:value":{}}},"f:volumeMounts":{".":{},` +
+		`"k:{\"mountPath\":\"/var/lib/data\"}":{".":{},"f:mountPath":{},"f:name":{},"f:readOnly":{}},"k:{\"mountPath\":\"/etc/config\"}":{".":{},"f:mountPath":{},"f:name":{},"f:readOnly":{}}}}},` +
+		`"f:dnsPolicy":{},"f:enableServiceLinks":{},"f:restartPolicy":{},"f:schedulerName":{},"f:securityContext":{},"f:serviceAccountName":{},"f:terminationGracePeriodSeconds":{}}}`
+	kubeletFields = `".":{}},"f:containerStatuses":{},"f:hostIP":{},"f:hostIPs":{},"f:phase":{},"f:podIP":{},"f:podIPs":{".":{},"k:{\"ip\":\"198.51.100.1\"}":{".":{},"f:ip":{}}},"f:startTime":{}}}`
+)
 
-// PodTemplate returns a template for the pod with this index, in Namespace: a small object, without
-// random text.
-func PodTemplate(index int) *corev1.PodTemplate {
-	name, pod := fmt.Sprintf("template-%06d", index), Pod(index, 1, 1)
-	return &corev1.PodTemplate{
-		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodTemplate"},
-		ObjectMeta: metav1.ObjectMeta{
-			Name:              name,
-			Namespace:         Namespace,
-			UID:               uid("podtemplate " + name),
-			CreationTimestamp: created,
-		},
-		Template: corev1.PodTemplateSpec{
-			ObjectMeta: metav1.ObjectMeta{Labels: pod.Labels},
-			Spec:       pod.Spec,
-		},
-	}
-}
-
-func namespaceObject(name string) *corev1.Namespace {
-	return &corev1.Namespace{
+func namespaceObject(name string) (key string, o runtime.Object) {
+	return "/registry/namespaces/" + name, &corev1.Namespace{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"},
 		ObjectMeta: metav1.ObjectMeta{
 			Name:              name,

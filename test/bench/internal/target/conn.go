@@ -85,13 +85,17 @@ type authorized func(*http.Request) (*http.Response, error)
 
 func (a authorized) RoundTrip(r *http.Request) (*http.Response, error) { return a(r) }
 
-// DialAll returns n new connections.
-func (e *Engine) DialAll(n int) []*Conn {
+// DialAll returns n new connections, which are made. The caller must CloseAll.
+func (e *Engine) DialAll(ctx context.Context, n int) ([]*Conn, error) {
 	conns := make([]*Conn, n)
 	for i := range conns {
 		conns[i] = e.Dial()
+		if err := conns[i].Open(ctx); err != nil {
+			CloseAll(conns[:i+1])
+			return nil, err
+		}
 	}
-	return conns
+	return conns, nil
 }
 
 // CloseAll closes connections.

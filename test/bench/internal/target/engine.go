@@ -4,16 +4,17 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/stratakube/strata/internal/loopback"
 	"github.com/stratakube/strata/internal/process"
@@ -57,10 +58,8 @@ func (s EngineSpec) VersionArgs() []string {
 
 // Startup contains the durations of an engine's start, from before its process was made.
 type Startup struct {
-	Ready    time.Duration // until /readyz said so
-	FirstGet time.Duration // until the first object was read
-	Began    time.Time
-	CPU      time.Duration // processor time used until then
+	Ready time.Duration // until /readyz said so
+	Began time.Time
 }
 
 // Engine is a running API server. The benchmark may use everything in it concurrently.
@@ -74,23 +73,21 @@ type Engine struct {
 	port        *loopback.Port // reserved while the engine runs
 }
 
-// StartEngine runs an API server on an etcd and returns when it is ready and has answered a GET for
-// firstGet, a path. Its log goes into logDir.
-func StartEngine(ctx context.Context, spec EngineSpec, etcd *Etcd, credentials *Credentials, firstGet, logDir string) (*Engine, error) {
+// StartEngine runs an API server on an etcd and returns when it is ready. Its log goes into logDir.
+func StartEngine(ctx context.Context, spec EngineSpec, etcd *Etcd, credentials *Credentials, logDir string) (*Engine, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	port, err := loopback.Reserve()
 	if err != nil {
 		return nil, err
 	}
-	began := time.Now()
+	startup := Startup{Began: time.Now()}
 	child, err := startServer(spec, etcd, port.Number(), credentials, logDir)
 	if err != nil {
 		return nil, errors.Join(err, port.Release())
 	}
-	e := &Engine{Child: child, EngineSpec: spec, baseURL: "https://" + port.Address(), credentials: credentials, port: port}
-	e.Startup.Began = began
-	if err := e.awaitReady(ctx, began, firstGet); err != nil {
+	e := &Engine{Child: child, EngineSpec: spec, baseURL: "https://" + port.Address(), credentials: credentials, port: port, Startup: startup}
+	if err := e.awaitReady(ctx); err != nil {
 		e.Stop()
 		return nil, err
 	}
@@ -139,76 +136,32 @@ func (e *Engine) Kill() {
 	_ = e.port.Release()
 }
 
-// LogTime returns when the engine wrote the first line of its log that contains text, from the
-// line's timestamp; ok is false if there is none.
-func (e *Engine) LogTime(text string) (at time.Time, ok bool, err error) {
-	log, err := e.Log()
-	if err != nil {
-		return time.Time{}, false, err
-	}
-	for line := range strings.Lines(log) {
-		if !strings.Contains(line, text) {
-			continue
-		}
-		at, err := klogTime(line, time.Now())
-		return at, err == nil, err
-	}
-	return time.Time{}, false, nil
-}
-
-// klogTime reads the time at which a line such as "I0102 15:04:05.678901 ..." was written, in local
-// time and in the year of now.
-func klogTime(line string, now time.Time) (time.Time, error) {
-	const layout = "0102 15:04:05.000000"
-	if len(line) <= len(layout) {
-		return time.Time{}, fmt.Errorf("log line %q does not begin with a time", line)
-	}
-	at, err := time.ParseInLocation(layout, line[1:1+len(layout)], time.Local)
-	if err != nil {
-		return time.Time{}, fmt.Errorf("log line %q: %w", line, err)
-	}
-	return at.AddDate(now.Year()-at.Year(), 0, 0), nil
-}
-
-func (e *Engine) awaitReady(ctx context.Context, began time.Time, firstGet string) error {
+func (e *Engine) awaitReady(ctx context.Context) error {
 	conn := e.Dial()
 	defer conn.Close()
 	if err := e.Poll(ctx, conn, "/readyz"); err != nil {
 		return err
 	}
-	e.Startup.Ready = time.Since(began)
-	if err := e.Poll(ctx, conn, firstGet); err != nil {
-		return err
-	}
-	e.Startup.FirstGet = time.Since(began)
-	var err error
-	if e.Startup.CPU, err = e.CPU(); err != nil {
-		return err
-	}
-	return e.grant(ctx, conn)
+	e.Startup.Ready = time.Since(e.Startup.Began)
+	return e.grant(ctx)
 }
 
 // grant gives Node and Agent the rights of an administrator, so that workloads may read as them.
-func (e *Engine) grant(ctx context.Context, conn *Conn) error {
-	type object map[string]any
-	subjects := []object{}
+func (e *Engine) grant(ctx context.Context) error {
+	client, closeAll, err := e.Clientset()
+	if err != nil {
+		return err
+	}
+	defer closeAll()
+	binding := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "bench"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+	}
 	for _, user := range []User{Node, Agent} {
-		subjects = append(subjects, object{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": user})
+		binding.Subjects = append(binding.Subjects, rbacv1.Subject{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: string(user)})
 	}
-	body, err := json.Marshal(object{
-		"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": object{"name": "bench"}, "subjects": subjects,
-		"roleRef": object{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
-	})
-	if err != nil {
-		return err
-	}
-	resp, err := conn.Send(ctx, Request{Method: http.MethodPost, Path: "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", Body: body})
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusCreated && resp.StatusCode != http.StatusConflict {
-		return fmt.Errorf("grant rights: %s", resp.Status)
+	if _, err := client.RbacV1().ClusterRoleBindings().Create(ctx, binding, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("grant rights: %w", err)
 	}
 	return nil
 }
@@ -222,15 +175,4 @@ func (e *Engine) Poll(ctx context.Context, conn *Conn, path string) error {
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	return nil
-}
-
-// Profile fetches a path below /debug/pprof.
-func (e *Engine) Profile(ctx context.Context, path string) ([]byte, error) {
-	conn := e.Dial()
-	defer conn.Close()
-	var body bytes.Buffer
-	if err := conn.Read(ctx, Request{Path: "/debug/pprof/" + path}, &body); err != nil {
-		return nil, fmt.Errorf("profile of %s: %w", e.Label, err)
-	}
-	return body.Bytes(), nil
 }

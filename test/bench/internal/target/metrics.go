@@ -65,23 +65,6 @@ func parseSeries(r io.Reader, names []string) ([]series, error) {
 	return all, nil
 }
 
-// ObjectReads is the engine's own count of its reads of objects of a resource of the core group
-// from etcd so far: ranges and single objects. Reads that count keys or return etcd's revision are
-// not included, nor are reads of a mirror of all resources together.
-func (e *Engine) ObjectReads(ctx context.Context, resource string) (float64, error) {
-	all, err := e.series(ctx, "etcd_requests_total")
-	return sumReads(all, resource), err
-}
-
-func sumReads(all []series, resource string) (reads float64) {
-	for _, s := range all {
-		if s.labels["group"] == "" && s.labels["resource"] == resource && slices.Contains([]string{"list", "get"}, s.labels["operation"]) {
-			reads += s.value
-		}
-	}
-	return reads
-}
-
 const (
 	// passedOnMetric counts the reads that the byte read path passed on to upstream's handlers, by
 	// reason.

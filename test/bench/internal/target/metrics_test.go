@@ -25,9 +25,6 @@ strata_representation_bytes 1.5e+08
 	if len(all) != 6 {
 		t.Errorf("%d series, want 6: %v", len(all), all)
 	}
-	if got := sumReads(all, "configmaps"); got != 5 {
-		t.Errorf("%v reads of objects, want 5", got)
-	}
 	for _, s := range all {
 		if s.name == "strata_representation_bytes" && (s.value != 1.5e8 || len(s.labels) != 0) {
 			t.Errorf("got %+v", s)

@@ -1,177 +1,88 @@
-// Package wire reads API server responses as fast as they arrive: it counts their objects without
-// decoding them, so that a benchmark does not measure the client, and a short or broken response is
-// still an error.
+// Package wire looks into the bodies of API servers' answers without decoding them: it counts
+// objects and finds tokens and events, and a short or broken body is an error.
 package wire
 
 import (
-	"bufio"
 	"bytes"
-	"encoding/binary"
-	"errors"
 	"fmt"
-	"io"
-	"sync"
+
+	"google.golang.org/protobuf/encoding/protowire"
 )
-
-// List contains counts of the body of a LIST, or of initial events.
-type List struct {
-	Objects int
-	Bytes   int64
-}
-
-// bufferBytes is the size of one read: many TLS records (16 KiB) at once.
-const bufferBytes = 256 << 10
-
-var buffers = sync.Pool{New: func() any { b := make([]byte, bufferBytes); return &b }}
 
 // uidMarker occurs once in the JSON of an object that neither has an owner nor refers to another
 // object, and not in the list's own metadata. Quotes are escaped within JSON strings, so data never
 // looks like it.
 var uidMarker = []byte(`"uid":"`)
 
-// ReadJSONList reads the JSON of a list to its end and counts the objects by their UIDs.
-func ReadJSONList(r io.Reader) (List, error) { return readJSONList(r, endsList) }
-
-// ReadCustomJSONList is ReadJSONList for custom resources, whose lists end with their own metadata.
-func ReadCustomJSONList(r io.Reader) (List, error) {
-	return readJSONList(r, func(tail []byte) bool { return bytes.HasSuffix(tail, []byte("\"}}\n")) })
-}
-
-func readJSONList(r io.Reader, ends func(tail []byte) bool) (List, error) {
-	buffer := buffers.Get().(*[]byte)
-	defer buffers.Put(buffer)
-	var list List
-	keep := 0 // bytes at the front of the buffer that may begin a marker
-	for {
-		n, err := r.Read((*buffer)[keep:])
-		list.Bytes += int64(n)
-		seen := (*buffer)[:keep+n]
-		list.Objects += bytes.Count(seen, uidMarker)
-		// The kept bytes are shorter than the marker, so no marker is counted twice.
-		tail := seen[max(0, len(seen)-len(uidMarker)+1):]
-		switch {
-		case err == io.EOF && !ends(tail):
-			return list, fmt.Errorf("JSON list of %d bytes ends in %q", list.Bytes, tail)
-		case err == io.EOF:
-			return list, nil
-		case err != nil:
-			return list, fmt.Errorf("JSON list broke off after %d bytes: %w", list.Bytes, err)
-		}
-		keep = copy(*buffer, tail)
+// CountJSON returns the number of objects in the JSON of a list, by their UIDs. Items end a list,
+// except that lists of custom resources, in order of their fields, end with their own metadata.
+func CountJSON(body []byte) (int, error) {
+	ends := []string{"]}", "null}"}
+	if bytes.HasPrefix(body, []byte(`{"apiVersion":`)) {
+		ends = []string{`"}}`}
 	}
+	for _, end := range ends {
+		if bytes.HasSuffix(bytes.TrimSuffix(body, []byte("\n")), []byte(end)) {
+			return bytes.Count(body, uidMarker), nil
+		}
+	}
+	return 0, fmt.Errorf("JSON list of %d bytes ends in %q", len(body), body[max(0, len(body)-len(uidMarker)):])
 }
 
-// endsList reports whether JSON with this end can be a whole list: its items come last.
-func endsList(tail []byte) bool {
-	tail = bytes.TrimSuffix(tail, []byte("\n"))
-	return bytes.HasSuffix(tail, []byte("]}")) || bytes.HasSuffix(tail, []byte("null}"))
-}
-
-// Protobuf field tags: field number<<3 | wire type. All fields of interest are length-delimited
-// (wire type 2).
 const (
-	tagUnknownRaw  = 2<<3 | 2 // runtime.Unknown.raw
-	tagListItems   = 2<<3 | 2 // items of every list type of the API
-	wireTypeMask   = 7
-	wireTypeVarint = 0
-	wireTypeBytes  = 2
+	rawOfUnknown = 2 // runtime.Unknown.raw
+	itemsOfList  = 2 // of every list type of the API
 )
 
-// ReadProtobufList reads the protobuf of a list ("k8s\0", runtime.Unknown, list) to its end and
-// counts the items. It follows the lengths, so items are skipped rather than parsed.
-func ReadProtobufList(r io.Reader) (List, error) {
-	p := protobufReader{r: bufio.NewReaderSize(r, bufferBytes)}
-	var magic [4]byte
-	if err := p.read(magic[:]); err != nil {
-		return List{}, fmt.Errorf("protobuf list: %w", err)
+// CountProtobuf returns the number of items in the protobuf of a list: "k8s\0", runtime.Unknown,
+// list. It follows the lengths and skips the items.
+func CountProtobuf(body []byte) (items int, err error) {
+	unknown, ok := bytes.CutPrefix(body, []byte("k8s\x00"))
+	if !ok {
+		return 0, fmt.Errorf("protobuf list begins with %q, want k8s and a zero byte", body[:min(4, len(body))])
 	}
-	if string(magic[:]) != "k8s\x00" {
-		return List{}, fmt.Errorf("protobuf list begins with %q, want k8s and a zero byte", magic)
-	}
-	objects := 0
-	err := p.fields(-1, func(tag, length uint64) error {
-		if tag != tagUnknownRaw {
-			return p.skip(length)
-		}
-		return p.fields(int64(length), func(tag, length uint64) error {
-			if tag == tagListItems {
-				objects++
-			}
-			return p.skip(length)
-		})
-	})
-	if err != nil {
-		return List{Objects: objects, Bytes: p.offset}, fmt.Errorf("protobuf list at byte %d, item %d: %w", p.offset, objects, err)
-	}
-	return List{Objects: objects, Bytes: p.offset}, nil
-}
-
-type protobufReader struct {
-	r      *bufio.Reader
-	offset int64 // bytes read
-}
-
-// fields calls each for every length-delimited field of a message of length bytes, -1 for "to the
-// end of the body"; each must read the field.
-func (p *protobufReader) fields(length int64, each func(tag, length uint64) error) error {
-	end := p.offset + length
-	for length < 0 || p.offset < end {
-		tag, err := binary.ReadUvarint(p)
-		if length < 0 && err == io.EOF {
+	found := false
+	err = eachField(unknown, func(number protowire.Number, list []byte) error {
+		if number != rawOfUnknown {
 			return nil
 		}
-		if err != nil {
-			return noEOF(err)
+		found = true
+		return eachField(list, func(number protowire.Number, _ []byte) error {
+			if number == itemsOfList {
+				items++
+			}
+			return nil
+		})
+	})
+	if err == nil && !found {
+		err = fmt.Errorf("%d bytes have no list", len(body))
+	}
+	if err != nil {
+		return items, fmt.Errorf("protobuf list, item %d: %w", items, err)
+	}
+	return items, nil
+}
+
+// eachField calls each for every length-delimited field of a message.
+func eachField(message []byte, each func(number protowire.Number, value []byte) error) error {
+	for len(message) > 0 {
+		number, kind, n := protowire.ConsumeTag(message)
+		if n < 0 {
+			return protowire.ParseError(n)
 		}
-		value, err := binary.ReadUvarint(p)
-		if err != nil {
-			return noEOF(err)
+		message = message[n:]
+		if n = protowire.ConsumeFieldValue(number, kind, message); n < 0 {
+			return protowire.ParseError(n)
 		}
-		switch tag & wireTypeMask {
-		case wireTypeVarint:
-		case wireTypeBytes:
-			if err := each(tag, value); err != nil {
+		if kind == protowire.BytesType {
+			value, _ := protowire.ConsumeBytes(message)
+			if err := each(number, value); err != nil {
 				return err
 			}
-		default:
-			return fmt.Errorf("field tag %d has an unexpected wire type", tag)
 		}
-	}
-	if length >= 0 && p.offset != end {
-		return fmt.Errorf("fields run %d bytes over the end of their message", p.offset-end)
+		message = message[n:]
 	}
 	return nil
-}
-
-func (p *protobufReader) ReadByte() (byte, error) {
-	b, err := p.r.ReadByte()
-	if err == nil {
-		p.offset++
-	}
-	return b, err
-}
-
-func (p *protobufReader) read(b []byte) error {
-	n, err := io.ReadFull(p.r, b)
-	p.offset += int64(n)
-	return noEOF(err)
-}
-
-func (p *protobufReader) skip(n uint64) error {
-	if n > 1<<40 {
-		return fmt.Errorf("a field claims %d bytes", n)
-	}
-	skipped, err := p.r.Discard(int(n))
-	p.offset += int64(skipped)
-	return noEOF(err)
-}
-
-// noEOF is for places where the body must continue.
-func noEOF(err error) error {
-	if errors.Is(err, io.EOF) {
-		return io.ErrUnexpectedEOF
-	}
-	return err
 }
 
 var continueMarker = []byte(`"continue":"`)
