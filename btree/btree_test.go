@@ -320,19 +320,6 @@ func BenchmarkSet(b *testing.B) {
 	}
 }
 
-func BenchmarkRuns(b *testing.B) {
-	tree := Build(benchItems(300_000))
-	for b.Loop() {
-		n := 0
-		for r := range tree.Runs("", "") {
-			n += len(r.Items())
-		}
-		if n != 300_000 {
-			b.Fatal(n)
-		}
-	}
-}
-
 func BenchmarkGet(b *testing.B) {
 	items := benchItems(300_000)
 	tree := Build(items)

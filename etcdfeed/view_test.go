@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"strings"
 	"testing"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -120,33 +119,4 @@ func TestRange_OfOneResourceInPast_MaterializesThatResource(t *testing.T) {
 			t.Errorf("%s: %d versions were made, want %d", tt.name, made, tt.versions)
 		}
 	}
-}
-
-// BenchmarkRange_PageInPast reads a page of one of 100 resources, each time at another old
-// revision, as a replica does for clients that read pages. The keys without a claim have 20,000
-// events, each resource 200.
-func BenchmarkRange_PageInPast(b *testing.B) {
-	store, prefixes := memory.New(), claimedPrefixes(100)
-	s, m := feedOf(b, store, prefixes...)
-	value := strings.Repeat("v", 100)
-	for i := range 200 {
-		for _, prefix := range prefixes {
-			store.Put(fmt.Sprintf("%s%03d", prefix, i), value)
-			store.Put(fmt.Sprintf("%sunclaimed/%03d", root, i), value)
-		}
-	}
-	if err := m.Wait(b.Context(), store.Revision()); err != nil {
-		b.Fatal(err)
-	}
-	b.ReportAllocs()
-	newest, n := store.Revision(), 0
-	for b.Loop() {
-		r := prefixRange(prefixes[n%len(prefixes)])
-		r.Revision, r.Limit = newest/2+mirror.Revision(n*37)%(newest/3), 10
-		if _, err := s.Range(b.Context(), r); err != nil {
-			b.Fatal(err)
-		}
-		n++
-	}
-	b.ReportMetric(float64(m.Stats().Versions), "versions")
 }

@@ -1,7 +1,6 @@
 package mirror_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"testing"
@@ -10,32 +9,6 @@ import (
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/mirror"
 )
-
-// BenchmarkView captures all keys of 300 resources, and one key, as the revision reads of mirrors
-// of a feed do.
-func BenchmarkView(b *testing.B) {
-	const resources = 300
-	m, _ := startBench(b, newBenchSource(3000, resources, 100), resources, nil)
-	ctx := context.Background()
-	b.Run("all", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			v, err := m.View(ctx, 0, root, "")
-			if err != nil || v.Count(root+"probe", root+"probe\x00") != 0 {
-				b.Fatal(err)
-			}
-		}
-	})
-	b.Run("key", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			v, err := m.View(ctx, 0, root+"probe", root+"probe\x00")
-			if err != nil || v.Count(root+"probe", root+"probe\x00") != 0 {
-				b.Fatal(err)
-			}
-		}
-	})
-}
 
 // viewed returns the keys of a range of a view with their values.
 func viewed(v mirror.View, start, end string) (text string) {

@@ -263,8 +263,8 @@ func TestCheckpoints_AreCheckpointEventsApart(t *testing.T) {
 	})
 }
 
-// TestHistory_MemoryPerRevision_IsBounded is a small BenchmarkHistoryMemory: the memory of history
-// in addition to the superseded keys and values (events, entries, allocator rounding, versions).
+// TestHistory_MemoryPerRevision_IsBounded measures the memory of history in addition to the
+// superseded keys and values (events, entries, allocator rounding, versions).
 func TestHistory_MemoryPerRevision_IsBounded(t *testing.T) {
 	slow(t)
 	if testrace.Enabled {

@@ -4,15 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/stratakube/strata/kube/internal/watch"
 
 	kruntime "k8s.io/apimachinery/pkg/runtime"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
@@ -24,14 +20,6 @@ import (
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/mirror"
 )
-
-// podOn returns a pod on a node; n distinguishes two versions of it.
-func podOn(name, node string, n int) *example.Pod {
-	pod := newPod(name)
-	pod.Spec.NodeName = node
-	pod.Annotations = map[string]string{"n": fmt.Sprint(n)}
-	return pod
-}
 
 // put writes a pod into an in-memory etcd.
 func put(t testing.TB, etcd *memory.Store, pod *example.Pod) {
@@ -98,68 +86,6 @@ func (s *slowTransformer) TransformFromStorage(ctx context.Context, _ []byte, _ 
 	return nil, false, errors.New("too slow")
 }
 
-// BenchmarkWatchesOfNodes is the cost of an event of a pod when 5,000 watches wait, each for the
-// pods of another node: processor time of the whole process, until all watches wait again; and the
-// memory of a watch, without its goroutine.
-func BenchmarkWatchesOfNodes(b *testing.B) {
-	const n = 5000
-	for _, indexed := range []bool{false, true} {
-		b.Run(fmt.Sprintf("watches=%d/indexed=%t", n, indexed), func(b *testing.B) {
-			etcd := memory.New()
-			f := setup(b, inMemory(etcd))
-			s := f.engine(b)
-			node := func(i int) string { return fmt.Sprintf("node-%04d", i) }
-			for i := range n {
-				put(b, etcd, podOn(fmt.Sprintf("pod-%04d", i), node(i), 0))
-			}
-			f.catchUp(b)
-			rev := etcd.Revision()
-			ctx, cancel := context.WithCancel(context.Background())
-			var wg sync.WaitGroup
-			defer wg.Wait()
-			defer cancel()
-			counts := &nodeWatches{}
-			var streams []*watch.Stream
-			before := heap()
-			for i := range n {
-				st, err := s.OpenStream(ctx, "/pods", storage.ListOptions{Recursive: true, ResourceVersion: fmt.Sprint(rev), Predicate: onNode(node(i), indexed)})
-				if err != nil {
-					b.Fatal(err)
-				}
-				streams = append(streams, st)
-			}
-			held := heap() - before
-			for _, st := range streams {
-				wg.Go(func() {
-					defer st.Close()
-					_ = st.Deliver(nil, &nodeWatch{all: counts}) // until ctx ends
-				})
-			}
-			settle := func() {
-				for s.mirror.PublishedRevision() < etcd.Revision() || counts.waiting.Load() < n {
-					runtime.Gosched()
-				}
-			}
-			settle()
-			var events int64
-			cpu := cpuTime()
-			b.ReportAllocs()
-			for b.Loop() {
-				events++
-				i := int(events*7919) % n
-				put(b, etcd, podOn(fmt.Sprintf("pod-%04d", i), node(i), int(events)))
-				for counts.delivered.Load() < events {
-					runtime.Gosched()
-				}
-				settle()
-			}
-			b.ReportMetric(float64(cpuTime()-cpu)/float64(events), "cpu-ns/event")
-			b.ReportMetric(float64(counts.wakes.Load())/float64(events), "wakes/event")
-			b.ReportMetric(float64(held)/n, "B/watch")
-		})
-	}
-}
-
 // nodeWatches counts what the watches of a benchmark do.
 type nodeWatches struct{ delivered, waiting, wakes atomic.Int64 }
 
@@ -190,19 +116,4 @@ func (w *nodeWatch) Flush() error {
 func (w *nodeWatch) Event(apiwatch.EventType, *mirror.Event) error {
 	w.all.delivered.Add(1)
 	return nil
-}
-
-// heap returns the bytes in use.
-func heap() int64 {
-	var m runtime.MemStats
-	runtime.GC()
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
-}
-
-// cpuTime returns the processor time used by the process.
-func cpuTime() time.Duration {
-	var u syscall.Rusage
-	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u)
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

@@ -359,25 +359,6 @@ func (r *resolving) lookup(path string) func() {
 	}
 }
 
-func BenchmarkResolve(b *testing.B) {
-	r := newResolving(b)
-	r.pods()
-	r.define("1", 0, "v1")
-	r.widgets("v1")
-	r.read(widgetsPath)
-	r.clock = r.clock.Add(settleTime)
-	for name, path := range map[string]string{"builtin": podsPath, "custom": widgetsPath} {
-		b.Run(name, func(b *testing.B) {
-			lookup := r.lookup(path)
-			lookup()
-			b.ReportAllocs()
-			for b.Loop() {
-				lookup()
-			}
-		})
-	}
-}
-
 // TestResolver_UnreadDefinitions_AreNotHeld: of many definitions, the resolver holds that of the
 // resource that was read, and none of the others, after requests that name them in another group or
 // version too.

@@ -15,9 +15,6 @@ import (
 	"time"
 
 	apiwatch "k8s.io/apimachinery/pkg/watch"
-	"k8s.io/apiserver/pkg/storage"
-
-	"github.com/stratakube/strata/kube/internal/watch"
 )
 
 // discard is a ResponseWriter that implements net/http's optional interfaces and discards the
@@ -190,66 +187,5 @@ func BenchmarkWatchFrames(b *testing.B) {
 				}
 			}
 		})
-	}
-}
-
-// BenchmarkWatchInitialEvents reads the initial events of 20,000 objects of 1 KB over
-// HTTP/2 in this process.
-func BenchmarkWatchInitialEvents(b *testing.B) {
-	const objects = 20_000
-	w := manyPods(b, objects)
-	for _, engine := range []string{"", "upstream"} {
-		for _, accept := range []string{jsonType, protobufType} {
-			b.Run(fmt.Sprintf("%s/%s", strings.Replace(engine+"strata", "upstreamstrata", "upstream", 1), accept[strings.LastIndexAny(accept, "./")+1:]), func(b *testing.B) {
-				for b.Loop() {
-					resp := w.open(b, engine, "resourceVersion=0&timeoutSeconds=60", accept, true)
-					f := readFrames(resp)
-					for range objects {
-						if _, err := f.next(); err != nil {
-							b.Fatal(err)
-						}
-					}
-					resp.Body.Close()
-				}
-				b.ReportMetric(float64(b.N*objects)/b.Elapsed().Seconds(), "events/s")
-			})
-		}
-	}
-}
-
-// BenchmarkWatchBookmark measures the cost of one bookmark for one watch without the connection:
-// the first bookmark of a revision is encoded, the others share the encoding.
-func BenchmarkWatchBookmark(b *testing.B) {
-	for name, w := range map[string]*watched{"pods": watchedPods(b), "widgets": watchedWidgets(b)} {
-		enc, err := w.resource.encodings.get(w.resource, format{media: mediaJSON})
-		if err != nil {
-			b.Fatal(err)
-		}
-		stream, err := w.resource.Store.OpenStream(b.Context(), "/"+w.resource.GVR.Resource+"/", storage.ListOptions{
-			Recursive: true, Predicate: storage.Everything, ResourceVersion: "0"})
-		if err != nil {
-			b.Fatal(err)
-		}
-		defer stream.Close()
-		for _, shared := range []bool{false, true} {
-			b.Run(fmt.Sprintf("%s/shared=%t", name, shared), func(b *testing.B) {
-				sink := &discard{header: http.Header{}}
-				s := &watchServer{read: &readRequest{enc: enc, resource: w.resource}, stream: stream,
-					out: watchWriter{FrameEncoder: enc.framer(), w: sink, flusher: sink, count: nopMetric{}, sizes: nopMetric{}}}
-				mark := watch.Bookmark{Revision: 1}
-				b.ReportAllocs()
-				for b.Loop() {
-					if !shared {
-						mark.Revision++
-					}
-					if err := s.Bookmark(mark); err != nil {
-						b.Fatal(err)
-					}
-					if err := s.out.flush(); err != nil {
-						b.Fatal(err)
-					}
-				}
-			})
-		}
 	}
 }

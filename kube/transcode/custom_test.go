@@ -150,20 +150,3 @@ func FuzzCustom(f *testing.F) {
 		k.transcoded(t, item)
 	})
 }
-
-func BenchmarkCustom(b *testing.B) {
-	k := widgets(b)
-	stored := []byte(storedSpec(`"free":{"text":"` + strings.Repeat("some words ", 100) + `"},"list":[{"a":"x","b":"y"}]`))
-	var item []byte
-	b.SetBytes(int64(len(stored)))
-	b.Run("transcoded", func(b *testing.B) {
-		for b.Loop() {
-			item, _ = k.AppendItem(item[:0], stored, 12345)
-		}
-	})
-	b.Run("decoded", func(b *testing.B) {
-		for b.Loop() {
-			item, _ = k.served(b, stored, 12345)
-		}
-	})
-}

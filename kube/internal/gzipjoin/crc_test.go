@@ -32,10 +32,3 @@ func TestCombine_AnyLength_IsAssociative(t *testing.T) {
 		}
 	})
 }
-
-func BenchmarkCombine(b *testing.B) {
-	var crc uint32
-	for n := int64(60_000); b.Loop(); n++ {
-		crc = combine(crc, 0x1234567, n)
-	}
-}

@@ -283,23 +283,3 @@ func TestCompress_TextWithoutRepetition_IsHuffmanCoded(t *testing.T) {
 		t.Errorf("%d bytes of base64 became %d, want 76%% (6 of 8 bits, and a code)", len(content), len(run.Deflated))
 	}
 }
-
-func BenchmarkCompress(b *testing.B) {
-	encoded(b, func(l list) {
-		leaves := l.leaves(48)
-		var total int64
-		for _, leaf := range leaves {
-			total += int64(len(leaf))
-		}
-		b.Run(l.name, func(b *testing.B) {
-			b.SetBytes(total)
-			b.ReportAllocs()
-			for b.Loop() {
-				for _, leaf := range leaves {
-					Compress(nil, leaf)
-				}
-			}
-			b.ReportMetric(float64(sizeOf(b, joined(leaves)))/float64(sizeOf(b, standard(bytes.Join(leaves, nil)))), "size/std")
-		})
-	})
-}

@@ -390,14 +390,3 @@ func TestWriter_OtherDecoders_DecodeBody(t *testing.T) {
 		})
 	}
 }
-
-func BenchmarkWriteRun(b *testing.B) {
-	run := Compress(nil, bytes.Repeat([]byte(`{"metadata":{}},`), 4000))
-	z := NewWriter(io.Discard)
-	b.ReportAllocs()
-	for b.Loop() {
-		if err := z.WriteRun(run); err != nil {
-			b.Fatal(err)
-		}
-	}
-}

@@ -10,7 +10,6 @@ import (
 	"k8s.io/apiserver/pkg/server/options/encryptionconfig"
 	"k8s.io/apiserver/pkg/storage/value"
 
-	"github.com/stratakube/strata/kube/internal/blockcache"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 )
@@ -122,22 +121,4 @@ func TestReloads_ViewWithoutReaders_DropsRemovedKeys(t *testing.T) {
 		r.Close()
 		r.Close() // has no effect
 	})
-}
-
-// BenchmarkGenerationNow is the cost per read of detecting reloads.
-func BenchmarkGenerationNow(b *testing.B) {
-	r := encryptionconfig.NewDynamicTransformers(overrides(nil), nil, func() {}, 0)
-	current, err := KeysOf(r.TransformerForResource(pods), pods)
-	if err != nil {
-		b.Fatal(err)
-	}
-	for name, keys := range map[string]func() any{"constant": nil, "dynamic": current} {
-		b.Run(name, func(b *testing.B) {
-			v := objects.New(objects.Config{Keys: keys, Blocks: blockcache.New(1, 1, 1)}, nil)
-			b.ReportAllocs()
-			for b.Loop() {
-				v.CurrentGeneration()
-			}
-		})
-	}
 }

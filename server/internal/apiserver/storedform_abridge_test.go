@@ -129,34 +129,3 @@ func TestAbridger_OtherAndMalformedValues_AreDeclined(t *testing.T) {
 		}
 	}
 }
-
-// BenchmarkAbridger_Pod measures the attributes of a pod, decoded as a whole and abridged.
-func BenchmarkAbridger_Pod(b *testing.B) {
-	f := newStoredForm(corev1.SchemeGroupVersion.WithKind("Pod"), nil)
-	short := formFor(b, f.gvk)
-	pb, _ := runtime.SerializerInfoForMediaType(legacyscheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
-	obj := richPod()
-	obj.SetGroupVersionKind(f.gvk)
-	data, err := runtime.Encode(pb.Serializer, obj)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Run("whole", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			if f.read(data, 1) == nil {
-				b.Fatal("not decoded")
-			}
-		}
-	})
-	b.Run("abridged", func(b *testing.B) {
-		b.ReportAllocs()
-		var buf []byte
-		for b.Loop() {
-			var ok bool
-			if buf, ok = short.Abridge(buf[:0], data); !ok || f.read(buf, 1) == nil {
-				b.Fatal("not decoded")
-			}
-		}
-	})
-}

@@ -232,29 +232,3 @@ func TestFinder_AnyResource_FindsOwnForm(t *testing.T) {
 		}
 	}
 }
-
-// BenchmarkFinders measures the search for a field and a label of an Event of 600 bytes.
-func BenchmarkFinders(b *testing.B) {
-	f := newFoundForm(b, corev1.SchemeGroupVersion.WithKind("Event"))
-	event := &corev1.Event{
-		ObjectMeta:     metav1.ObjectMeta{Namespace: "default", Name: "pod-1.17f3", UID: "5f0c1b3e-0000-0000-0000-000000000000", Labels: map[string]string{"app": "a", "tier": "b"}},
-		InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: "pod-1", UID: "5f0c1b3e", APIVersion: "v1"},
-		Reason:         "Scheduled", Type: "Normal", Message: "Successfully assigned default/pod-1 to node-1", Source: corev1.EventSource{Component: "default-scheduler"},
-	}
-	event.SetGroupVersionKind(f.gvk)
-	pb, _ := runtime.SerializerInfoForMediaType(legacyscheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
-	data, err := runtime.Encode(pb.Serializer, event)
-	if err != nil {
-		b.Fatal(err)
-	}
-	for name, find := range map[string]transcode.Find{"field": f.fields["involvedObject.name"], "label": f.find(true, "tier")} {
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, present, ok := find(data); !present || !ok {
-					b.Fatal("not found")
-				}
-			}
-		})
-	}
-}

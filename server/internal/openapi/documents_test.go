@@ -422,28 +422,3 @@ func TestDocuments_Concurrent_ReadersAndChanges(t *testing.T) {
 		}
 	}
 }
-
-func BenchmarkDocument(b *testing.B) {
-	d := definition("a.example.com", "Widget", "color", "v1")
-	gv, _ := parsePath(root + "/apis/a.example.com/v1")
-	b.Run("tag", func(b *testing.B) {
-		for b.Loop() {
-			if _, err := digestOf(d, 0); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-	for _, f := range []form{formJSON, formProtobuf} {
-		b.Run([]string{"json", "protobuf"}[f], func(b *testing.B) {
-			stored := 0
-			for b.Loop() {
-				document := &document{}
-				if _, err := document.content(f, gv, []*apiextensionsv1.CustomResourceDefinition{d}, builder.Options{}); err != nil {
-					b.Fatal(err)
-				}
-				stored = len(document.forms[f].compressed)
-			}
-			b.ReportMetric(float64(stored), "stored-bytes")
-		})
-	}
-}
