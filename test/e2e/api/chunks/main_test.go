@@ -197,14 +197,3 @@ func get(t *testing.T, ctx context.Context, api *harness.API, path, query string
 	t.Helper()
 	return harness.Must[*harness.Response](t)(api.Do(ctx, http.MethodGet, path, query, nil))
 }
-
-// awaitExpiry returns when the server refuses a compacted revision.
-func (r *replica) awaitExpiry(ctx context.Context, path string, revision int64) error {
-	return harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-		resp, err := r.api.Do(ctx, http.MethodGet, path, fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", revision), nil)
-		if err != nil {
-			return false, err
-		}
-		return resp.Code == http.StatusGone, fmt.Errorf("a compacted revision: %d", resp.Code)
-	})
-}

@@ -14,13 +14,10 @@ const (
 	gizmoGroup = "test.example.com"
 	gizmosPath = "/apis/" + gizmoGroup + "/v1/gizmos"
 
-	mapsPath       = "/api/v1/configmaps"
-	secretsPath    = "/api/v1/secrets"
-	namespacesPath = "/api/v1/namespaces"
+	mapsPath = "/api/v1/configmaps"
 )
 
 var (
-	gizmoKind     = schema.GroupVersionKind{Group: gizmoGroup, Version: "v1", Kind: "Gizmo"}
 	gizmoResource = schema.GroupVersionResource{Group: gizmoGroup, Version: "v1", Resource: "gizmos"}
 )
 

@@ -1,13 +1,8 @@
 package clients
 
 import (
-	"net/http"
 	"strings"
 	"testing"
-
-	"k8s.io/client-go/rest"
-
-	"github.com/stratakube/strata/test/harness"
 )
 
 // TestKubectlDelete_Namespace_WaitsForFinalizer deletes a namespace with objects of several kinds,
@@ -56,74 +51,4 @@ func TestGarbageCollector_OwnerDeleted_DeletesDependents(t *testing.T) {
 	u.ok("delete", "cm", "greeting")
 	u.ok("wait", "--for=delete", "cm/child", "--timeout=60s")
 	u.fails([]string{"NotFound"}, "get", "cm", "child")
-}
-
-// TestRBAC_KubectlUsers_SeePermittedObjectsOnly tests the answers to users without rights, with
-// some rights, and to anonymous users.
-func TestRBAC_KubectlUsers_SeePermittedObjectsOnly(t *testing.T) {
-	t.Parallel() // these wait for controllers and caches most of the time
-	u := newUser(t)
-	u.okWith(greeting, "create", "-f", "-")
-	u.ok("create", "secret", "generic", "login", "--from-literal=password=pw")
-	u.ok("create", "serviceaccount", "reader").prints("serviceaccount/reader created")
-	token := strings.TrimSpace(u.ok("create", "token", "reader").Stdout)
-	account := "system:serviceaccount:" + u.namespace + ":reader"
-
-	reader := u
-	reader.kubeconfig = cluster.KubeconfigFor(token)
-	reader.ok("auth", "whoami").shows(account)
-	for _, args := range [][]string{
-		{"get", "configmaps"}, {"get", "configmap", "greeting"}, {"get", "secrets", "-A"}, {"get", "configmaps", "--watch"}, {"get", "nodes"},
-		{"delete", "configmap", "greeting"}, {"delete", "configmaps", "--all"}, {"create", "configmap", "mine"},
-		{"patch", "configmap", "greeting", "-p", `{"data":{"hello":"me"}}`},
-	} {
-		reader.fails([]string{"orbidden", account}, args...)
-	}
-
-	u.ok("create", "role", "reader", "--verb=get,list,watch", "--resource=configmaps").prints("role.rbac.authorization.k8s.io/reader created")
-	u.ok("create", "rolebinding", "reader", "--role=reader", "--serviceaccount="+u.namespace+":reader")
-	// The authorizer reads roles and bindings from its informers, with a short delay.
-	if err := harness.Poll(u.ctx, reader.can("get", "configmaps")); err != nil {
-		t.Fatal(err)
-	}
-	reader.ok("get", "configmap", "greeting", "-o", "jsonpath={.data.hello}").prints("world")
-	reader.ok("get", "configmaps", "-o", "name").shows("configmap/greeting")
-	reader.fails([]string{"Forbidden"}, "get", "configmaps", "-A")
-	reader.fails([]string{"Forbidden"}, "get", "secrets")
-	reader.fails([]string{"Forbidden"}, "delete", "configmap", "greeting")
-	u.ok("auth", "can-i", "--list", "--as="+account).shows("configmaps", "[get list watch]")
-	u.ok("delete", "rolebinding", "reader")
-	if err := harness.Poll(u.ctx, reader.cannot("get", "configmaps")); err != nil {
-		t.Fatal(err)
-	}
-	reader.fails([]string{"Forbidden"}, "get", "configmap", "greeting")
-
-	// A role for a single name allows a list that selects this name.
-	u.ok("create", "role", "one", "--verb=get,list,watch", "--resource=configmaps", "--resource-name=greeting")
-	u.ok("create", "rolebinding", "one", "--role=one", "--serviceaccount="+u.namespace+":reader")
-	if err := harness.Poll(u.ctx, reader.can("get", "configmaps/greeting")); err != nil {
-		t.Fatal(err)
-	}
-	reader.ok("get", "configmaps", "--field-selector=metadata.name=greeting", "-o", "name").prints("configmap/greeting")
-	reader.fails([]string{"Forbidden"}, "get", "configmaps")
-
-	// The token of a deleted account is invalid.
-	u.ok("delete", "serviceaccount", "reader")
-	if err := harness.Poll(u.ctx, reader.unauthorized); err != nil {
-		t.Fatal(err)
-	}
-
-	// Without credentials, and with invalid ones: 401 for every request.
-	for name, config := range map[string]*rest.Config{"anonymous": cluster.ConfigFor(""), "wrong token": cluster.ConfigFor("nonsense")} {
-		api := cluster.APIFor(config)
-		for _, path := range []string{"/api/v1/namespaces", "/api/v1/namespaces/default/configmaps?watch=true", "/version", "/nonsense", "/healthz"} {
-			r, err := api.Do(u.ctx, http.MethodGet, path, "", nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if r.Code != http.StatusUnauthorized {
-				t.Errorf("%s: %s is answered with %d, want 401", name, path, r.Code)
-			}
-		}
-	}
 }

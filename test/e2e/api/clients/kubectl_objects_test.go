@@ -1,7 +1,6 @@
 package clients
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 )
@@ -32,33 +31,6 @@ spec:
       - {name: server, image: "web:1"}
       - {name: sidecar, image: "proxy:1"}
 `
-
-func TestKubectl_CreateGetDescribeDelete(t *testing.T) {
-	t.Parallel()
-	u := newUser(t)
-	file := u.path("greeting.yaml", greeting)
-	u.ok("create", "-f", file).prints("configmap/greeting created")
-	u.fails([]string{"AlreadyExists", `configmaps "greeting" already exists`}, "create", "-f", file)
-	u.ok("get", "configmap", "greeting", "-o", "jsonpath={.data.hello}").prints("world")
-	u.ok("get", "configmap", "greeting", "-o", "yaml").shows("apiVersion: v1", "hello: world", "kind: ConfigMap", "resourceVersion:")
-	u.ok("get", "cm", "greeting", "-o", "name").prints("configmap/greeting")
-	u.ok("get", "cm", "greeting").shows("NAME", "DATA", "AGE", "greeting", "1")
-	u.ok("get", "cm", "-l", "app=hello", "-o", "name").prints("configmap/greeting")
-	u.ok("get", "cm", "-l", "app!=hello", "-o", "name").hides("greeting")
-	u.ok("get", "cm", "--field-selector", "metadata.name=greeting", "-o", "name").prints("configmap/greeting")
-	u.ok("get", "cm", "--show-labels").shows("greeting", "app=hello")
-	u.ok("describe", "configmap", "greeting").shows("Name:", "greeting", "Namespace:", u.namespace, "Labels:", "app=hello", "hello:", "world")
-	u.fails([]string{`configmaps "missing" not found`}, "get", "configmap", "missing")
-
-	u.ok("create", "secret", "generic", "login", "--from-literal=password=pw").prints("secret/login created")
-	u.ok("get", "secret", "login", "-o", "go-template={{.data.password | base64decode}}").prints("pw")
-	u.ok("describe", "secret", "login").shows("Type:", "Opaque", "password:", "2 bytes")
-
-	u.ok("delete", "configmap", "greeting").prints(fmt.Sprintf("configmap \"greeting\" deleted from %s namespace", u.namespace))
-	u.fails([]string{"NotFound"}, "get", "configmap", "greeting")
-	u.fails([]string{"NotFound"}, "delete", "configmap", "greeting")
-	u.ok("delete", "configmap", "greeting", "--ignore-not-found").prints("")
-}
 
 func TestKubectlApply_ChangesOwnedFieldsOnly(t *testing.T) {
 	t.Parallel()
@@ -135,85 +107,4 @@ func TestKubectlReplace_StaleResourceVersion_Conflicts(t *testing.T) {
 		t.Errorf("uid %q after replace --force, was %q", again, uid)
 	}
 	u.failsWith(strings.Replace(greeting, "name: greeting", "name: missing", 1), []string{"NotFound"}, "replace", "-f", "-")
-}
-
-// TestKubectlGet_Watch_FollowsChanges follows objects with get --watch during concurrent changes.
-func TestKubectlGet_Watch_FollowsChanges(t *testing.T) {
-	t.Parallel()
-	u := newUser(t)
-	u.okWith(greeting, "create", "-f", "-")
-	p := cluster.StartKubectl("--namespace="+u.namespace, "get", "configmaps", "--field-selector=metadata.name!=kube-root-ca.crt", "--watch", "--output-watch-events")
-	defer p.Kill()
-	at := 0
-	expect := func(kind, name string) {
-		t.Helper()
-		line, n, err := p.WaitLine(u.ctx, at, kind)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if fields := strings.Fields(line); n != at+1 || fields[1] != name {
-			t.Fatalf("line %d is %q, want %s of %s next\n%s", n, line, kind, name, strings.Join(p.Lines(), "\n"))
-		}
-		at = n
-	}
-	if _, n, err := p.WaitLine(u.ctx, 0, "EVENT"); err != nil || n != 1 {
-		t.Fatalf("header in line %d: %v", n, err)
-	}
-	at = 1
-	expect("ADDED", "greeting")
-	u.ok("create", "configmap", "second", "--from-literal=a=b")
-	expect("ADDED", "second")
-	u.ok("patch", "configmap", "greeting", "-p", `{"data":{"more":"data"}}`)
-	expect("MODIFIED", "greeting")
-	u.ok("delete", "configmap", "greeting")
-	expect("DELETED", "greeting")
-	u.ok("delete", "configmap", "second")
-	expect("DELETED", "second")
-
-	// wait is a watch too.
-	u.ok("create", "configmap", "third")
-	waiting := cluster.StartKubectl("--namespace="+u.namespace, "wait", "--for=jsonpath={.data.state}=done", "configmap/third", "--timeout=60s")
-	defer waiting.Kill()
-	gone := cluster.StartKubectl("--namespace="+u.namespace, "wait", "--for=delete", "configmap/third", "--timeout=60s")
-	defer gone.Kill()
-	u.ok("patch", "configmap", "third", "-p", `{"data":{"state":"done"}}`)
-	if code, err := waiting.Wait(u.ctx); err != nil || code != 0 {
-		t.Errorf("wait for a value: exit code %d, %v\n%s", code, err, waiting.Output())
-	}
-	u.ok("delete", "configmap", "third")
-	if code, err := gone.Wait(u.ctx); err != nil || code != 0 {
-		t.Errorf("wait for deletion: exit code %d, %v\n%s", code, err, gone.Output())
-	}
-}
-
-func TestKubectlDelete_All_DeletesEveryObject(t *testing.T) {
-	t.Parallel()
-	u := newUser(t)
-	for i := range 5 {
-		u.ok("create", "secret", "generic", fmt.Sprintf("secret-%d", i), "--from-literal=a=b")
-	}
-	o := u.ok("delete", "secrets", "--all")
-	for i := range 5 {
-		o.shows(fmt.Sprintf(`secret "secret-%d" deleted`, i))
-	}
-	u.ok("get", "secrets", "-o", "name").prints("")
-	u.okWith(deployment, "create", "-f", "-")
-	u.ok("delete", "deployments,services", "--all", "--wait").shows(`deployment.apps "web" deleted`)
-	u.ok("get", "all", "-o", "name").prints("")
-}
-
-func TestKubectl_Discovery_ListsResourcesAndVersions(t *testing.T) {
-	u := newUser(t)
-	u.ok("api-resources").shows("NAME", "SHORTNAMES", "APIVERSION", "NAMESPACED", "KIND",
-		"configmaps", "cm", "v1", "true", "ConfigMap", "deployments", "deploy", "apps/v1", "true", "Deployment")
-	u.ok("api-resources", "--namespaced=false", "-o", "name").shows("namespaces", "nodes", "customresourcedefinitions.apiextensions.k8s.io")
-	u.ok("api-resources", "--api-group=apps", "--verbs=watch", "-o", "name").shows("daemonsets.apps", "deployments.apps", "statefulsets.apps")
-	u.ok("api-versions").shows("apps/v1", "rbac.authorization.k8s.io/v1", "v1")
-	u.ok("explain", "deployment.spec.strategy").shows("GROUP:", "apps", "KIND:", "Deployment", "FIELDS", "rollingUpdate")
-	u.ok("explain", "pods", "--recursive").shows("containers", "image", "nodeName")
-	u.fails([]string{"doesn't have a resource type"}, "get", "nonsenses")
-	u.ok("version").shows("Client Version: v1.37.2+strata.", "Server Version: v1.37.2+strata.")
-	u.ok("cluster-info").shows("Kubernetes control plane is running at", cluster.URL)
-	u.ok("get", "--raw", "/readyz").prints("ok")
-	u.ok("get", "--raw", "/api/v1/namespaces/"+u.namespace).shows(`"name":"` + u.namespace + `"`)
 }

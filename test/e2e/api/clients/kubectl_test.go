@@ -1,7 +1,6 @@
 package clients
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -90,35 +89,10 @@ func (o output) shows(want ...string) {
 	}
 }
 
-// hides checks that standard output contains none of the texts.
-func (o output) hides(texts ...string) {
-	o.t.Helper()
-	for _, text := range texts {
-		if strings.Contains(o.Stdout, text) {
-			o.t.Errorf("kubectl %s: there is %q in\n%s", strings.Join(o.args, " "), text, o.Stdout)
-		}
-	}
-}
-
 // path writes input to a file and returns its path.
 func (u user) path(name, input string) string {
 	u.t.Helper()
 	path := filepath.Join(u.t.TempDir(), name)
 	harness.Check(u.t, os.WriteFile(path, []byte(input), 0o600))
 	return path
-}
-
-// can returns a condition for harness.Poll: the user is allowed the verb on the resource.
-func (u user) can(verb, resource string) func(context.Context) (bool, error) {
-	return func(context.Context) (bool, error) { return u.run("", "auth", "can-i", verb, resource).Code == 0, nil }
-}
-
-// cannot returns the opposite of can.
-func (u user) cannot(verb, resource string) func(context.Context) (bool, error) {
-	return func(context.Context) (bool, error) { return u.run("", "auth", "can-i", verb, resource).Code != 0, nil }
-}
-
-// unauthorized is a condition for harness.Poll: the server rejects the user's credentials.
-func (u user) unauthorized(context.Context) (bool, error) {
-	return strings.Contains(u.run("", "get", "configmaps").Stderr, "Unauthorized"), nil
 }

@@ -365,3 +365,5 @@ func equalObjects(t *testing.T, what string, got, want []harness.Object) {
 	t.Helper()
 	harness.RequireEqual(t, what, atVersions(got), atVersions(want))
 }
+
+func name(i int) string { return fmt.Sprintf("object-%05d", i) }

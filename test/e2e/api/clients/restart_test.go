@@ -2,8 +2,10 @@ package clients
 
 import (
 	"context"
+	"fmt"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/dynamic/dynamicinformer"
 	"k8s.io/client-go/informers"
@@ -81,4 +83,45 @@ func TestInformers_ServerRestart_ReceiveEveryWrite(t *testing.T) {
 	typedRequests.expectAtMost(t, 2, "the typed informer", mapsPath)
 	dynamicRequests.expectAtMost(t, 2, "the dynamic informer", gizmosPath)
 	own.stop(t, ctx, watched)
+}
+
+// state lists path and returns the resource versions by key.
+func state(t *testing.T, ctx context.Context, api *harness.API, path string) map[string]string {
+	t.Helper()
+	list, err := api.List(ctx, path, "")
+	harness.Check(t, err)
+	objects := map[string]string{}
+	for _, o := range list.Items {
+		objects[o.Key()] = o.Metadata.ResourceVersion
+	}
+	return objects
+}
+
+// awaitState returns nil when current returns want.
+func awaitState(ctx context.Context, who string, current func() map[string]string, want map[string]string) error {
+	return harness.Poll(ctx, func(context.Context) (bool, error) {
+		got := current()
+		for key, version := range want {
+			if got[key] != version {
+				return false, fmt.Errorf("%s has %d objects, want %d; %s is at %q, want %s", who, len(got), len(want), key, got[key], version)
+			}
+		}
+		if len(got) != len(want) {
+			return false, fmt.Errorf("%s has %d objects, want %d", who, len(got), len(want))
+		}
+		return true, nil
+	})
+}
+
+// versions returns the resource versions of objects by key.
+func versions(objects []any) map[string]string {
+	versions := map[string]string{}
+	for _, o := range objects {
+		accessor, err := meta.Accessor(o)
+		if err != nil {
+			panic(err) // informers contain objects only
+		}
+		versions[accessor.GetNamespace()+"/"+accessor.GetName()] = accessor.GetResourceVersion()
+	}
+	return versions
 }

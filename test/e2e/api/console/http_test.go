@@ -171,25 +171,6 @@ func TestSession_Requests_OnlyRead(t *testing.T) {
 	}
 }
 
-func TestSession_EndedOrForeign_IsUnauthorized(t *testing.T) {
-	ctx := harness.Context(t, testTimeout)
-	link := linkToken(t, ctx)
-	for _, site := range []string{"cross-site", "same-site"} {
-		if a := send(t, ctx, http.MethodPost, "/debug/strata/console/session", "", `{"token":"`+link+`"}`, "Sec-Fetch-Site", site); a.code != http.StatusForbidden {
-			t.Errorf("a session for a page of another origin (%s): %d", site, a.code)
-		}
-	}
-	session := begin(t, ctx)
-	if a := send(t, ctx, http.MethodDelete, "/debug/strata/console/session", session, ""); a.code != http.StatusNoContent {
-		t.Errorf("end: %d", a.code)
-	}
-	for _, token := range []string{session, link, "strata-console-" + link, "strata-console-"} {
-		if a := send(t, ctx, http.MethodGet, "/api/v1/pods", token, ""); a.code != http.StatusUnauthorized {
-			t.Errorf("%.20s: %d", token, a.code)
-		}
-	}
-}
-
 // TestLink_UserWithoutRights_IsForbidden: a user with the name of sessions has no rights by it.
 func TestLink_UserWithoutRights_IsForbidden(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)

@@ -89,25 +89,3 @@ func TestContinueToken_Compacted_Returns410WithNewToken(t *testing.T) {
 		t.Errorf("at the compacted revision: got %d items, want 13", len(exact.Items))
 	}
 }
-
-// TestWatch_CompactedRevision_Returns410 watches from the first revision, which was compacted
-// before the server started: 410, as an error event or as the answer.
-func TestWatch_CompactedRevision_Returns410(t *testing.T) {
-	ctx := harness.Context(t, testTimeout)
-	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
-	for name, path := range map[string]string{"cached": maps(ns), "uncached": "/api/v1/namespaces/" + ns + "/events"} {
-		w, refused, err := api.Watch(ctx, path, "resourceVersion=1")
-		harness.Check(t, err)
-		if refused != nil {
-			if refused.Code != http.StatusGone {
-				t.Errorf("%s: got %v, want 410", name, refused.Err())
-			}
-			continue
-		}
-		defer w.Close()
-		e := harness.Must[harness.Event](t)(w.Next(ctx))
-		if e.Type != "ERROR" || e.Status.Code != http.StatusGone {
-			t.Errorf("%s: got %s %+v, want 410", name, e.Type, e.Status)
-		}
-	}
-}

@@ -3,9 +3,7 @@ package semantics
 import (
 	"fmt"
 	"net/http"
-	"net/url"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 
@@ -69,67 +67,6 @@ func TestRead_FutureResourceVersion_TimesOut(t *testing.T) {
 				t.Errorf("details %+v, want the cause %s", status.Details, metav1.CauseTypeResourceVersionTooLarge)
 			}
 		})
-	}
-}
-
-// TestRead_NearFutureResourceVersion_Waits requests a resource version that is reached while the
-// request waits.
-func TestRead_NearFutureResourceVersion_Waits(t *testing.T) {
-	ctx := harness.Context(t, testTimeout)
-	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
-	created := createMaps(t, ctx, ns, "a")
-	for name, path := range map[string]string{"get": maps(ns) + "/a", "list": maps(ns)} {
-		t.Run(name, func(t *testing.T) {
-			// A write advances the revision by one, and other writers exist too, so this revision
-			// is reached soon, but not yet.
-			want := harness.Revision(t, harness.Must[*harness.List](t)(api.List(ctx, maps(ns), "")).Metadata.ResourceVersion) + 5
-			answers := make(chan *harness.Response, 1)
-			var waiting sync.WaitGroup
-			waiting.Go(func() {
-				r, err := api.Do(ctx, http.MethodGet, path, fmt.Sprintf("resourceVersion=%d", want), nil)
-				if err != nil {
-					t.Error(err)
-				}
-				answers <- r
-			})
-			defer waiting.Wait()
-			for i := 0; ; i++ {
-				patched := harness.Must[harness.Object](t)(api.Patch(ctx, maps(ns)+"/"+created[0].Metadata.Name, fmt.Sprintf(`{"data":{"i":"%s %d"}}`, name, i)))
-				if harness.Revision(t, patched.Metadata.ResourceVersion) >= want {
-					break
-				}
-			}
-			if r := <-answers; r != nil && r.Code != http.StatusOK {
-				t.Errorf("got %v", r.Err())
-			}
-		})
-	}
-}
-
-// TestRead_InvalidResourceVersion_Returns400 sends invalid resource versions.
-func TestRead_InvalidResourceVersion_Returns400(t *testing.T) {
-	ctx := harness.Context(t, testTimeout)
-	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
-	createMaps(t, ctx, ns, "a")
-	for _, version := range []string{"abc", "-1", "1.5", "0x10", "99999999999999999999999"} {
-		for name, request := range map[string]struct{ path, query string }{
-			"get":                 {maps(ns) + "/a", ""},
-			"list":                {maps(ns), ""},
-			"list, paged":         {maps(ns), "limit=1&"},
-			"list exactly":        {maps(ns), "resourceVersionMatch=Exact&"},
-			"watch":               {maps(ns), "watch=true&timeoutSeconds=5&"},
-			"watch, initial":      {maps(ns), "watch=true&timeoutSeconds=5&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&"},
-			"list everywhere":     {"/api/v1/configmaps", ""},
-			"list of an uncached": {"/api/v1/namespaces/" + ns + "/events", ""},
-		} {
-			r := get(t, ctx, request.path, request.query+"resourceVersion="+version)
-			// Upstream's cacher answers GET and WATCH with 500: it does not convert the error to a
-			// status.
-			upstreams500 := harness.Engine() == harness.Upstream && !strings.HasPrefix(name, "list") && r.Code == http.StatusInternalServerError
-			if r.Code != http.StatusBadRequest && !upstreams500 {
-				t.Errorf("%s at %q: got %v, want 400", name, version, r.Err())
-			}
-		}
 	}
 }
 
@@ -231,71 +168,4 @@ func versions(objects []harness.Object) []string {
 		keys = append(keys, o.Key()+"@"+o.Metadata.ResourceVersion)
 	}
 	return keys
-}
-
-// TestList_FieldSelector_ReturnsMatches lists by the selectable fields.
-func TestList_FieldSelector_ReturnsMatches(t *testing.T) {
-	ctx := harness.Context(t, testTimeout)
-	ns, other := harness.Namespace(t, ctx, api, harness.NewName("ns")), harness.Namespace(t, ctx, api, harness.NewName("ns"))
-	createMaps(t, ctx, ns, "a", "b", "c")
-	createMaps(t, ctx, other, "a")
-	pods := func(namespace string) string { return "/api/v1/namespaces/" + namespace + "/pods" }
-	for i, node := range []string{"", "node-1", "node-1", "node-2"} {
-		_, err := api.Create(ctx, pods(ns), pod(fmt.Sprintf("pod-%d", i), node))
-		harness.Check(t, err)
-	}
-	_, err := api.Create(ctx, pods(other), pod("pod-9", "node-1"))
-	harness.Check(t, err)
-
-	for _, tc := range []struct {
-		path, selector string
-		want           []string
-	}{
-		{maps(ns), "metadata.name=b", []string{"b"}},
-		{maps(ns), "metadata.name=nobody", nil},
-		{maps(ns), "metadata.name!=b", []string{"a", "c"}},
-		{maps(ns), "metadata.name=b,metadata.namespace=" + ns, []string{"b"}},
-		{"/api/v1/configmaps", "metadata.name=a,metadata.namespace=" + ns, []string{"a"}},
-		{"/api/v1/configmaps", "metadata.namespace=" + ns, []string{"a", "b", "c"}},
-		{pods(ns), "spec.nodeName=node-1", []string{"pod-1", "pod-2"}},
-		{"/api/v1/pods", "spec.nodeName=node-1", []string{"pod-1", "pod-2", "pod-9"}},
-		{pods(ns), "spec.nodeName=", []string{"pod-0"}},
-		{pods(ns), "spec.nodeName!=node-1", []string{"pod-0", "pod-3"}},
-		{pods(ns), "spec.nodeName=node-1,metadata.name=pod-2", []string{"pod-2"}},
-		{pods(ns), "status.phase=Pending,spec.nodeName=node-2", []string{"pod-3"}},
-	} {
-		for _, more := range []string{"", "&resourceVersion=0", "&limit=1"} {
-			query := "fieldSelector=" + url.QueryEscape(tc.selector) + more
-			if more == "&resourceVersion=0" {
-				// Memory may be behind the writes above, until a consistent list has waited for
-				// them.
-				harness.Must[*harness.List](t)(api.List(ctx, tc.path, "fieldSelector="+url.QueryEscape(tc.selector)))
-			}
-			var names []string
-			if more == "&limit=1" {
-				items, _, err := api.ListAll(ctx, tc.path, "fieldSelector="+url.QueryEscape(tc.selector), 1)
-				harness.Check(t, err)
-				names = (&harness.List{Items: items}).Names()
-				if harness.Engine() == harness.Upstream {
-					// its token for metadata.namespace starts with the previous object
-					names = slices.Compact(names)
-				}
-			} else {
-				names = harness.Must[*harness.List](t)(api.List(ctx, tc.path, query)).Names()
-			}
-			harness.RequireEqual(t, tc.path+"?"+query, names, tc.want)
-		}
-	}
-	if r := get(t, ctx, maps(ns), "fieldSelector=data.name%3Da"); r.Code != http.StatusBadRequest {
-		t.Errorf("a field that cannot be selected: got %v, want 400", r.Err())
-	}
-}
-
-// pod returns a pod that is bound to node, if that is not empty.
-func pod(name, node string) object {
-	spec := object{"containers": []any{object{"name": "c", "image": "none"}}}
-	if node != "" {
-		spec["nodeName"] = node
-	}
-	return object{"metadata": object{"name": name}, "spec": spec}
 }

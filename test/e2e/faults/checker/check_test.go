@@ -121,26 +121,6 @@ func TestConsistencyCheck_ReadsOnlyKeysFromEtcd(t *testing.T) {
 	}
 }
 
-// TestConsistencyCheck_WithoutPermission_IsRefused: the answer contains names, so it requires
-// permission.
-func TestConsistencyCheck_WithoutPermission_IsRefused(t *testing.T) {
-	harness.OnlyStrata(t)
-	ctx := harness.Context(t, testTimeout)
-	for token, want := range map[string]int{"": http.StatusForbidden, "nobody's": http.StatusUnauthorized} {
-		for _, method := range []string{http.MethodGet, http.MethodPost} {
-			before := checks(t, ctx, lossy, maps, "success")
-			r, err := lossy.APIFor(lossy.ConfigFor(token)).Do(ctx, method, "/debug/strata/consistency", "resource=configmaps", nil)
-			harness.Check(t, err)
-			if r.Code != want || strings.Contains(string(r.Body), "items") {
-				t.Errorf("%s with token %q: %v, want %d", method, token, r.Err(), want)
-			}
-			if checks(t, ctx, lossy, maps, "success") != before {
-				t.Errorf("%s with token %q: it was compared", method, token)
-			}
-		}
-	}
-}
-
 // TestConsistencyCheck_RunsOncePerInterval: each resource is compared once per interval, also
 // without requests; with interval 0 there are no periodic checks; with the gate off there are no
 // checks at all.

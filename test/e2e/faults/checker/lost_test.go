@@ -263,39 +263,6 @@ func requireRefusedOrGone(t *testing.T, ctx context.Context, k kind, after int64
 	}
 }
 
-// TestLostEvent_NextUpdate_DetectsGap drops one update: the next update of the same object does not
-// continue the cached version, which detects the gap without a check.
-func TestLostEvent_NextUpdate_DetectsGap(t *testing.T) {
-	harness.OnlyStrata(t)
-	ctx := harness.Context(t, testTimeout)
-	start := commit(t, ctx, maps.put("twice", "0"))
-	list(t, ctx, lossy, maps, exactly(start))
-	watch := watched(t, ctx, lossy, maps, start)
-	rule := proxy.DropEvents(etcdproxy.Key(maps.key("twice")), 1)
-	t.Cleanup(rule.Remove)
-	diverged := func() float64 {
-		t.Helper()
-		n, err := lossy.API().Sum(ctx, "strata_mirror_divergences_total")
-		harness.Check(t, err)
-		return n
-	}
-	before, failures := diverged(), checks(t, ctx, lossy, maps, "failure")
-	commit(t, ctx, maps.put("twice", "1"))
-	harness.Check(t, rule.Await(ctx, 1))
-	commit(t, ctx, maps.put("twice", "2"))
-	requireGone(t, ctx, "a watch that ran", watch)
-	items, now := list(t, ctx, lossy, maps, "")
-	truth := stored(t, ctx, maps.prefix, now)
-	requireSame(t, "the latest state", items, truth)
-	if after := diverged(); after != before+1 {
-		t.Errorf("strata_mirror_divergences_total is %v, and was %v before", after, before)
-	}
-	requireStatus(t, ctx, lossy, maps, "success")
-	if n := checks(t, ctx, lossy, maps, "failure"); n != failures {
-		t.Errorf("%d checks failed, and %d before", n, failures)
-	}
-}
-
 // TestConsistencyCheck_EarlyProgress_FindsMissingEvent sends the lossy server a progress
 // notification before an event that it covers, which etcd never does: a check detects the missing
 // event, and its late arrival has no effect.

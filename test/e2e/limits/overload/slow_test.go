@@ -164,43 +164,6 @@ func (l *longest) String() string {
 	return b.String()
 }
 
-// releaseVanished: clients open thousands of watches and disconnect, half of them without a close
-// of TLS or HTTP, half with a reset. The server releases all their resources.
-func (s *scene) releaseVanished(t *testing.T, ctx context.Context) {
-	const perConnection = 100 // the server's limit
-	var (
-		watches = harness.Pick(600, 10_000)
-		most    = 60e3 // bytes per watch
-	)
-	before, err := s.server.Held(ctx, s.api)
-	harness.Check(t, err)
-	t.Log("before:", before)
-	stopHealth := s.health(t, ctx, 30*time.Second)
-	var conns []*tls.Conn
-	for range watches / perConnection {
-		conn, err := s.dial(ctx, "h2")
-		harness.Check(t, err)
-		conns = append(conns, conn)
-		harness.Check(t, openWatches(conn, perConnection))
-	}
-	meanwhile, err := s.server.Held(ctx, s.api)
-	harness.Check(t, err)
-	t.Logf("with %d watches: %v", watches, meanwhile)
-	if each := float64(meanwhile.Heap+meanwhile.Stacks-before.Heap-before.Stacks) / float64(watches); harness.Engine() == harness.Strata && each > most {
-		t.Errorf("the server holds %.1f KB for each watch, want at most %.1f", each/1e3, most/1e3)
-	}
-	for i, conn := range conns {
-		raw := conn.NetConn().(*net.TCPConn)
-		if i%2 == 0 {
-			harness.Check(t, raw.SetLinger(0)) // closing sends a reset
-		}
-		harness.Check(t, raw.Close())
-	}
-	s.logHealth(t, stopHealth())
-	s.works(t, ctx)
-	s.server.AwaitReleased(t, ctx, s.api, before, 16<<20, 50, harness.Pick(time.Minute, 2*time.Minute))
-}
-
 // dial returns a TLS connection with the protocol negotiated; "" is a connection without a
 // handshake.
 func (s *scene) dial(ctx context.Context, protocol string) (*tls.Conn, error) {
@@ -525,48 +488,4 @@ func (s *scene) stall(ctx context.Context, http1 bool, rate int, path, query str
 		return -1, nil
 	}
 	return n, nil
-}
-
-// openWatches opens watches on a connection, and returns when the server has answered each.
-func openWatches(conn net.Conn, watches int) error {
-	framer, err := begin(conn)
-	if err != nil {
-		return err
-	}
-	for i := range watches {
-		path := mapsPath + "?watch=true&allowWatchBookmarks=true&timeoutSeconds=3600&resourceVersion=0"
-		if i%2 == 0 {
-			path += fmt.Sprintf("&fieldSelector=metadata.name%%3Dmap-%06d", i)
-		} else {
-			path += "&labelSelector=even%3Dmaybe"
-		}
-		err := framer.WriteHeaders(http2.HeadersFrameParam{StreamID: uint32(1 + 2*i), EndStream: true, EndHeaders: true, BlockFragment: block(
-			":method", "GET", ":scheme", "https", ":path", path, ":authority", "127.0.0.1", "authorization", "Bearer "+readerToken)})
-		if err != nil {
-			return err
-		}
-	}
-	framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
-	for answered := 0; answered < watches; {
-		frame, err := framer.ReadFrame()
-		if err != nil {
-			return err
-		}
-		switch frame := frame.(type) {
-		case *http2.MetaHeadersFrame:
-			if status := frame.PseudoValue("status"); status != "200" {
-				return fmt.Errorf("a watch was answered with %s", status)
-			}
-			answered++
-		case *http2.SettingsFrame:
-			if !frame.IsAck() {
-				if err := framer.WriteSettingsAck(); err != nil {
-					return err
-				}
-			}
-		case *http2.GoAwayFrame, *http2.RSTStreamFrame:
-			return fmt.Errorf("instead of an answer: %v", frame)
-		}
-	}
-	return nil
 }
