@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
 
@@ -209,63 +208,4 @@ func watchersRunning() int {
 		}
 	}
 	return 0
-}
-
-// TestWatch_ManyWatchers_DecodeEventOnce: for any number of watchers, with and without a selector.
-func TestWatch_ManyWatchers_DecodeEventOnce(t *testing.T) {
-	t.Parallel()
-	const watchers = 1000
-	selecting := everything()
-	selecting.Predicate = storage.SelectionPredicate{
-		Label:    labels.SelectorFromSet(labels.Set{"app": "yes"}),
-		Field:    fields.OneTermEqualSelector("metadata.namespace", "ns"),
-		GetAttrs: podAttrs,
-	}
-	for name, opts := range map[string]storage.ListOptions{"everything": everything(), "selected": selecting} {
-		t.Run(name, func(t *testing.T) {
-			f := setupInMemory(t)
-			opts.ResourceVersion = fmt.Sprint(f.engine(t).mirror.PublishedRevision())
-			watches := make([]watch.Interface, watchers)
-			for i := range watches {
-				watches[i] = f.watchPods(t, opts)
-			}
-			pod := withLabel(newPod("a"), "app", "yes")
-			// Written past the storage, whose writes decode too.
-			steps := []struct {
-				want watch.EventType
-				do   func()
-			}{
-				{watch.Added, func() { f.putPod(t, pod) }},
-				{watch.Modified, func() { f.putPod(t, withLabel(pod, "n", "1")) }},
-				{watch.Modified, func() { f.putPod(t, withLabel(pod, "n", "2")) }},
-				{watch.Deleted, func() {
-					if _, err := f.client.Delete(contextFor(t), etcdKey(pod)); err != nil {
-						t.Fatal(err)
-					}
-				}},
-			}
-			for _, step := range steps {
-				decoded := f.codec.during(func() {
-					step.do()
-					var wg sync.WaitGroup
-					for _, w := range watches {
-						wg.Go(func() {
-							select {
-							case e := <-w.ResultChan():
-								if e.Type != step.want {
-									t.Errorf("got %s, want %s", e.Type, step.want)
-								}
-							case <-time.After(patience):
-								t.Errorf("no event in %s", patience)
-							}
-						})
-					}
-					wg.Wait()
-				})
-				if len(decoded) != 1 {
-					t.Errorf("%s was decoded %d times for %d watchers", step.want, len(decoded), watchers)
-				}
-			}
-		})
-	}
 }
