@@ -11,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testseed"
 	"github.com/stratakube/strata/mirror/memo"
 )
@@ -30,9 +31,7 @@ type frozen struct {
 }
 
 func requireSame(t *rapid.T, f frozen) {
-	if err := f.tree.Check(); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, f.tree.Check())
 	keys := slices.Sorted(maps.Keys(f.want))
 	var bytes int64
 	i := 0
@@ -205,9 +204,7 @@ func FuzzTree(f *testing.F) {
 			}
 		}
 		tree := e.Tree()
-		if err := tree.Check(); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, tree.Check())
 		if tree.Len() != len(model) {
 			t.Fatalf("%d items, want %d", tree.Len(), len(model))
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/stratakube/strata/etcdfeed"
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -110,12 +111,8 @@ func TestFeedServer_WritesDuringRestoreBelow_HistoryIsRestored(t *testing.T) {
 	now := catchUp(t, m)
 	ctx := contextFor(t)
 	for m.LoadState().Restoring {
-		if err := r.WaitHistory(ctx, now-1); err != nil {
-			t.Fatal(err)
-		}
-		if err := ctx.Err(); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, r.WaitHistory(ctx, now-1))
+		testcheck.NoError(t, ctx.Err())
 	}
 	if n := m.Stats().Replays; n == 0 {
 		t.Fatal("no history was restored")
@@ -149,9 +146,7 @@ func TestFeedServer_LogShorterThanHistory_CancelsWatchAsCompacted(t *testing.T) 
 	oldest := resp.CompactRevision
 	m, r := f.below(t, func(s driver.Source) driver.Source { return s })
 	catchUp(t, m)
-	if err := r.WaitHistory(contextFor(t), oldest); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, r.WaitHistory(contextFor(t), oldest))
 	if _, floor, err := r.Oldest(); err != nil || floor > oldest+1 {
 		t.Errorf("floor of the history %d (%v), want %d", floor, err, oldest)
 	}
@@ -164,9 +159,7 @@ func TestFeedServer_ClientDoesNotRead_DelaysItselfOnly(t *testing.T) {
 	f := serveFeed(t, etcdfeed.Options{LogBytes: 1 << 20})
 	start := f.etcd.Revision()
 	stalled, err := pb.NewWatchClient(connect(t, f.socket).ActiveConnection()).Watch(contextFor(t), grpc.MaxCallRecvMsgSize(math.MaxInt32))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if err := stalled.Send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: &pb.WatchCreateRequest{
 		Key: []byte(prefix), RangeEnd: []byte(clientv3.GetPrefixRangeEnd(prefix)), StartRevision: start + 1, Fragment: true,
 	}}}); err != nil {
@@ -192,9 +185,7 @@ func TestFeedServer_ClientDoesNotRead_DelaysItselfOnly(t *testing.T) {
 	}
 	for last := start; ; {
 		resp, err := stalled.Recv()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		if resp.Canceled {
 			if resp.CompactRevision <= last || resp.CompactRevision > newest {
 				t.Errorf("canceled with compacted revision %d after %d of %d", resp.CompactRevision, last, newest)
@@ -245,9 +236,7 @@ func TestFeedServer_ProgressDuringWrites_IsNotBelowEvents(t *testing.T) {
 func progressAfterEvents(t *testing.T, ctx context.Context, client *clientv3.Client, wg *sync.WaitGroup, ranges []string) {
 	t.Helper()
 	stream, err := pb.NewWatchClient(client.ActiveConnection()).Watch(ctx, grpc.MaxCallRecvMsgSize(math.MaxInt32))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	for _, dir := range ranges {
 		if err := stream.Send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: &pb.WatchCreateRequest{
 			Key: []byte(prefix + dir), RangeEnd: []byte(clientv3.GetPrefixRangeEnd(prefix + dir)),
@@ -365,9 +354,7 @@ func TestFeedServer_RestoresHistory_MirrorBelowAwaitsIt(t *testing.T) {
 		t.Errorf("a watch from 1 is compacted to %d, want %d", got, compacted)
 	}
 	_, r := f.below(t, func(s driver.Source) driver.Source { return busySource{s, release} })
-	if err := r.WaitHistory(contextFor(t), compacted); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, r.WaitHistory(contextFor(t), compacted))
 	if oldest, _, err := r.Oldest(); err != nil || oldest != compacted {
 		t.Errorf("oldest revision %d (%v), want %d", oldest, err, compacted)
 	}

@@ -26,6 +26,7 @@ import (
 	"github.com/stratakube/strata/etcdfeed"
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -78,15 +79,11 @@ func serve(t testing.TB, g *grpc.Server) (socket string) {
 	t.Helper()
 	// short, because the length of a socket path is limited
 	dir, err := os.MkdirTemp("", "strata-feed-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	socket = filepath.Join(dir, "sock")
 	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	ended := make(chan error, 1)
 	go func() { ended <- g.Serve(listener) }()
 	t.Cleanup(func() {
@@ -101,9 +98,7 @@ func serve(t testing.TB, g *grpc.Server) (socket string) {
 func connect(t testing.TB, socket string) *clientv3.Client {
 	t.Helper()
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"unix://" + socket}, DialTimeout: patience, Logger: zap.NewNop()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(func() { _ = client.Close() })
 	return client
 }
@@ -147,9 +142,7 @@ func serveStore(t testing.TB, etcd *memory.Store, opts etcdfeed.Options, wrap ..
 		return status.Error(codes.Unimplemented, "only ranges")
 	}))
 	pb.RegisterKVServer(g, ranges{etcd: f.etcd})
-	if err := tap.Attach(f.mirror, connect(t, serve(t, g))); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, tap.Attach(f.mirror, connect(t, serve(t, g))))
 	f.socket = serve(t, f.server.GRPC())
 	t.Cleanup(f.server.Close)
 	catchUp(t, f.mirror)
@@ -161,9 +154,7 @@ func newMirror(t testing.TB, source driver.Source, change func(*mirror.Options))
 	opts := mirror.Options{Prefix: prefix, Source: source, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
 	change(&opts)
 	m, err := mirror.New(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(m.Close)
 	return m
 }
@@ -173,12 +164,8 @@ func (f *served) below(t testing.TB, wrap func(driver.Source) driver.Source) (*m
 	t.Helper()
 	m := newMirror(t, wrap(etcdsource.New(connect(t, f.socket), "feed", prefix+"probe")), func(*mirror.Options) {})
 	r, err := m.Claim(prefix + "more/")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.WaitReady(contextFor(t)); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
+	testcheck.NoError(t, r.WaitReady(contextFor(t)))
 	return m, r
 }
 
@@ -228,8 +215,6 @@ func catchUp(t testing.TB, m *mirror.Mirror) mirror.Revision {
 	if err == nil {
 		err = m.Wait(ctx, rev)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return rev
 }

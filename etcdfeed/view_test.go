@@ -9,6 +9,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -21,13 +22,9 @@ func feedOf(tb testing.TB, store *memory.Store, resources ...string) (*Server, *
 	s := New(Options{Logger: slog.New(slog.DiscardHandler)})
 	tap := s.Tap(store, root)
 	m, err := mirror.New(mirror.Options{Prefix: root, Source: tap.Source(), Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	testcheck.NoError(tb, err)
 	tb.Cleanup(m.Close)
-	if err := tap.Attach(m, nil); err != nil {
-		tb.Fatal(err)
-	}
+	testcheck.NoError(tb, tap.Attach(m, nil))
 	for _, prefix := range resources {
 		r, err := m.Claim(prefix)
 		if err == nil {
@@ -36,9 +33,7 @@ func feedOf(tb testing.TB, store *memory.Store, resources ...string) (*Server, *
 		if err == nil {
 			err = r.WaitHistory(context.Background(), 1)
 		}
-		if err != nil {
-			tb.Fatal(err)
-		}
+		testcheck.NoError(tb, err)
 	}
 	return s, m
 }
@@ -70,9 +65,7 @@ func TestRange_OfOneResourceInPast_MaterializesThatResource(t *testing.T) {
 			revs = append(revs, store.Put(prefix+"b", fmt.Sprint(i)))
 		}
 	}
-	if err := m.Wait(ctx, store.Revision()); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, m.Wait(ctx, store.Revision()))
 	request := func(rev mirror.Revision, r *pb.RangeRequest) *pb.RangeRequest {
 		r.Revision = rev
 		return r

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/mirror/driver"
 )
 
@@ -90,9 +91,7 @@ func TestCheckVersions_OneEndpoint_DecidesForAll(t *testing.T) {
 			var endpoints []string
 			for _, v := range tt.versions {
 				listener, err := net.Listen("tcp", "127.0.0.1:0")
-				if err != nil {
-					t.Fatal(err)
-				}
+				testcheck.NoError(t, err)
 				server := grpc.NewServer()
 				pb.RegisterMaintenanceServer(server, &fake{version: v, noStatus: v == silent})
 				go func() { _ = server.Serve(listener) }()
@@ -100,9 +99,7 @@ func TestCheckVersions_OneEndpoint_DecidesForAll(t *testing.T) {
 				endpoints = append(endpoints, listener.Addr().String())
 			}
 			client, err := clientv3.New(clientv3.Config{Endpoints: endpoints, Logger: zap.NewNop()})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			defer client.Close()
 			if err := CheckVersions(context.Background(), client); !errors.Is(err, tt.want) {
 				t.Errorf("%v, want %v", err, tt.want)
@@ -118,15 +115,11 @@ func TestCheckVersions_EndpointWithoutListener_TimesOut(t *testing.T) {
 	defer func(d time.Duration) { versionTimeout = d }(versionTimeout)
 	versionTimeout = 200 * time.Millisecond
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	address := listener.Addr().String()
 	listener.Close()
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{address}, Logger: zap.NewNop()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer client.Close()
 	if err := CheckVersions(context.Background(), client); !errors.Is(err, ErrVersionUnknown) || !strings.Contains(err.Error(), address) {
 		t.Errorf("%v, want ErrVersionUnknown that names %s", err, address)
@@ -241,9 +234,7 @@ func (f *fake) serve(t *testing.T) *clientv3.Client {
 			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }),
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(func() { client.Close() })
 	return client
 }
@@ -256,9 +247,7 @@ func TestSource_Requests_AreLinearizable(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	header, err := s.ReadRevision(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if _, err := s.List(ctx, "/registry/", 0, func([]driver.KV) error { return nil }); err != nil {
 		t.Fatal(err)
 	}
@@ -268,9 +257,7 @@ func TestSource_Requests_AreLinearizable(t *testing.T) {
 		begun <- s.Watch(ctx, "/registry/", driver.Header{ClusterID: header.ClusterID, Revision: header.Revision - 1}, func(driver.Batch) error { return enough })
 	}()
 	for watching := true; watching; {
-		if err := s.RequestProgress(ctx); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, s.RequestProgress(ctx))
 		select {
 		case err := <-begun:
 			if !errors.Is(err, enough) {

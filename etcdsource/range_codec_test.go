@@ -10,6 +10,8 @@ import (
 	grpcproto "google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // rangeResponses are responses as etcd encodes them.
@@ -24,9 +26,7 @@ func rangeResponses(t testing.TB) (all [][]byte) {
 		}},
 	} {
 		data, err := proto.Marshal(response)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		all = append(all, data)
 	}
 	return all
@@ -98,9 +98,7 @@ func TestRangeCodec_OtherMessages_AreProtobuf(t *testing.T) {
 	codec := newRangeCodec()
 	want := &pb.RangeRequest{Key: []byte("a"), KeysOnly: true, Limit: 3}
 	data, err := codec.Marshal(want)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	got := &pb.RangeRequest{}
 	if err := codec.Unmarshal(data, got); err != nil || !proto.Equal(got, want) {
 		t.Errorf("%v, %v; want %v", got, err, want)
@@ -112,16 +110,12 @@ func TestRangeCodec_EarlierResponse_StaysValid(t *testing.T) {
 	codec := newRangeCodec()
 	encode := func(key string) mem.BufferSlice {
 		data, err := proto.Marshal(&pb.RangeResponse{Kvs: []*mvccpb.KeyValue{{Key: []byte(key)}}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		return mem.BufferSlice{mem.SliceBuffer(data)}
 	}
 	var responses [3]pb.RangeResponse
 	for i, key := range []string{"a", "b", "c"} {
-		if err := codec.Unmarshal(encode(key), &responses[i]); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, codec.Unmarshal(encode(key), &responses[i]))
 		if i > 0 {
 			if earlier := string(responses[i-1].Kvs[0].Key); earlier != string(rune('a'+i-1)) {
 				t.Errorf("response %d became %q", i-1, earlier)
@@ -138,9 +132,7 @@ func TestRangeCodec_LaterPages_AllocateNothingPerKey(t *testing.T) {
 		response.Kvs = append(response.Kvs, &mvccpb.KeyValue{Key: []byte("/registry/configmaps/default/name"), ModRevision: 1 << 40})
 	}
 	data, err := proto.Marshal(response)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	codec, decoded := newRangeCodec(), &pb.RangeResponse{}
 	allocations := testing.AllocsPerRun(10, func() {
 		if err := codec.Unmarshal(mem.BufferSlice{mem.SliceBuffer(data)}, decoded); err != nil || len(decoded.Kvs) != 1000 {

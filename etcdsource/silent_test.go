@@ -18,6 +18,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testseed"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
@@ -125,9 +126,7 @@ func serveMembers(t *testing.T, members ...*member) *clientv3.Client {
 	for i, m := range members {
 		m.id = uint64(i + 1)
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		server := grpc.NewServer()
 		pb.RegisterKVServer(server, m)
 		pb.RegisterWatchServer(server, m)
@@ -137,9 +136,7 @@ func serveMembers(t *testing.T, members ...*member) *clientv3.Client {
 		endpoints = append(endpoints, listener.Addr().String())
 	}
 	client, err := clientv3.New(clientv3.Config{Endpoints: endpoints, DialTimeout: time.Minute, Logger: zap.NewNop()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(func() { _ = client.Close() })
 	return client
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -126,24 +127,16 @@ func startBench(b testing.TB, s *benchSource, resources int, change func(*mirror
 		change(&opts)
 	}
 	m, err := mirror.New(opts)
-	if err != nil {
-		b.Fatal(err)
-	}
+	testcheck.NoError(b, err)
 	b.Cleanup(m.Close)
 	var claimed []*mirror.Resource
 	for i := range resources {
 		r, err := m.Claim(fmt.Sprintf("%sr%03d/", root, i))
-		if err != nil {
-			b.Fatal(err)
-		}
+		testcheck.NoError(b, err)
 		claimed = append(claimed, r)
 	}
-	if err := m.Wait(context.Background(), 1); err != nil {
-		b.Fatal(err)
-	}
-	if err := m.Check(); err != nil {
-		b.Fatal(err)
-	}
+	testcheck.NoError(b, m.Wait(context.Background(), 1))
+	testcheck.NoError(b, m.Check())
 	return m, claimed
 }
 
@@ -184,14 +177,10 @@ func BenchmarkRead(b *testing.B) {
 	for range 40_000 {
 		s.feed <- s.batch(1, func() int { return rnd.IntN(len(s.keys)) })
 	}
-	if err := m.Wait(context.Background(), s.rev); err != nil {
-		b.Fatal(err)
-	}
+	testcheck.NoError(b, m.Wait(context.Background(), s.rev))
 	r := claimed[0]
 	snap, err := r.Latest()
-	if err != nil {
-		b.Fatal(err)
-	}
+	testcheck.NoError(b, err)
 	keys := make([]string, len(s.keys))
 	for i, k := range s.keys {
 		keys[i] = string(k)
@@ -261,9 +250,7 @@ func BenchmarkCursorNext(b *testing.B) {
 			s := newBenchSource(10_000, 1, 1024)
 			m, claimed := startBench(b, s, 1, nil)
 			snap, err := claimed[0].Latest()
-			if err != nil {
-				b.Fatal(err)
-			}
+			testcheck.NoError(b, err)
 			var cursors []*mirror.Cursor
 			for range n {
 				cursors = append(cursors, snap.Cursor("", ""))
@@ -315,9 +302,7 @@ func BenchmarkMemory(b *testing.B) {
 				for range events {
 					s.feed <- s.batch(1, func() int { return rnd.IntN(len(s.keys)) })
 				}
-				if err := m.Wait(context.Background(), s.rev); err != nil {
-					b.Fatal(err)
-				}
+				testcheck.NoError(b, m.Wait(context.Background(), s.rev))
 				m.HoldWriter()() // the writer's work after the published revision has moved
 				history := heap() - before - payload - present
 				counted := m.Stats().HistoryBytes
@@ -350,9 +335,7 @@ func historyMemory(t testing.TB, objects, revisions int) (perRevision, versions 
 			return k
 		})
 	}
-	if err := m.Wait(context.Background(), s.rev); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, m.Wait(context.Background(), s.rev))
 	m.Weigh()
 	history := heap() - before - present - superseded
 	st := claimed[0].Stats()

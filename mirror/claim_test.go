@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -25,9 +26,7 @@ func start(t *testing.T, source driver.Source, change func(*mirror.Options)) *mi
 		change(&opts)
 	}
 	m, err := mirror.New(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(m.Close)
 	return m
 }
@@ -38,9 +37,7 @@ func presentOnly(o *mirror.Options) { o.Replay.Revisions = -1 }
 func claim(t *testing.T, m *mirror.Mirror, prefix string) *mirror.Resource {
 	t.Helper()
 	r, err := m.Claim(prefix)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return r
 }
 
@@ -76,18 +73,14 @@ func waitHistory(ctx context.Context, t interface{ Fatalf(string, ...any) }, r *
 func latest(t *testing.T, r *mirror.Resource) mirror.Snapshot {
 	t.Helper()
 	s, err := r.Latest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return s
 }
 
 // barrier returns when the writer has executed all earlier commands, and checks the invariants.
 func barrier(t *testing.T, m *mirror.Mirror) {
 	t.Helper()
-	if err := m.Check(); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, m.Check())
 }
 
 // requireNoHoles fails if a reader sees an entry without its value, which would look like an empty
@@ -98,9 +91,7 @@ func requireNoHoles(t *testing.T, r *mirror.Resource) {
 	if errors.Is(err, mirror.ErrNotReady) {
 		return
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	n := 0
 	for e := range s.All("", "") {
 		n++
@@ -132,9 +123,7 @@ func TestClaim_ValuesNotFetched_ReadsReturnErrNotReady(t *testing.T) {
 					r.Release()
 				case "excluded":
 					r, err := m.Exclude("/registry/a/")
-					if err != nil {
-						t.Fatal(err)
-					}
+					testcheck.NoError(t, err)
 					barrier(t, m)
 					if r.Ready() {
 						t.Error("an excluded resource is ready")
@@ -166,9 +155,7 @@ func TestClaim_OfExcludedPrefix_ReturnsError(t *testing.T) {
 		store.Put("/registry/a/1", "value")
 		m := start(t, store, nil)
 		excluded, err := m.Exclude("/registry/a/")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		if _, err := m.Claim("/registry/a/"); err == nil {
 			t.Error("Claim of a prefix that is excluded succeeds")
 		}
@@ -240,9 +227,7 @@ func requireFollowable(t *testing.T, md *model, r *mirror.Resource) mirror.Revis
 			first = rev
 		}
 		events, err := c.Next(nil, 1000)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		held := md.want(rev, r.Prefix())
 		for _, e := range events {
 			delete(held, e.Key())
@@ -328,9 +313,7 @@ func removeDuringRestore(t *testing.T, compact, early bool) {
 	log := &strings.Builder{}
 	m := start(t, source, func(o *mirror.Options) { o.Logger = slog.New(slog.NewTextHandler(log, nil)) })
 	a, b := claim(t, m, "/registry/a/"), claim(t, m, "/registry/b/")
-	if err := errors.Join(a.WaitReady(t.Context()), b.WaitReady(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, errors.Join(a.WaitReady(t.Context()), b.WaitReady(t.Context())))
 	listed := md.store.Revision()
 	forget(t, m, md, a)
 	removed := m.PublishedRevision()

@@ -10,6 +10,7 @@ import (
 	"weak"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -44,9 +45,7 @@ func TestCompact_DropsCachedVersionsButNotHeldSnapshots(t *testing.T) {
 		var held []mirror.Snapshot
 		for rev := mirror.Revision(20); rev <= 90; rev += 10 {
 			s, err := r.At(rev)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			held = append(held, s)
 		}
 		synctest.Wait()
@@ -153,9 +152,7 @@ func TestCompact_DuringLoad_AppliesToLoadedHistory(t *testing.T) {
 		put(md, "/registry/a/", "1", 5)
 		m := start(t, md.store, nil)
 		excluded, err := m.Exclude("/registry/b/")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		a := claim(t, m, "/registry/a/")
 		put(md, "/registry/b/", "1", 10)
 		reach(t, m, md.store.Revision(), a)
@@ -190,9 +187,7 @@ func TestCachedVersions_Idle_AreDropped(t *testing.T) {
 		asked := func() {
 			t.Helper()
 			s, err := r.At(50)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			requireState(t, s, md, "/registry/a/")
 		}
 		for range 6 { // two minutes
@@ -270,9 +265,7 @@ func TestVersion_OutsideWindow_IsHeldByReadersOnly(t *testing.T) {
 		}
 		reach(t, m, store.Revision())
 		s, err := r.At(first)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		release := r.TrackReader(s)
 		e, _ := s.Get("/registry/a/x")
 		value := weak.Make(e)

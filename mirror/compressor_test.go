@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testrace"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/internal/compress"
@@ -65,9 +66,7 @@ func newCompressed(t *testing.T, window time.Duration, value func(i int) string)
 	if c.r, err = c.m.Claim(root + "a/"); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.r.WaitReady(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, c.r.WaitReady(context.Background()))
 	return c
 }
 
@@ -77,9 +76,7 @@ func compressedKey(i int) string { return fmt.Sprintf("%sa/%05d", root, i) }
 func (c *compressed) count(t *testing.T) (n int) {
 	t.Helper()
 	s, err := c.r.Latest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	for e := range s.All("", "") {
 		if e.Compressed() {
 			n++
@@ -92,15 +89,11 @@ func (c *compressed) count(t *testing.T) (n int) {
 func (c *compressed) requireSame(t *testing.T, rev mirror.Revision) {
 	t.Helper()
 	s, err := c.r.At(rev)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if got, want := read(s), c.want(rev, root+"a/"); !maps.Equal(got, want) {
 		t.Fatalf("at %d: %s", rev, diff(got, want))
 	}
-	if err := c.m.Check(); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, c.m.Check())
 }
 
 func TestCompressor_UnreadValues_AreCompressed(t *testing.T) {
@@ -110,9 +103,7 @@ func TestCompressor_UnreadValues_AreCompressed(t *testing.T) {
 		for range 10 {
 			time.Sleep(time.Minute)
 			s, err := c.r.Latest()
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			for i := range 100 {
 				if e, ok := s.Get(compressedKey(i)); !ok || len(e.Value()) == 0 {
 					t.Fatal("a value is missing")
@@ -183,9 +174,7 @@ func TestCompressor_RandomValues_StayAsTheyAre(t *testing.T) {
 		})
 		defer c.m.Close()
 		r, err := c.m.Claim(root + "encrypted/") // a name without a dictionary
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		defer r.Release()
 		var ops []memory.Op
 		for i := range 2000 {
@@ -207,9 +196,7 @@ func TestCompressor_ConcurrentReaders_ReadTheSameValues(t *testing.T) {
 	c := newCompressed(t, 5*time.Minute, func(i int) string { return similarValue(i, 0) })
 	defer c.m.Close()
 	s, err := c.r.Latest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	done := make(chan struct{})
 	var readers sync.WaitGroup
 	for range 4 {
@@ -254,12 +241,8 @@ func TestCompressor_ChangeMeanwhile_IsCounted(t *testing.T) {
 		"dropped by the window": func(*testing.T, *compressed) { time.Sleep(45 * time.Second) },
 		"divided by a claim": func(t *testing.T, c *compressed) {
 			inner, err := c.m.Claim(root + "a/inner/")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := inner.WaitReady(context.Background()); err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
+			testcheck.NoError(t, inner.WaitReady(context.Background()))
 		},
 		"released and claimed": func(t *testing.T, c *compressed) {
 			c.r.Release()
@@ -267,9 +250,7 @@ func TestCompressor_ChangeMeanwhile_IsCounted(t *testing.T) {
 			if c.r, err = c.m.Claim(root + "a/"); err != nil {
 				t.Fatal(err)
 			}
-			if err := c.r.WaitReady(context.Background()); err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, c.r.WaitReady(context.Background()))
 		},
 		"listed again": func(t *testing.T, c *compressed) {
 			c.store.Stall(true)

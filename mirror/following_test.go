@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -271,9 +272,7 @@ func (f *followedMirror) read(t *rapid.T) {
 // check checks the invariants and, sometimes, drains all pairs. A pair ends only with its lineage,
 // or if an event of its own was dropped.
 func (f *followedMirror) check(t *rapid.T) {
-	if err := f.m.Check(); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, f.m.Check())
 	if rapid.IntRange(0, 3).Draw(t, "look") != 0 {
 		return
 	}
@@ -308,9 +307,7 @@ func TestCursor_FollowingKeysOrValues_EqualsFilteredEvents(t *testing.T) {
 			var err error
 			f.m, err = mirror.New(mirror.Options{Prefix: root, Source: f.store, Logger: quiet(),
 				Window: mirror.Window{MaxAge: 20 * time.Second, MaxBytes: 4000}, CheckpointEvents: 4})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			defer f.m.Close()
 			if f.r, err = f.m.Claim(followedPrefix); err != nil {
 				t.Fatal(err)
@@ -397,9 +394,7 @@ func TestCursor_AfterRelistGap_Continues(t *testing.T) {
 			case "value":
 				c, err = r.CursorAfter(store.Revision()+10, "", "")
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			if name == "value" {
 				c.FollowIndex(part, "v")
 			} else {

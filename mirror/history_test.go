@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -38,15 +39,11 @@ func TestRestore_BeforeHistory_ServesPresent(t *testing.T) {
 		source, release := held(store)
 		m := start(t, source, nil)
 		r := claim(t, m, "/registry/a/")
-		if err := r.WaitReady(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, r.WaitReady(t.Context()))
 		listed := store.Revision()
 		cursor := latest(t, r).Cursor("", "")
 		put(md, "/registry/a/", "beside", 3)
-		if err := m.Wait(t.Context(), store.Revision()); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, m.Wait(t.Context(), store.Revision()))
 		requireState(t, latest(t, r), md, "/registry/a/")
 		if evs, err := cursor.Next(nil, 10); err != nil || len(evs) != 3 {
 			t.Errorf("%d events, %v; want 3", len(evs), err)
@@ -64,17 +61,11 @@ func TestRestore_BeforeHistory_ServesPresent(t *testing.T) {
 			t.Errorf("%d restores, want 1", n)
 		}
 		release()
-		if err := r.WaitHistory(t.Context(), 5); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, r.WaitHistory(t.Context(), 5))
 		c, err := r.CursorAfter(5, "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		evs, err := c.Next(nil, 1000)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		got := md.want(5, r.Prefix())
 		for _, e := range evs {
 			if e.Entry == nil {
@@ -100,9 +91,7 @@ func TestRestore_AfterGap_CursorWaits(t *testing.T) {
 		source, release := held(store)
 		m := start(t, source, nil)
 		r := claim(t, m, "/registry/a/")
-		if err := r.WaitReady(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, r.WaitReady(t.Context()))
 		var clean cleanups
 		defer clean.run()
 		byIndex := byValue(&clean, r)
@@ -110,9 +99,7 @@ func TestRestore_AfterGap_CursorWaits(t *testing.T) {
 		for name, end := range map[string]string{"all": "", "key": "/registry/a/a\x00", "value": ""} {
 			// another source has delivered the lost events
 			c, err := r.CursorAfter(store.Revision()+2, "/registry/a/a", end)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			switch name {
 			case "key":
 				c.Follow()
@@ -130,9 +117,7 @@ func TestRestore_AfterGap_CursorWaits(t *testing.T) {
 		store.Break()
 		store.Stall(false)
 		time.Sleep(10 * time.Second)
-		if err := m.Wait(t.Context(), last); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, m.Wait(t.Context(), last))
 		if m.Stats().Relists == 0 {
 			t.Fatal("no relist")
 		}

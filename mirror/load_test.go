@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -21,9 +22,7 @@ import (
 // snapshots, and the events of a cursor.
 func requireHistory(t *rapid.T, r *mirror.Resource, now mirror.Revision, want func(mirror.Revision, string) state) (floor mirror.Revision) {
 	oldest, floor, err := r.Oldest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if oldest < floor {
 		t.Fatalf("%s: oldest version %d, floor %d", r.Prefix(), oldest, floor)
 	}
@@ -42,9 +41,7 @@ func requireHistory(t *rapid.T, r *mirror.Resource, now mirror.Revision, want fu
 			t.Fatalf("cursor on %s after %d: %v", r.Prefix(), rev, err)
 		}
 		f := &follower{prefix: r.Prefix(), cur: c, held: want(rev, r.Prefix())}
-		if err := f.drain(t, want, 3); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, f.drain(t, want, 3))
 	}
 	return floor
 }
@@ -93,9 +90,7 @@ func (x *restoredMirror) claim() {
 	prefix := rapid.SampledFrom([]string{"/registry/a/", "/registry/b/", "/registry/b/inner/", "/registry/c/"}).Draw(x.t, "claim")
 	if x.claims[prefix] == nil {
 		r, err := x.m.Claim(prefix)
-		if err != nil {
-			x.t.Fatal(err)
-		}
+		testcheck.NoError(x.t, err)
 		x.claims[prefix] = r
 	}
 }
@@ -163,9 +158,7 @@ func (x *restoredMirror) load(ctx context.Context, opts mirror.Options) {
 	}
 	x.left = 0
 	<-x.turn
-	if err := x.m.Wait(ctx, x.model.store.Revision()); err != nil {
-		x.t.Fatal(err)
-	}
+	testcheck.NoError(x.t, x.m.Wait(ctx, x.model.store.Revision()))
 }
 
 // want is the model's state of a resource, without the keys of a resource that is claimed inside
@@ -180,18 +173,14 @@ func (x *restoredMirror) want(rev mirror.Revision, prefix string) state {
 
 // check checks the mirror's invariants.
 func (x *restoredMirror) check() {
-	if err := x.m.Check(); err != nil {
-		x.t.Fatal(err)
-	}
+	testcheck.NoError(x.t, x.m.Check())
 }
 
 // settle returns when all claims are loaded and the window is trimmed.
 func (x *restoredMirror) settle(ctx context.Context) {
 	x.check() // and all claims have been executed
 	for _, r := range x.claims {
-		if err := r.WaitReady(ctx); err != nil {
-			x.t.Fatal(err)
-		}
+		testcheck.NoError(x.t, r.WaitReady(ctx))
 		waitHistory(ctx, x.t, r)
 	}
 	x.m.Weigh()
@@ -438,9 +427,7 @@ func TestLateClaim_HasHistoryBeforeStart(t *testing.T) {
 		requireFloor(t, a, 8)
 		for rev := mirror.Revision(8); rev <= m.PublishedRevision(); rev++ {
 			s, err := a.At(rev)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			requireState(t, s, md, "/registry/a/")
 		}
 		barrier(t, m)
@@ -461,9 +448,7 @@ func TestRestoredHistory_StaysWithinMaxBytes(t *testing.T) {
 		reach(t, m, md.store.Revision(), r)
 		barrier(t, m) // updates the counters
 		oldest, floor, err := r.Oldest()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		kept := md.store.Revision() - floor
 		if oldest != floor || kept < 800 || kept > limit/1000 {
 			t.Errorf("%d readable revisions, oldest %d, floor %d", kept, oldest, floor)
@@ -491,9 +476,7 @@ func TestRestoredHistory_MaxAge_CountsFromRestore(t *testing.T) {
 			t.Helper()
 			barrier(t, m)
 			_, floor, err := a.Oldest()
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			return floor
 		}
 		time.Sleep(50 * time.Minute)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/memo"
 )
@@ -130,40 +131,26 @@ func TestMemos_WindowMovesMeanwhile_YieldsRest(t *testing.T) {
 	t.Parallel()
 	store := memory.New()
 	m, err := mirror.New(mirror.Options{Prefix: "/registry/", Source: store, Window: mirror.Window{MaxAge: time.Hour, MaxBytes: 2 << 20}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer m.Close()
 	r, err := m.Claim("/registry/a/")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	write := func() {
 		// The window drops history in parts of a mebibyte.
 		for range 12 {
 			rev := store.Put("/registry/a/x", strings.Repeat("v", 256<<10))
-			if err := m.Wait(t.Context(), rev); err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, m.Wait(t.Context(), rev))
 		}
 	}
-	if err := r.WaitReady(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, r.WaitReady(t.Context()))
 	write()
 	events := func() []*mirror.Event {
 		_, floor, err := r.Oldest()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		c, err := r.CursorAfter(floor, "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		all, err := c.Next(nil, 1000)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		return all
 	}
 	key, value := &memo.Key{}, "derived"

@@ -16,6 +16,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -173,9 +174,7 @@ func newRandomWalk(t *rapid.T) *randomWalk {
 		UnclaimedBytes:   rapid.Int64Range(1, 400).Draw(t, "unclaimed"),
 		CheckpointEvents: rapid.IntRange(1, 20).Draw(t, "checkpoint"),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return w
 }
 
@@ -235,9 +234,7 @@ func (w *randomWalk) claimPrefix(t *rapid.T, p string, exclude bool) {
 		claims, how = w.excluded, w.m.Exclude
 	}
 	r, err := how(p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	claims[p] = r
 	if p == walkInner {
 		w.inner = append(w.inner, r)
@@ -404,9 +401,7 @@ func (w *randomWalk) readHistory(t *rapid.T) {
 	for _, p := range slices.Sorted(maps.Keys(w.claimed)) {
 		r := w.claimed[p]
 		oldest, _, err := r.Oldest()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		revs := rapid.SliceOfN(rapid.Int64Range(oldest, w.m.PublishedRevision()), 1, 25).Draw(t, "revisions")
 		for _, rev := range append(revs, revs...) {
 			if s, ok := w.requireAt(t, p, r, rev); ok {
@@ -479,9 +474,7 @@ func (w *randomWalk) follow(t *rapid.T) {
 // check runs after every step: it checks the mirror, each resource at every revision, and drains
 // the followers.
 func (w *randomWalk) check(t *rapid.T) {
-	if err := w.m.Check(); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, w.m.Check())
 	if !w.settle(t) {
 		return
 	}
@@ -511,13 +504,9 @@ func (w *randomWalk) check(t *rapid.T) {
 // outside of the window.
 func (w *randomWalk) checkResource(t *rapid.T, prefix string, r *mirror.Resource) {
 	s, err := r.Latest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	oldest, floor, err := r.Oldest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	for rev := oldest; rev <= s.Rev && !w.lossy; rev++ {
 		w.requireAt(t, prefix, r, rev)
 	}
@@ -526,9 +515,7 @@ func (w *randomWalk) checkResource(t *rapid.T, prefix string, r *mirror.Resource
 	_, atErr := r.At(oldest - 1)
 	_, cursorErr := r.CursorAfter(floor-1, "", "")
 	oldestNow, floorNow, err := r.Oldest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if !errors.Is(atErr, mirror.ErrCompacted) && oldestNow == oldest {
 		t.Fatalf("%s below the oldest version %d: %v", prefix, oldest, atErr)
 	}

@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testrace"
 	"github.com/stratakube/strata/mirror"
 )
@@ -74,9 +75,7 @@ func (f few) everyOrdering(t *testing.T, overtakes, eventsOnly bool, moved, end 
 	synctest.Test(t, func(t *testing.T) {
 		runs = explore(func(choose func(int) int) {
 			g, err := newStage(func(o *mirror.Options) { o.EventsOnly = eventsOnly })
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			defer g.close()
 			g.overtakes = overtakes
 			reads := []step{g.begin("", 0), g.begin(busy+"a", 0)}[:f.reads]
@@ -359,9 +358,7 @@ func TestOrderings_Random_HaveNoEarlyReads(t *testing.T) {
 						return
 					}
 					s, err := newStage(func(o *mirror.Options) { o.EventsOnly = tt.eventsOnly })
-					if err != nil {
-						t.Fatal(err)
-					}
+					testcheck.NoError(t, err)
 					defer s.close()
 					s.unmoved, s.overtakes = tt.unmoved, tt.eventsOnly
 					g := &randomStage{stage: s, feedFails: true}
@@ -400,9 +397,7 @@ func TestOrderings_ProgressBug_FindsEarlyReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		run := func(seed uint64) {
 			s, err := newStage(nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			defer s.close()
 			s.overtakes = true
 			g := &randomStage{stage: s}
@@ -435,9 +430,7 @@ func TestOrderings_ProgressBug_FindsEarlyReads(t *testing.T) {
 func TestCheck_EventNeverDelivered_FindsDifference(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, err := newStage(nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		defer g.close()
 		requireKeys := func(want ...string) {
 			t.Helper()

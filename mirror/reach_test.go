@@ -10,6 +10,7 @@ import (
 
 	"github.com/stratakube/strata/btree"
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testrace"
 	"github.com/stratakube/strata/mirror"
 )
@@ -119,9 +120,7 @@ func TestRestoredHistory_DroppedPart_IsReleased(t *testing.T) {
 		kept, middle := r.Versions(), md.store.Revision()-1000
 		for rev := oldest; rev < middle-600; rev += 16 {
 			s, err := r.NearestRetained(rev) // a checkpoint
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			if s.Rev < middle-100 { // each 100 writes replace all leaves
 				old = append(old, leaves(s)...)
 			}
@@ -195,9 +194,7 @@ func TestMirror_EmptyUnclaimedResources_UseNoMemory(t *testing.T) {
 		store.Delete(prefix(7) + "new")
 		reach(t, m, store.Revision())
 		c, err := r.CursorAfter(between, "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		if events, err := c.Next(nil, 10); err != nil || len(events) != 2 {
 			t.Errorf("%d events after the removal, %v; want 2", len(events), err)
 		}

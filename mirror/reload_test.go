@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -110,9 +111,7 @@ func TestReload_OneResource_DoesNotDelayOthers(t *testing.T) {
 				}
 				for rev := listed; rev <= store.Revision(); rev++ {
 					s, err := a.At(rev)
-					if err != nil {
-						t.Fatal(err)
-					}
+					testcheck.NoError(t, err)
 					if got, want := read(s), md.want(rev, "/registry/a/"); !maps.Equal(got, want) {
 						t.Errorf("at %d: %s", rev, diff(got, want))
 					}
@@ -140,9 +139,7 @@ func TestReload_ExcludedKeys_AreNotStored(t *testing.T) {
 		m := start(t, source, nil)
 		exclude := func(p string) *mirror.Resource {
 			r, err := m.Exclude(p)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			return r
 		}
 		b, c := exclude("/registry/b/"), exclude("/registry/c/")

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testrace"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
@@ -133,9 +134,7 @@ func (x *incarnations) run(t *testing.T, m *mirror.Mirror) {
 		for n := range 20 {
 			x.store.Put(fmt.Sprintf("/registry/r%d/key", n), fmt.Sprint(i))
 		}
-		if err := m.Wait(ctx, x.store.Revision()); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, m.Wait(ctx, x.store.Revision()))
 	}
 }
 
@@ -213,9 +212,7 @@ func TestMirror_Close_EndsBlockedCalls(t *testing.T) {
 		}}, presentOnly)
 		r := claim(t, m, "/registry/a/")
 		excluded, err := m.Exclude("/registry/b/")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		reach(t, m, store.Revision(), r)
 		s := latest(t, r)
 		ctx := context.Background()

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -65,9 +66,7 @@ func newOvertaken(t *testing.T) *overtaken {
 	cursor := func(after mirror.Revision, start, end string) *mirror.Cursor {
 		t.Helper()
 		c, err := o.r.CursorAfter(after, start, end)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		return c
 	}
 	o.behind = map[string]*mirror.Cursor{"drained": o.held.Cursor("", ""), "behind": o.back.Cursor("", ""), "future": cursor(o.held.Rev+15, "", "")}
@@ -268,9 +267,7 @@ func TestFeed_ConnectionLost_ResumesWithoutList(t *testing.T) {
 		n := 0
 		for {
 			evs, err := f.cur.Next(nil, 7)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			n += len(evs)
 			if len(evs) < 7 {
 				break
@@ -300,9 +297,7 @@ func TestClaim_EtcdDownAtStart_WaitsForEtcd(t *testing.T) {
 		}
 		// For claims that change before the first list, the latest state counts.
 		b, err := m.Exclude("/registry/b/")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		c := claim(t, m, "/registry/c/")
 		barrier(t, m)
 		b.Release()
@@ -310,9 +305,7 @@ func TestClaim_EtcdDownAtStart_WaitsForEtcd(t *testing.T) {
 		c.Release()
 		barrier(t, m)
 		c, err = m.Exclude("/registry/c/")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		put(md, "/registry/b/", "first", 3)
 		put(md, "/registry/c/", "first", 3)
 		time.Sleep(time.Minute)
@@ -366,9 +359,7 @@ func TestClaim_DuringRelist_GetsListedKeys(t *testing.T) {
 		}
 		c := claim(t, m, "/registry/c/")
 		d, err := m.Exclude("/registry/d/")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		b.Release()
 		barrier(t, m)
 		// The cached state is still served meanwhile.
@@ -419,20 +410,14 @@ func TestBatch_SeveralRevisions_EachIsReadable(t *testing.T) {
 		}
 		for rev := began; rev <= store.Revision(); rev++ {
 			s, err := r.At(rev)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			requireState(t, s, md, "/registry/a/")
 			after, err := r.CursorAfter(rev, "", "")
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			held := read(s)
 			for c := range map[*mirror.Cursor]bool{s.Cursor("", ""): true, after: true} {
 				evs, err := c.Next(nil, 100)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testcheck.NoError(t, err)
 				then := maps.Clone(held)
 				for _, e := range evs {
 					if e.Rev <= rev {
@@ -450,9 +435,7 @@ func TestBatch_SeveralRevisions_EachIsReadable(t *testing.T) {
 		}
 		// One event at a time: inside a revision the position stays before it (I4), and no longer.
 		c, err := r.CursorAfter(began, "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		for i, want := range []struct{ rev, position mirror.Revision }{
 			{began + 1, began}, {began + 1, began}, {began + 1, began + 1},
 			{began + 2, began + 1}, {began + 2, began + 2},
@@ -513,9 +496,7 @@ func TestCursor_AtFutureRevision_ReturnsOnlyLaterEvents(t *testing.T) {
 		reach(t, m, store.Revision(), r)
 		future := store.Revision() + 4
 		c, err := r.CursorAfter(future, "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		for i := range 4 {
 			put(md, "/registry/a/", "2", 1)
 			reach(t, m, store.Revision())

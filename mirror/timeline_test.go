@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -16,9 +17,7 @@ func TestTimes_WritesAndIdleness_AreTimedToASecond(t *testing.T) {
 		put := func() mirror.Revision { return store.Txn(memory.Op{Key: root + "a/a", Value: "v"}) }
 		put()
 		m, err := mirror.New(mirror.Options{Prefix: root, Source: store, Logger: quiet(), Window: mirror.Window{MaxAge: time.Minute}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		defer m.Close()
 		began := time.Now()
 		type written struct {
@@ -28,9 +27,7 @@ func TestTimes_WritesAndIdleness_AreTimedToASecond(t *testing.T) {
 		var writes []written
 		write := func() {
 			rev := put()
-			if err := m.Wait(context.Background(), rev); err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, m.Wait(context.Background(), rev))
 			writes = append(writes, written{rev, time.Since(began)})
 		}
 		for range 20 { // two seconds of writes
@@ -81,9 +78,7 @@ func TestTimes_RestoredEtcd_BeginAnew(t *testing.T) {
 			store.Txn(memory.Op{Key: root + "a/a", Value: "v"})
 		}
 		m, err := mirror.New(mirror.Options{Prefix: root, Source: store, Logger: quiet()})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		defer m.Close()
 		time.Sleep(10 * time.Second)
 		before := m.Times()

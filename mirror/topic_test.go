@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -355,9 +356,7 @@ func TestWatchIndex_CursorFarBehind_DelaysNoOther(t *testing.T) {
 			return valuesOf(ev)
 		}, nil)
 		behind, err := r.CursorAfter(old, "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		fresh := latest(t, r).Cursor("", "")
 		behind.FollowIndex(part, "x")
 		fresh.FollowIndex(part, "q")
@@ -366,9 +365,7 @@ func TestWatchIndex_CursorFarBehind_DelaysNoOther(t *testing.T) {
 		store.Put("/registry/a/q", "q")
 		for waited := time.Now(); ; noise() {
 			evs, err := fresh.Next(nil, 10)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			if len(evs) == 1 {
 				break
 			}

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -27,18 +28,14 @@ func TestView_OfRange_EqualsViewOfAllKeys(t *testing.T) {
 	keys := []string{root + "a/x", root + "a/nested/x", root + "uncached/x", root + "unclaimed", root + "other/x", root + "a/absent"}
 	var revs []mirror.Revision
 	m, err := mirror.New(mirror.Options{Prefix: root, Source: store})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer m.Close()
 	for _, prefix := range []string{root + "a/", root + "a/nested/"} {
 		r, err := m.Claim(prefix)
 		if err == nil {
 			err = r.WaitReady(ctx)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 	}
 	if _, err := m.Exclude(root + "uncached/"); err != nil {
 		t.Fatal(err)
@@ -48,9 +45,7 @@ func TestView_OfRange_EqualsViewOfAllKeys(t *testing.T) {
 			revs = append(revs, store.Txn(memory.Op{Key: key, Value: fmt.Sprint(i), Delete: i == 2 && key == keys[0]}))
 		}
 	}
-	if err := m.Wait(ctx, revs[len(revs)-1]); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, m.Wait(ctx, revs[len(revs)-1]))
 	type keyRange struct{ start, end string }
 	var ranges []keyRange
 	for _, key := range keys {
@@ -64,14 +59,10 @@ func TestView_OfRange_EqualsViewOfAllKeys(t *testing.T) {
 	covered := 0
 	for _, rev := range append(revs, 0) {
 		all, err := m.View(ctx, rev, root, "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		for _, x := range ranges {
 			some, err := m.View(ctx, rev, x.start, x.end)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			got, want := viewed(some, x.start, x.end), viewed(all, x.start, x.end)
 			if some.Rev != all.Rev || some.Covers(x.start, x.end) != all.Covers(x.start, x.end) || some.Count(x.start, x.end) != all.Count(x.start, x.end) || got != want {
 				t.Errorf("%q at %d: %q, covered %t, want %q, covered %t", x, rev, got, some.Covers(x.start, x.end), want, all.Covers(x.start, x.end))
@@ -120,9 +111,7 @@ func TestView_BeforeRemovalOfResource_CoversOthers(t *testing.T) {
 				for _, prefix := range []string{"/registry/a/", "/registry/b/", root} {
 					end := prefix[:len(prefix)-1] + "0"
 					v, err := m.View(t.Context(), rev, prefix, end)
-					if err != nil {
-						t.Fatal(err)
-					}
+					testcheck.NoError(t, err)
 					if got, want := v.Covers(prefix, end), rev >= removed || prefix == "/registry/b/"; got != want {
 						t.Errorf("claimed %t: %s at %d is covered: %t, want %t, removed at %d", claimed, prefix, rev, got, want, removed)
 					}

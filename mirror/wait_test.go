@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -331,9 +332,7 @@ func TestEventsOnly_IgnoresProgress(t *testing.T) {
 		m.WantProgress()
 		rev := store.Put("/elsewhere", "1")
 		// Another client on the stream requests progress.
-		if err := store.RequestProgress(context.Background()); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, store.RequestProgress(context.Background()))
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := m.Wait(ctx, rev); !errors.Is(err, context.DeadlineExceeded) {
@@ -343,9 +342,7 @@ func TestEventsOnly_IgnoresProgress(t *testing.T) {
 			t.Errorf("%d progress requests, published revision %d; want 0 and %d", len(got), m.PublishedRevision(), at)
 		}
 		r := claim(t, m, "/registry/a/") // its value was not stored
-		if err := r.WaitReady(context.Background()); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, r.WaitReady(context.Background()))
 		if got := read(latest(t, r))["/registry/a/x"]; got != fmt.Sprintf("1@%d", at) {
 			t.Errorf("read %q", got)
 		}

@@ -12,6 +12,7 @@ import (
 	"weak"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testrace"
 	"github.com/stratakube/strata/mirror"
 )
@@ -161,9 +162,7 @@ func TestHistoryBytes_AfterClaimAndRelease_EqualLogs(t *testing.T) {
 			t.Errorf("%d bytes of history after the claim, %d before", got, before)
 		}
 		c, err := a.CursorAfter(began, "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		if evs, err := c.Next(nil, 1000); err != nil || len(evs) != 250 {
 			t.Errorf("%d events, %v; want the 250 from before the claim", len(evs), err)
 		}
@@ -238,9 +237,7 @@ func TestCheckpoints_AreCheckpointEventsApart(t *testing.T) {
 		}
 		for rev := mirror.Revision(1); rev <= store.Revision(); rev++ {
 			s, err := r.At(rev)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			if got, want := read(s), md.want(rev, "/registry/a/"); !maps.Equal(got, want) {
 				t.Fatalf("at %d: %s", rev, diff(got, want))
 			}

@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // timeout bounds a wait that has failed.
@@ -30,9 +32,7 @@ type server struct {
 func startServer(t *testing.T, name string) *server {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(func() { l.Close() })
 	s := &server{listener: l}
 	s.Backend = Backend{Name: name, Address: l.Addr().String(), Check: s.check}
@@ -72,9 +72,7 @@ func (s *server) fail(err error) { s.err.Store(&err) }
 func start(t *testing.T, o Options, servers ...*server) (*Balancer, string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	for _, s := range servers {
 		o.Backends = append(o.Backends, s.Backend)
 	}
@@ -82,9 +80,7 @@ func start(t *testing.T, o Options, servers ...*server) (*Balancer, string) {
 	t.Cleanup(b.Close)
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
-	if err := b.Await(ctx); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, b.Await(ctx))
 	return b, l.Addr().String()
 }
 
@@ -97,13 +93,9 @@ type client struct {
 func dial(t *testing.T, address string) *client {
 	t.Helper()
 	conn, err := net.Dial("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(func() { conn.Close() })
-	if err := conn.SetDeadline(time.Now().Add(timeout)); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, conn.SetDeadline(time.Now().Add(timeout)))
 	return &client{conn, bufio.NewReader(conn)}
 }
 
@@ -114,9 +106,7 @@ func (c *client) ask(t *testing.T) string {
 		t.Fatal(err)
 	}
 	name, err := c.lines.ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return strings.TrimSpace(name)
 }
 
@@ -272,9 +262,7 @@ func TestBalancer_ClientEndsItsStream_ReceivesTheRest(t *testing.T) {
 	if _, err := fmt.Fprintln(c, "name?"); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Conn.(*net.TCPConn).CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, c.Conn.(*net.TCPConn).CloseWrite())
 	if rest, err := io.ReadAll(c.lines); err != nil || string(rest) != "one\none ends\n" {
 		t.Errorf("received %q, %v", rest, err)
 	}

@@ -8,6 +8,8 @@ import (
 	"runtime"
 	"syscall"
 	"testing"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // listenerEnv makes the test binary a server that accepts one connection on the address it names,
@@ -33,9 +35,7 @@ func TestMain(m *testing.M) {
 func reservePort(t *testing.T) *Port {
 	t.Helper()
 	p, err := Reserve()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return p
 }
 
@@ -57,12 +57,8 @@ func TestReservedPort_AnotherProcessRestarts_ListensAgain(t *testing.T) {
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), listenerEnv+"="+p.Address())
 		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
+		testcheck.NoError(t, cmd.Start())
 		buf := make([]byte, 200)
 		n, _ := out.Read(buf)
 		if got := string(buf[:n]); got != "listening" {
@@ -73,13 +69,9 @@ func TestReservedPort_AnotherProcessRestarts_ListensAgain(t *testing.T) {
 			t.Error("a second server listens on the same port")
 		}
 		conn, err := net.Dial("tcp", p.Address())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		conn.Close()
-		if err := cmd.Wait(); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, cmd.Wait())
 		requireRefused(t, p.Address())
 	}
 }
@@ -88,18 +80,14 @@ func TestReservedPort_AnotherProcessRestarts_ListensAgain(t *testing.T) {
 // free port would be chosen with near certainty.
 func TestReserveNumber_PortInUse_Fails(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	number := l.Addr().(*net.TCPAddr).Port
 	if p, err := ReserveNumber(number); !errors.Is(err, syscall.EADDRINUSE) {
 		t.Errorf("a port with a listener: %v, %v, want address in use", p, err)
 	}
 	l.Close()
 	p, err := ReserveNumber(number)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer p.Release()
 	if p.Number() != number {
 		t.Errorf("reserved %d, want %d", p.Number(), number)
@@ -121,15 +109,11 @@ func TestReservedPort_AnyPortRequested_IsNeverChosen(t *testing.T) {
 		reserved[p.Number()] = true
 	}
 	server, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer server.Close()
 	for range listens {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		if port := l.Addr().(*net.TCPAddr).Port; reserved[port] {
 			t.Fatalf("a listener got the reserved port %d", port)
 		}
@@ -137,16 +121,12 @@ func TestReservedPort_AnyPortRequested_IsNeverChosen(t *testing.T) {
 	}
 	for range dials { // each leaves its port in TIME_WAIT
 		conn, err := net.Dial("tcp", server.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		if port := conn.LocalAddr().(*net.TCPAddr).Port; reserved[port] {
 			t.Fatalf("a connection got the reserved port %d", port)
 		}
 		accepted, err := server.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		accepted.Close()
 		conn.Close()
 	}

@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // timeout bounds a wait that has failed.
@@ -34,9 +36,7 @@ func startSpec(t *testing.T, spec Spec) *Child {
 	t.Helper()
 	spec.Name, spec.Path, spec.Log = "script", "/bin/sh", filepath.Join(t.TempDir(), "log")
 	c, err := Start(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(c.Kill)
 	return c
 }
@@ -77,9 +77,7 @@ func TestEnded_ProcessEnded_ReturnsStatusAndLog(t *testing.T) {
 }
 
 func TestEnded_ProcessRuns_ReturnsNil(t *testing.T) {
-	if err := start(t, runsOn).Ended(); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, start(t, runsOn).Ended())
 }
 
 func TestStart_MissingExecutable_ReturnsError(t *testing.T) {
@@ -91,9 +89,7 @@ func TestStart_MissingExecutable_ReturnsError(t *testing.T) {
 func TestStart_DirEnvStdinTee_AreUsed(t *testing.T) {
 	dir := t.TempDir()
 	in, out, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer in.Close()
 	if _, err := out.WriteString("from stdin\n"); err != nil {
 		t.Fatal(err)
@@ -168,13 +164,9 @@ func TestWaitLine_LinesInParts_AreNumbered(t *testing.T) {
 func TestOut_Writer_ReceivesOutputInPlaceOfLog(t *testing.T) {
 	var out bytes.Buffer
 	log := filepath.Join(t.TempDir(), "log")
-	if err := os.WriteFile(log, []byte("earlier"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.WriteFile(log, []byte("earlier"), 0o600))
 	c, err := Start(Spec{Name: "script", Path: "/bin/sh", Args: []string{"-c", exits3}, Log: log, Out: &out})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	requireEnd(t, c)
 	if got := out.String(); got != "first\nlast words\n" {
 		t.Errorf("the writer received %q", got)

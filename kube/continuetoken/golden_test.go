@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // goldenToken is a token as a client has it, and its content.
@@ -21,9 +23,7 @@ type goldenToken struct {
 func golden(t *testing.T, name string) []byte {
 	t.Helper()
 	data, err := os.ReadFile("testdata/" + name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return bytes.TrimSpace(data)
 }
 
@@ -54,9 +54,7 @@ func TestRing_Golden_IsStoredForm(t *testing.T) {
 		t.Errorf("the ring is stored as\n%s, %v; an earlier release has stored it as\n%s", data, err, stored)
 	}
 	got, err := decodeRing(stored)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	same := func(a, b *key) bool {
 		return a.id == b.id && a.secret == b.secret && a.created.Equal(b.created) && a.replaced.Equal(b.replaced)
 	}

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // check fails the test if an invariant of ring is broken.
@@ -37,13 +39,9 @@ func TestRing_EncodeAndDecode_ReturnsSameRing(t *testing.T) {
 		r = r.maintained(now.Add(time.Duration(i+1)*time.Hour), time.Hour, 2*time.Hour)
 	}
 	data, err := r.encode()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	got, err := decodeRing(data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	got.check(t)
 	again, err := got.encode()
 	if err != nil || !bytes.Equal(data, again) {

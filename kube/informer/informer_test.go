@@ -12,6 +12,7 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/informer"
 )
 
@@ -90,12 +91,8 @@ func TestRemovedHandler_IsNotCalled(t *testing.T) {
 		f := newFixture(t, nil)
 		in := f.informer(0, nil)
 		early, earlyReg := in.add(t, "early", cache.HandlerOptions{})
-		if err := in.RemoveEventHandler(earlyReg); err != nil {
-			t.Fatal(err)
-		}
-		if err := shutDown(in, earlyReg); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, in.RemoveEventHandler(earlyReg))
+		testcheck.NoError(t, shutDown(in, earlyReg))
 		f.run(in)
 		kept, _ := in.add(t, "kept", cache.HandlerOptions{})
 		removed, reg := in.add(t, "removed", cache.HandlerOptions{})
@@ -107,9 +104,7 @@ func TestRemovedHandler_IsNotCalled(t *testing.T) {
 		}
 		f.put("a/x", "2")
 		f.settle()
-		if err := in.RemoveEventHandler(reg); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, in.RemoveEventHandler(reg))
 		if err := in.RemoveEventHandler(reg); err != nil {
 			t.Errorf("removed twice: %v", err)
 		}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2/textlogger"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/informer"
 )
 
@@ -93,9 +94,7 @@ func TestWatchErrorHandler_Nil_IsTheDefault(t *testing.T) {
 		in := &running{Informer: informer.New(&object{}, func(context.Context, cache.TransformFunc) (informer.Source, error) {
 			return informer.Source{}, errors.New("no storage")
 		}, 0, nil)}
-		if err := in.SetWatchErrorHandlerWithContext(nil); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, in.SetWatchErrorHandlerWithContext(nil))
 		f.run(in)
 		if len(logged) != 1 || logged[0].Error() != "no storage" {
 			t.Errorf("logged %v", logged)
@@ -128,15 +127,11 @@ func TestHandler_AddedTwice_HasTwoRegistrations(t *testing.T) {
 		f.put("a/x", "1")
 		f.settle()
 		want("a/x=1@2", "a/x=1@2")
-		if err := in.RemoveEventHandler(first); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, in.RemoveEventHandler(first))
 		f.put("a/y", "1")
 		f.settle()
 		want("a/y=1@3")
-		if err := in.RemoveEventHandler(second); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, in.RemoveEventHandler(second))
 		f.put("a/z", "1")
 		f.settle()
 		want()
@@ -188,14 +183,10 @@ func TestRemoveEventHandler_DuringCallback_ReturnsAtOnce(t *testing.T) {
 		f.put("a/x", "1")
 		f.put("a/y", "1")
 		f.settle()
-		if err := in.RemoveEventHandler(reg); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, in.RemoveEventHandler(reg))
 		r.want(t) // the callback has not returned
 		close(next)
-		if err := shutDown(in, reg); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, shutDown(in, reg))
 		r.want(t, "add a/x=1@2")
 	})
 }

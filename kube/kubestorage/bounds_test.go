@@ -15,6 +15,7 @@ import (
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -29,9 +30,7 @@ func TestWatch_ClientStopsReading_HoldsNoVersion(t *testing.T) {
 	}
 	f.catchUp(t)
 	w, err := f.Watch(contextFor(t), "/pods", storage.ListOptions{Recursive: true, Predicate: storage.Everything, ResourceVersion: "0"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer w.Stop()
 	first := <-w.ResultChan()
 	if first.Type != watch.Added {
@@ -79,9 +78,7 @@ func TestRevision_BeyondMaximum_IsInFuture(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 			defer cancel()
 			future, err := w.Watch(ctx, "/pods", afterRevision(rv))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			if ev, ok := <-future.ResultChan(); ok {
 				t.Errorf("a watch of the future sent %v", ev)
 			}

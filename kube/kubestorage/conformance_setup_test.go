@@ -15,6 +15,7 @@ import (
 	storagetesting "k8s.io/apiserver/pkg/storage/testing"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/mirror/driver"
 )
 
@@ -109,9 +110,7 @@ func (f *fixture) checkStored(prefix string) storagetesting.KeyValidation {
 // increaseRV increases etcd's revision by a write that no mirror receives.
 func (f *fixture) increaseRV(ctx context.Context, t *testing.T) int64 {
 	resp, err := f.client.Put(ctx, "increaseRV", "ok")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return resp.Header.Revision
 }
 
@@ -142,9 +141,7 @@ func (f *fixture) outrun(ctx context.Context, t *testing.T, resourceVersion stri
 		f.update(t, ballast, strings.Repeat(string(rune('a'+i%26)), 512<<10))
 		f.catchUp(t)
 		_, floor, err := f.engine(t).resource.Oldest()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		if floor >= rev {
 			break
 		}
@@ -158,8 +155,6 @@ func (f *fixture) outrun(ctx context.Context, t *testing.T, resourceVersion stri
 func parseRevision(t testing.TB, resourceVersion string) int64 {
 	t.Helper()
 	rev, err := storage.APIObjectVersioner{}.ParseResourceVersion(resourceVersion)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return int64(rev)
 }

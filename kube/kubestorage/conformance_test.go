@@ -29,6 +29,7 @@ import (
 	"k8s.io/component-base/featuregate"
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testrace"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
@@ -487,9 +488,7 @@ func builtWith(t *testing.T, file *ast.File, tag string) bool {
 				continue
 			}
 			expr, err := constraint.Parse(c.Text)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			return expr.Eval(func(name string) bool { return name == tag })
 		}
 	}
@@ -507,9 +506,7 @@ func parseDir(t *testing.T, dir, pattern string) []*ast.File {
 	var files []*ast.File
 	for _, path := range paths {
 		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution|parser.ParseComments)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		files = append(files, file)
 	}
 	return files

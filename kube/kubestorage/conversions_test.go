@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/internal/watch"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -105,9 +106,7 @@ func (w *twin) putWidget(t *testing.T, i int) {
 func withLabels(t *testing.T, opts storage.ListOptions) storage.ListOptions {
 	t.Helper()
 	selector, err := labels.Parse("n!=x")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	opts.Predicate.Label, opts.Predicate.GetAttrs = selector, storage.DefaultNamespaceScopedAttr
 	return opts
 }
@@ -296,9 +295,7 @@ func TestConversion_WebhookHangs_StorageStops(t *testing.T) {
 		defer close(hook.open)
 		opts := withLabels(t, w.fromNow())
 		watcher, err := w.Watch(t.Context(), "/pods/", opts)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		w.putWidget(t, 0)
 		synctest.Wait()
 		if all, _ := hook.called(); all == 0 {

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/internal/watch"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -48,9 +49,7 @@ func TestDrain_Watch_GetsPendingEventsAndBookmark(t *testing.T) {
 			const n = 10
 			for range n {
 				st, err := w.OpenStream(t.Context(), "/pods/", opts)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testcheck.NoError(t, err)
 				go func() {
 					got, err := record(st)
 					results <- result{got, err}
@@ -94,9 +93,7 @@ func TestDrain_WatchWithoutDrain_Continues(t *testing.T) {
 		}
 		open := func(ctx context.Context) <-chan result {
 			st, err := w.OpenStream(ctx, "/pods/", w.fromNow())
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			results := make(chan result, 1)
 			go func() {
 				got, err := record(st)
@@ -175,9 +172,7 @@ func TestDrain_ThroughStorageInterface_EndsWatches(t *testing.T) {
 			opts.ResourceVersion = f.create(t, newPod("a"))[0].ResourceVersion
 			f.catchUp(t)
 			w, err := f.Watch(contextFor(t), "/pods/", opts)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			defer w.Stop()
 			f.create(t, newPod("b"))
 			e := New(f.cluster.opts)

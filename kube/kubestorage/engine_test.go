@@ -26,6 +26,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 
 	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testetcd"
 	"github.com/stratakube/strata/kube/internal/etcdclient"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
@@ -50,9 +51,7 @@ func (e *openedEngine) openAndDestroy(t *testing.T, r schema.GroupResource) (sto
 		return generic.RESTOptions{Decorator: generic.UndecoratedStorage}
 	}))
 	opts, err := getter.GetRESTOptions(r, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	config := e.config
 	config.GroupResource = r
 	s, destroy, err := opts.Decorator(&config, "/"+r.Resource+"/", nil, newExamplePod, newExamplePodList, podAttrs, nil, nil)
@@ -70,9 +69,7 @@ func requireSharedMirror(t *testing.T, all ...storage.Interface) {
 		if !ok || store.mirror != all[0].(*Store).mirror {
 			t.Fatalf("%T has a separate mirror", s)
 		}
-		if err := store.resource.WaitReady(contextFor(t)); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, store.resource.WaitReady(contextFor(t)))
 	}
 }
 
@@ -108,12 +105,8 @@ func TestEngine_StoragesOfOneEtcd_ShareCluster(t *testing.T) {
 
 	// A storage reads the writes of the others, under separate keys.
 	ctx := contextFor(t)
-	if err := first.Create(ctx, "/pods/ns/a", newPod("a"), nil, 0); err != nil {
-		t.Fatal(err)
-	}
-	if err := uncachedEvents.Create(ctx, "/events/ns/e", newPod("e"), nil, 0); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, first.Create(ctx, "/pods/ns/a", newPod("a"), nil, 0))
+	testcheck.NoError(t, uncachedEvents.Create(ctx, "/events/ns/e", newPod("e"), nil, 0))
 	destroyFirst()
 	destroyFirst() // subresources share a storage and destroy it again
 	for key, want := range map[string]struct {
@@ -145,14 +138,10 @@ func TestCompactor_CompactionByOther_IsFollowed(t *testing.T) {
 	c, err := newCluster(context.Background(), etcdclient.DialTimeout, &storagebackend.ConfigForResource{Config: storagebackend.Config{
 		Transport: storagebackend.TransportConfig{ServerList: client.Endpoints()},
 	}}, Options{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}, newBlocks(DefaultRepresentationBytes))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer c.close()
 	resp, err := client.Put(contextFor(t), "a", "b")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	rev := resp.Header.Revision
 	if _, _, _, err := etcd3.Compact(contextFor(t), client.Client, 0, rev); err != nil {
 		t.Fatal(err)
@@ -183,9 +172,7 @@ func TestEngine_EtcdWithoutProgress_ServesFromMemory(t *testing.T) {
 	for i := range 5 {
 		pod := f.create(t, newPod(fmt.Sprint("p", i)))[0]
 		resp, err := f.client.Put(ctx, "/elsewhere", pod.ResourceVersion)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		got := f.requests.during(func() {
 			list := f.list(t, everything())
 			if len(list.Items) != i+1 || list.ResourceVersion != fmt.Sprint(resp.Header.Revision) {
@@ -203,9 +190,7 @@ func TestEngine_EtcdWithoutProgress_ServesFromMemory(t *testing.T) {
 		t.Errorf("%d progress requests", n)
 	}
 	w, err := f.Watch(ctx, "/pods/", everything())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer w.Stop()
 	nextPod(t, w, watch.Added)
 }
@@ -275,15 +260,11 @@ func TestDecryption_Hangs_DelaysNoOtherResource(t *testing.T) {
 		Transformer:    podtest.Encryption(t, "1"),
 		Leases:         etcd3.NewDefaultLeaseManagerConfig(),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer destroy()
 	others := opened.(*Store)
 	ctx := contextFor(t)
-	if err := others.resource.WaitReady(ctx); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, others.resource.WaitReady(ctx))
 	f.catchUp(t)
 	waiting := f.watchPods(t, afterRevision(stuck.ResourceVersion))
 
@@ -295,15 +276,11 @@ func TestDecryption_Hangs_DelaysNoOtherResource(t *testing.T) {
 	go func() { listed <- f.GetList(listCtx, "/pods/", everything(), &example.PodList{}) }()
 
 	w, err := others.Watch(ctx, "/others/", afterRevision(stuck.ResourceVersion))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer w.Stop()
 	for range 20 {
 		created := &example.Pod{}
-		if err := others.Create(ctx, "/others/ns/a", newPod("a"), created, 0); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, others.Create(ctx, "/others/ns/a", newPod("a"), created, 0))
 		if got := nextPod(t, w, watch.Added); got.ResourceVersion != created.ResourceVersion {
 			t.Fatalf("watch has %s, want %s", got.ResourceVersion, created.ResourceVersion)
 		}
@@ -351,9 +328,7 @@ func TestEngine_DialHangs_OtherClustersAreServed(t *testing.T) {
 	}
 	t.Parallel()
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer silent.Close() // accepts connections and does not answer
 	engine := New(Options{})
 	opened := make(chan error, 1)

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -27,9 +28,7 @@ func TestConsistentRead_WritesOfOtherClients_AreSeen(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	other, err := clientv3.New(clientv3.Config{Endpoints: f.client.Endpoints(), Logger: zap.NewNop()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer other.Close()
 	readOtherWrites(t, f, other)
 	// A GET may go to etcd while the machine is full.
@@ -56,13 +55,9 @@ func readOtherWrites(t *testing.T, f *fixture, other clientv3.KV) {
 	for i := range 100 {
 		pod := withLabel(newPod(fmt.Sprintf("pod-%d", i%7)), "i", fmt.Sprint(i))
 		data, err := runtime.Encode(f.codec, pod)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		resp, err := other.Put(ctx, etcdKey(pod), string(data))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		want := fmt.Sprint(resp.Header.Revision)
 		seen := &example.Pod{}
 		if i%2 == 0 {
@@ -188,9 +183,7 @@ func TestRead_FutureRevision_Returns504(t *testing.T) {
 			t.Errorf("list: %v, want 504", err)
 		}
 		begun, err := w.Watch(ctx, "/pods/", afterRevision(future))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		defer begun.Stop()
 		for i := range 3 { // at now+1 to now+3
 			w.put(t, withLabel(newPod("a"), "n", fmt.Sprint(i)))
@@ -219,9 +212,7 @@ func TestRead_RestoredEtcd_ReturnsItsContents(t *testing.T) {
 			t.Fatalf("list has %q, %v", got, err)
 		}
 		begun, err := w.Watch(ctx, "/pods/", afterRevision(fmt.Sprint(was)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		defer begun.Stop()
 		w.etcd.FailLists(errors.New("not yet")) // the restored state cannot be listed for a while
 		w.etcd.Restore(was-1, map[string]string{etcdKey(newPod("new")): storedPod(t, newPod("new"))})

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/value"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/representation"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
@@ -242,18 +243,14 @@ func boolInt(b bool) int {
 func (s *Store) currentRevision(t testing.TB) string {
 	t.Helper()
 	u := &unstructured.Unstructured{Object: map[string]any{}}
-	if err := s.Versioner().UpdateObject(u, uint64(s.mirror.PublishedRevision())); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, s.Versioner().UpdateObject(u, uint64(s.mirror.PublishedRevision())))
 	return u.GetResourceVersion()
 }
 
 func mustRevision(t testing.TB, resourceVersion string) mirror.Revision {
 	t.Helper()
 	rev, err := storage.APIObjectVersioner{}.ParseResourceVersion(resourceVersion)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return mirror.Revision(rev)
 }
 
@@ -279,9 +276,7 @@ func memos(t testing.TB, s *Store, g *objects.Generation) (n int) {
 		}
 	}
 	events, err := cursor.Next(nil, 256)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	for run := range mustLatest(t, s).Runs("", "") {
 		n += boolInt(!run.Leaf.Memos().Empty()) // no other generation has read it
 	}

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/mirror"
 )
@@ -25,9 +26,7 @@ import (
 func put(t testing.TB, etcd *memory.Store, pod *example.Pod) {
 	t.Helper()
 	data, err := kruntime.Encode(testCodec(), pod)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	etcd.Put(etcdKey(pod), string(data))
 }
 
@@ -35,9 +34,7 @@ func put(t testing.TB, etcd *memory.Store, pod *example.Pod) {
 func (f *fixture) after(ctx context.Context, t testing.TB, rev mirror.Revision, pred storage.SelectionPredicate) apiwatch.Interface {
 	t.Helper()
 	w, err := f.Watch(ctx, "/pods", storage.ListOptions{Recursive: true, ResourceVersion: fmt.Sprint(rev), Predicate: pred})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return w
 }
 

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // TestManyStorages_AtRest_HaveNoGoroutines opens 200 storages of different resources and reads
@@ -28,17 +29,13 @@ func TestManyStorages_AtRest_HaveNoGoroutines(t *testing.T) {
 			ResourcePrefix: "/" + name + "/",
 			Transformer:    identity.NewEncryptCheckTransformer(),
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		t.Cleanup(destroy)
 		return s.(*Store)
 	}
 	read := func(s *Store) {
 		t.Helper()
-		if err := s.resource.WaitReady(contextFor(t)); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, s.resource.WaitReady(contextFor(t)))
 		if err := s.GetList(contextFor(t), s.ResourcePrefix(), everything(), &example.PodList{}); err != nil {
 			t.Fatal(err)
 		}

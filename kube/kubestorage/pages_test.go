@@ -12,6 +12,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 
 	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testrace"
 )
 
@@ -38,9 +39,7 @@ func TestPages_NamespaceSelector_NarrowsFirstPage(t *testing.T) {
 			got, key := "", "/pods/other" // as registries narrow it
 			for {
 				list := &example.PodList{}
-				if err := f.GetList(ctx, key, opts, list); err != nil {
-					t.Fatal(err)
-				}
+				testcheck.NoError(t, f.GetList(ctx, key, opts, list))
 				for i := range list.Items {
 					got += " " + list.Items[i].Name
 				}
@@ -67,9 +66,7 @@ func TestChunking_GateOff_IgnoresLimitAndContinue(t *testing.T) {
 			f.create(t, newPod("b"), newPod("c"))
 			f.catchUp(t)
 			token, err := storage.EncodeContinue("/pods/b", "/pods", parseRevision(t, first.ResourceVersion))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			for name, change := range map[string]func(*storage.ListOptions){
 				"limit":            func(o *storage.ListOptions) { o.Predicate.Limit = 1 },
 				"continue":         func(o *storage.ListOptions) { o.Predicate.Continue = token },
@@ -115,9 +112,7 @@ func TestPages_OfLargeValues_AreBounded(t *testing.T) {
 		keys := 0
 		for !pager.Done() {
 			page, err := pager.Next(ctx, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			bytes := 0
 			for _, kv := range page.KVs {
 				if want := fmt.Sprintf("/x/%03d", keys); string(kv.Key) != want {

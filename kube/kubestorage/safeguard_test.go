@@ -21,6 +21,7 @@ import (
 
 	"github.com/stratakube/strata/etcdfeed"
 	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testetcd"
 )
 
@@ -29,9 +30,7 @@ func gates(t *testing.T, specs map[featuregate.Feature]featuregate.FeatureSpec, 
 	t.Helper()
 	g := featuregate.NewFeatureGate()
 	utilruntime.Must(g.Add(specs))
-	if err := g.Set(flag); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, g.Set(flag))
 	return g
 }
 
@@ -137,9 +136,7 @@ func TestGate_Off_SendsReadsToEtcd(t *testing.T) {
 			watchAdded := func(opts storage.ListOptions) func() {
 				return func() {
 					w, err := f.Watch(ctx, "/pods/", opts)
-					if err != nil {
-						t.Fatal(err)
-					}
+					testcheck.NoError(t, err)
 					defer w.Stop()
 					nextPod(t, w, watch.Added)
 				}
@@ -169,9 +166,7 @@ func TestEventsOnly_RevisionNotReached_IsReadFromEtcd(t *testing.T) {
 	ctx := contextFor(t)
 	eventually(t, "memory has the pod", func() bool { return f.cluster.mirror.PublishedRevision() >= parseRevision(t, pod.ResourceVersion) })
 	resp, err := f.client.Put(ctx, "/elsewhere", "1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	rev := fmt.Sprint(resp.Header.Revision)
 	if got := f.list(t, everything()); got.ResourceVersion != rev {
 		t.Fatalf("a consistent list is at %s, want %s", got.ResourceVersion, rev)
@@ -193,9 +188,7 @@ func TestEventsOnly_RevisionNotReached_IsReadFromEtcd(t *testing.T) {
 			t.Errorf("get: %v", err)
 		}
 		begun, err = f.Watch(ctx, "/pods/", initial)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		nextPod(t, begun, watch.Added)
 	})
 	defer begun.Stop()
@@ -233,9 +226,7 @@ func TestFeed_EtcdWithoutProgress_IsRefused(t *testing.T) {
 			opts := Options{ReadOnly: true, FeedServer: feed, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
 			source := etcdsource.New(client.Client, "feed", testPrefix+"probe").OfAllKeys()
 			c, err := startCluster(client, nil, detectedSource{source: source, progressMode: mode}, testPrefix, opts, newBlocks(DefaultRepresentationBytes))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			defer c.close()
 			_, err = feed.Range(t.Context(), &pb.RangeRequest{Key: []byte(testPrefix)})
 			if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "has no reliable progress ("+mode.String()+")") {

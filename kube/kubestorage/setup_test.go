@@ -38,6 +38,7 @@ import (
 	"k8s.io/component-base/featuregate"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testetcd"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/kube/kind"
@@ -193,23 +194,17 @@ func setup(t testing.TB, opts ...func(*options)) *fixture {
 		compactor = startCompactor(client.Client, 0, o.engine.ReadOnly, o.engine.Logger)
 	}
 	c, err := startCluster(client, compactor, source, o.prefix, o.engine, newBlocks(cmp.Or(o.engine.RepresentationBytes, DefaultRepresentationBytes)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(c.close)
 	f.cluster = c
 	if o.memory != nil {
 		c.ranges = client.KV
 	}
 	f.Interface, f.destroy, err = c.open(o.store)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(f.destroy)
 	if s, ok := f.Interface.(*Store); ok && !o.beforeReady {
-		if err := s.resource.WaitReady(contextFor(t)); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, s.resource.WaitReady(contextFor(t)))
 	}
 	f.requests.reset()
 	f.reads.GetReadsAndReset()

@@ -35,6 +35,7 @@ import (
 
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/continuetoken"
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/mirror"
@@ -427,15 +428,11 @@ func (s *sim) start(t *testing.T, server *simServer) {
 	engine, err := kubestorage.NewSimulated(client, source, config, kubestorage.Options{
 		Window: s.window, Replay: s.replay, ConsistencyCheckInterval: s.checks, Gates: gates, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	indexers := &cache.Indexers{storage.FieldIndex("spec.nodeName"): func(obj any) ([]string, error) { return []string{obj.(*example.Pod).Spec.NodeName}, nil }}
 	made, destroy, err := engine.Decorator()(config, "/pods", nil, func() runtime.Object { return &example.Pod{} },
 		func() runtime.Object { return &example.PodList{} }, simAttrs, nil, indexers)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	server.engine, server.store, server.destroy = engine, made.(*kubestorage.Store), destroy
 	server.reads = newSimReadPath(engine, server.store)
 	server.process++

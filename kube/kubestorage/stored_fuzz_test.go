@@ -29,6 +29,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 	aestransformer "k8s.io/apiserver/pkg/storage/value/encrypt/aes"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/kind"
 	"github.com/stratakube/strata/kube/transcode"
 	"github.com/stratakube/strata/mirror"
@@ -48,13 +49,9 @@ func storedCodecs() map[string]runtime.Codec {
 func aesTransformer(t testing.TB, name string) value.PrefixTransformer {
 	t.Helper()
 	block, err := aes.NewCipher(fmt.Appendf(nil, "%-32s", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	transformer, err := aestransformer.NewGCMTransformer(block)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return value.PrefixTransformer{Prefix: []byte("k8s:enc:aesgcm:v1:" + name + ":"), Transformer: transformer}
 }
 
@@ -248,9 +245,7 @@ func (s *storedIn) putAs(t testing.TB, key string, stored []byte, sealer value.T
 	key = testPrefix + strings.TrimPrefix(key, "/")
 	if sealer != nil {
 		sealed, err := sealer.TransformToStorage(context.Background(), stored, value.DefaultContext(key))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		stored = sealed
 	}
 	if _, err := s.client.Put(context.Background(), key, string(stored)); err != nil {
@@ -285,9 +280,7 @@ func (s *storedIn) compareSelections(t *testing.T, stored []byte, obj runtime.Ob
 	t.Helper()
 	store := s.engine(t)
 	m, err := meta.Accessor(obj)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	// First those by labels: without an index for the name, a list decodes all objects, and their
 	// values are known from then on.
 	selections := []storage.SelectionPredicate{{Label: labels.SelectorFromSet(labels.Set{"a": "b"}), Field: fields.Everything()}}

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/internal/metrics"
 )
 
@@ -48,9 +49,7 @@ func TestInitialEvents_MoreThanHeld_AreSifted(t *testing.T) {
 			opts := storage.ListOptions{Recursive: true, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan, SendInitialEvents: &sendInitialEvents, Predicate: labelled("half", "")}
 			opts.Predicate.Label, opts.Predicate.AllowWatchBookmarks = parseLabels(t, c.selector), true
 			watching, err := w.Watch(contextFor(t), "/pods/", opts)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			defer watching.Stop()
 			next := func() (watch.Event, metav1.Object) {
 				t.Helper()
@@ -62,9 +61,7 @@ func TestInitialEvents_MoreThanHeld_AreSifted(t *testing.T) {
 					ev.Object = shared.GetObject()
 				}
 				obj, err := meta.Accessor(ev.Object)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testcheck.NoError(t, err)
 				return ev, obj
 			}
 			last, n := "", 0

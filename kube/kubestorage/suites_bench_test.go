@@ -16,6 +16,8 @@ import (
 	storagetesting "k8s.io/apiserver/pkg/storage/testing"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // Upstream's benchmarks of a storage, on the engine and on upstream's cacher, at a part of the
@@ -78,13 +80,9 @@ func (f *fixture) cacher(b *testing.B) storage.Interface {
 		Codec:               testCodec(),
 		Clock:               clock.RealClock{},
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	testcheck.NoError(b, err)
 	b.Cleanup(c.Stop)
-	if err := c.Wait(b.Context()); err != nil {
-		b.Fatal(err)
-	}
+	testcheck.NoError(b, c.Wait(b.Context()))
 	delegator := cacher.NewCacheDelegator(c, etcd)
 	b.Cleanup(delegator.Stop)
 	return delegator

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/mirror"
 )
@@ -59,17 +60,11 @@ func newTwinWith(t testing.TB, window mirror.Window, change func(*storeConfig)) 
 		Prefix: testPrefix, Source: etcd, Window: window,
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(m.Close)
 	r, err := m.Claim(testPrefix + "pods/")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.WaitReady(contextFor(t)); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
+	testcheck.NoError(t, r.WaitReady(contextFor(t)))
 	c := &cluster{prefix: testPrefix, mirror: m, blocks: newBlocks(DefaultRepresentationBytes), detected: detectedSource{latestReads: latestReads{lists: true, gets: true}}}
 	c.opts.Converts = func(r schema.GroupResource) bool { return r.Group != withoutWebhook }
 	cfg.Decoder = etcd3.NewDefaultDecoder(cfg.Codec, storage.APIObjectVersioner{})
@@ -90,27 +85,21 @@ func (w *twin) put(t testing.TB, pod *example.Pod) mirror.Revision {
 func storedPod(t testing.TB, pod *example.Pod) string {
 	t.Helper()
 	data, err := runtime.Encode(testCodec(), pod)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return string(data)
 }
 
 // catchUp returns when memory has caught up with etcd.
 func (w *twin) catchUp(t testing.TB) {
 	t.Helper()
-	if err := w.mirror.Wait(contextFor(t), w.etcd.Revision()); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, w.mirror.Wait(contextFor(t), w.etcd.Revision()))
 }
 
 // open opens a stream of all pods that ends with the test.
 func (w *twin) open(t testing.TB, ctx context.Context, opts storage.ListOptions) *watch.Stream {
 	t.Helper()
 	st, err := w.OpenStream(ctx, "/pods/", opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(st.Close)
 	return st
 }
@@ -128,9 +117,7 @@ func withBookmarks(opts storage.ListOptions) storage.ListOptions {
 func parseLabels(t testing.TB, selector string) labels.Selector {
 	t.Helper()
 	parsed, err := labels.Parse(selector)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return parsed
 }
 

@@ -24,6 +24,7 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/mirror"
 )
@@ -50,9 +51,7 @@ func corruptFrom(t *testing.T, opts ...func(*options)) (f *fixture, good, undecr
 			if err == nil {
 				_, err = client.Put(contextFor(t), etcdKey(pod), string(data))
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 		}
 	}
 	f = setupInMemory(t, append(opts, withTransformer(swap), withData(put))...)
@@ -93,9 +92,7 @@ func TestUndecodableObject_Reads_FailAsUpstream(t *testing.T) {
 				opts := everything()
 				opts.Recursive = key != podKey(good)
 				w, err := f.Watch(ctx, key, opts)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testcheck.NoError(t, err)
 				defer w.Stop()
 				if got := nextPod(t, w, watch.Added); got.Name != "good" {
 					t.Errorf("watch %s begins with %s", key, got.Name)
@@ -138,9 +135,7 @@ func TestUnsafeDeletion_UnreadableObject_IsDeleted(t *testing.T) {
 		all := f.watchPods(t, opts)
 		opts.Recursive = false
 		one, err := f.Watch(ctx, podKey(pod), opts)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		defer one.Stop()
 		err = f.Delete(ctx, podKey(pod), &example.Pod{}, nil, storage.ValidateAllObjectFunc, nil, expectUnreadable())
 		if err != nil {
@@ -172,9 +167,7 @@ func TestUndecodableEvent_IsRetriedInOrder(t *testing.T) {
 	f.catchUp(t)
 	all := f.watchPods(t, afterRevision(bad.ResourceVersion))
 	one, err := f.Watch(contextFor(t), podKey(good), storage.ListOptions{Predicate: storage.Everything, ResourceVersion: bad.ResourceVersion})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer one.Stop()
 
 	working := swap.get()
@@ -233,13 +226,9 @@ func TestUndecodableEvent_OfPast_EndsWatchWith410(t *testing.T) {
 			if err == nil {
 				data, err = tr.TransformToStorage(contextFor(t), data, value.DefaultContext(etcdKey(pod)))
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			resp, err := client.Put(contextFor(t), etcdKey(pod), string(data))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			return resp.Header.Revision
 		}
 		first = write(removed, "a", "1") - 1

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // TestRead_HistoryBeingRestored_Waits: reads wait while etcd is being listed, and a watch from
@@ -32,18 +33,14 @@ func TestRead_HistoryBeingRestored_Waits(t *testing.T) {
 		defer s.lists.open()
 		feed := detectedSource{source: s, latestReads: latestReads{lists: true, gets: true}}
 		c, err := startCluster(f.client, nil, feed, testPrefix, opts, newBlocks(DefaultRepresentationBytes))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		t.Cleanup(c.close)
 		c.ranges = f.client.KV
 		storages, destroy, err := c.open(storeConfig{
 			Codec: testCodec(), Kind: podKind(schema.GroupResource{Resource: "pods"}), ResourcePrefix: "/pods/",
 			Transformer: identity.NewEncryptCheckTransformer(), Leases: etcd3.NewDefaultLeaseManagerConfig(),
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		t.Cleanup(destroy)
 		store := storages.(*Store)
 

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -34,9 +35,7 @@ func TestWatch_SlowClient_DoesNotDelayOthers(t *testing.T) {
 			t.Fatalf("the fast watcher has %s after a write at %s", got.ResourceVersion, out.ResourceVersion)
 		}
 		_, floor, err := f.engine(t).resource.Oldest()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		// A watcher still delivers the events that it has read from the log.
 		if i > held && floor > parseRevision(t, revisions[held]) {
 			break
@@ -75,9 +74,7 @@ func TestWatch_SlowClient_DoesNotDelayOthers(t *testing.T) {
 func objectRevision(t *testing.T, e watch.Event) string {
 	t.Helper()
 	rev, err := storage.APIObjectVersioner{}.ObjectResourceVersion(e.Object)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return fmt.Sprint(rev)
 }
 
@@ -95,9 +92,7 @@ func TestWatch_StopContextOrStorageEnd_EndsWatch(t *testing.T) {
 			watches *[]watch.Interface
 		}{{context.Background(), &stopped}, {ctx, &cancelled}, {context.Background(), &destroyed}} {
 			w, err := f.Watch(group.ctx, "/pods/", afterRevision(pod.ResourceVersion))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			*group.watches = append(*group.watches, w)
 		}
 	}

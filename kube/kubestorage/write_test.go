@@ -16,6 +16,7 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 )
 
@@ -83,9 +84,7 @@ func TestLease_Expires_DeliversDeletion(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	created := &example.Pod{}
-	if err := f.Create(contextFor(t), podKey(newPod("a")), newPod("a"), created, 1); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, f.Create(contextFor(t), podKey(newPod("a")), newPod("a"), created, 1))
 	w := f.watchPods(t, afterRevision(created.ResourceVersion))
 	deleted := nextPod(t, w, watch.Deleted)
 	if parseRevision(t, deleted.ResourceVersion) <= parseRevision(t, created.ResourceVersion) {
@@ -128,9 +127,7 @@ func TestEncryption_StoredValues_AreCiphertext(t *testing.T) {
 		unchanged := func(obj runtime.Object, _ storage.ResponseMeta) (runtime.Object, *uint64, error) {
 			return obj, nil, nil
 		}
-		if err := f.GuaranteedUpdate(contextFor(t), podKey(pod), out, false, nil, unchanged, nil); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, f.GuaranteedUpdate(contextFor(t), podKey(pod), out, false, nil, unchanged, nil))
 		return out
 	}
 	moved := same()
@@ -206,13 +203,9 @@ func (f *fixture) putPod(t testing.TB, pod *example.Pod, encrypt ...value.Transf
 			data, err = tr.TransformToStorage(contextFor(t), data, value.DefaultContext(etcdKey(pod)))
 		}
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	resp, err := f.client.Put(contextFor(t), etcdKey(pod), string(data))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return resp.Header.Revision
 }
 

@@ -9,6 +9,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"pgregory.net/rapid"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 const listLimit = 256 << 20
@@ -22,9 +24,7 @@ var (
 func enter(t *testing.T, a *Admission, level Level, bytes int64) *Share {
 	t.Helper()
 	s, err := a.Enter(t.Context(), level, bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return s
 }
 
@@ -131,9 +131,7 @@ func TestShare_ListLargerThanEstimate_IsCorrected(t *testing.T) {
 		fit := func(expected, bytes, want int64) {
 			t.Helper()
 			s, err := enter(t, a, low, expected).Fit(t.Context(), a, low, bytes)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			if a.InFlight() != want {
 				t.Errorf("a list of %d bytes, taken for one of %d, counts %d", bytes, expected, a.InFlight())
 			}
@@ -239,23 +237,17 @@ func TestAdmission_DeletedLevels_AreDropped(t *testing.T) {
 	const mib = 1 << 20
 	a := New(512 * mib)
 	busy, err := a.Enter(t.Context(), Level{Name: "busy"}, 10*mib)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	_, decoded := a.Begin(t.Context(), Level{Name: "decoded"}, Form{Factor: 1, Plain: true})
 	for i := range 10 * knownLevels {
 		s, err := a.Enter(t.Context(), Level{Name: fmt.Sprint(i)}, 10*mib)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		s.Leave()
 	}
 	if n := len(a.levels); n > knownLevels {
 		t.Errorf("%d levels are known", n)
 	}
-	if err := decoded.Take(t.Context(), 0, 10*mib); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, decoded.Take(t.Context(), 0, 10*mib))
 	if n := a.InFlight(); n != 20*mib {
 		t.Errorf("%d bytes are in flight, want those of two lists", n)
 	}

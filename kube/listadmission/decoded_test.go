@@ -9,6 +9,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"pgregory.net/rapid"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 const (
@@ -26,9 +28,7 @@ func TestDecoded_SmallList_IsNeverRefused(t *testing.T) {
 	l := New(decodedLimit)
 	all, end := beginDecoded(l, "")
 	defer end()
-	if err := all.Take(t.Context(), 0, decodedLargest-decodedOverhead); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, all.Take(t.Context(), 0, decodedLargest-decodedOverhead))
 	small, end := beginDecoded(l, "")
 	defer end()
 	if err := small.Take(t.Context(), 500, 1<<20); err != nil {
@@ -41,9 +41,7 @@ func TestDecoded_LevelFull_WaitsForAnotherList(t *testing.T) {
 		l := New(decodedLimit)
 		const more = decodedLargest/2 + 2<<20 // two exceed the maximum of a level
 		first, end := beginDecoded(l, "")
-		if err := first.Take(t.Context(), 0, more); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, first.Take(t.Context(), 0, more))
 		time.AfterFunc(listWait-time.Second, end)
 		second, end := beginDecoded(l, "")
 		if err := second.Take(t.Context(), 0, more); err != nil {
@@ -182,9 +180,7 @@ func TestDecoded_ConcurrentLists_TakeTurns(t *testing.T) {
 		l.freeTurns = 1
 		begin := func(level string, bytes int64) *Decoded {
 			_, d := l.Begin(t.Context(), Level{Name: level, Exempt: level == "exempt"}, Form{Factor: 1})
-			if err := d.Take(t.Context(), 0, bytes); err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, d.Take(t.Context(), 0, bytes))
 			return d
 		}
 		const large = 3 << 20

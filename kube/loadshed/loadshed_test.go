@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/component-base/metrics/legacyregistry"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testrace"
 )
 
@@ -65,9 +66,7 @@ func start(t *testing.T) *server {
 		case *flowcontrol.FlowSchema:
 			_, err = objects.FlowcontrolV1().FlowSchemas().Create(t.Context(), o, metav1.CreateOptions{})
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 	}
 	for _, pl := range bootstrap.MandatoryPriorityLevelConfigurations {
 		create(pl.DeepCopy())
@@ -401,9 +400,7 @@ func TestMetrics_Overload(t *testing.T) {
 func metric(t *testing.T, name string) (sum float64) {
 	t.Helper()
 	families, err := legacyregistry.DefaultGatherer.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	for _, f := range families {
 		if f.GetName() == name {
 			for _, m := range f.Metric {

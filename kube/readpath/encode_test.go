@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/internal/representation"
 )
 
@@ -25,9 +26,7 @@ func TestEncoding_InvalidData_IsNotQuotedInError(t *testing.T) {
 	w := watchedPodsWith(t)
 	f := format{media: mediaJSON}
 	enc, err := newEncoding(w.resource, f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	enc.head = []byte(`{"kind":"Other",`)
 	obj := w.resource.Store.Kind().NewFunc()
 	if _, err := enc.appendItem(nil, obj); err == nil || strings.Contains(err.Error(), "metadata") {
@@ -54,18 +53,12 @@ func TestEncoding_CustomResourceWithSchema_IsTranscoded(t *testing.T) {
 		`"managedFields":[{"manager":"a","operation":"Apply"}],"name":"a","uid":"u"},"spec":{"a":1}}` + "\n")
 	for _, cut := range []bool{false, true} {
 		enc, err := res.encodings.get(res, format{media: mediaJSON, noManagedFields: cut})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		obj := &unstructured.Unstructured{}
-		if err := runtime.DecodeInto(unstructured.UnstructuredJSONScheme, stored, obj); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, runtime.DecodeInto(unstructured.UnstructuredJSONScheme, stored, obj))
 		obj.SetResourceVersion("5")
 		want, err := enc.appendItem([]byte("x"), obj)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		transcode := representation.Splicer(res.CustomTranscoder.AppendItem)
 		if cut {
 			transcode = representation.Cutting(transcode, representation.CutJSONItem)

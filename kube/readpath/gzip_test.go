@@ -15,6 +15,8 @@ import (
 	"k8s.io/apiserver/pkg/features"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // chunkEncoder encodes any object as the same bytes: a first piece, then the rest, as upstream's
@@ -110,14 +112,10 @@ func contentOf(t *testing.T, response *httptest.ResponseRecorder) []byte {
 		return response.Body.Bytes()
 	}
 	z, err := gzip.NewReader(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	z.Multistream(false)
 	content, err := io.ReadAll(z)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if response.Body.Len() > 0 {
 		t.Fatalf("%d bytes after the member", response.Body.Len())
 	}

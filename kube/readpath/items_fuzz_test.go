@@ -18,6 +18,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/etcd3"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/internal/representation"
 )
 
@@ -162,20 +163,14 @@ func FuzzItems(f *testing.F) {
 			return
 		}
 		enc, err := w.resource.encodings.get(w.resource, format{media: mediaProtobuf})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		item, err := enc.appendItem(nil, w.decode(stored, rev))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		if spliced, ok := representation.SpliceItem(nil, stored, rev); !ok || !bytes.Equal(spliced, item) {
 			t.Fatalf("spliced %v %q, encoded %q", ok, spliced, item)
 		}
 		enc, err = w.resource.encodings.get(w.resource, format{media: mediaProtobuf, noManagedFields: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		if item, err = enc.appendItem(nil, w.decode(stored, rev)); err != nil {
 			t.Fatal(err)
 		}

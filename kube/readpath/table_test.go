@@ -24,6 +24,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testrace"
 )
 
@@ -78,22 +79,16 @@ func (w *watched) list(t *testing.T, engine, query, accept string, compressed bo
 	gvr := w.resource.GVR
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet,
 		fmt.Sprintf("%s/apis/%s/%s/namespaces/ns/%s?%s", w.server.URL, gvr.Group, gvr.Version, gvr.Resource, query), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	req.Header.Set("Accept", accept)
 	req.Header.Set("Engine", engine)
 	client := w.server.Client()
 	client.Transport.(*http.Transport).DisableCompression = !compressed
 	resp, err := client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return resp, string(body)
 }
 
@@ -126,9 +121,7 @@ func TestTable_Lists_EqualUpstream(t *testing.T) {
 	}))
 	var managed []metav1.ManagedFieldsEntry
 	stored := `[{"manager":"test","operation":"Update","apiVersion":"v1","fieldsType":"FieldsV1","fieldsV1":{"f:metadata":{}}}]`
-	if err := json.Unmarshal([]byte(stored), &managed); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, json.Unmarshal([]byte(stored), &managed))
 	for name, w := range map[string]*watched{"pods": pods, "widgets": widgets} {
 		t.Run(name, func(t *testing.T) {
 			compare := func(t *testing.T) {
@@ -157,9 +150,7 @@ func TestTable_Lists_EqualUpstream(t *testing.T) {
 			for i := range 5 {
 				obj := w.object(fmt.Sprintf("object-%02d", i), map[string]string{"text": "<a> & \u2028 \"quoted\""})
 				m, err := meta.Accessor(obj)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testcheck.NoError(t, err)
 				m.SetLabels(map[string]string{"odd": fmt.Sprint(i % 2)})
 				m.SetManagedFields(managed)
 				w.put(t, obj)
@@ -218,9 +209,7 @@ func TestTable_FailedRow_IsNotACompleteAnswer(t *testing.T) {
 		t.Errorf("a short table: %s, %s", got.Status, body)
 	}
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, w.server.URL+"/apis/example.apiserver.k8s.io/v1/namespaces/ns/pods", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	req.Header.Set("Accept", accept)
 	resp, err := w.server.Client().Do(req)
 	if err == nil {

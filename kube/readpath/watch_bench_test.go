@@ -15,6 +15,8 @@ import (
 	"time"
 
 	apiwatch "k8s.io/apimachinery/pkg/watch"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // discard is a ResponseWriter that implements net/http's optional interfaces and discards the
@@ -51,13 +53,9 @@ func BenchmarkWatchFanout(b *testing.B) {
 				var frame []byte
 				if engine == "floor" {
 					enc, err := w.resource.encodings.get(w.resource, format{media: media(accept)})
-					if err != nil {
-						b.Fatal(err)
-					}
+					testcheck.NoError(b, err)
 					item, err := enc.appendItem(nil, w.object("pod", map[string]string{"i": "1", "filler": strings.Repeat("x", 900)}))
-					if err != nil {
-						b.Fatal(err)
-					}
+					testcheck.NoError(b, err)
 					framer := enc.framer()
 					buf, body, _ := framer.Begin(nil, apiwatch.Modified, item)
 					frame = framer.End(append(buf, body...))
@@ -71,9 +69,7 @@ func BenchmarkWatchFanout(b *testing.B) {
 					defer transport.CloseIdleConnections()
 					for range watchers / connections {
 						req, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL+url, nil)
-						if err != nil {
-							b.Fatal(err)
-						}
+						testcheck.NoError(b, err)
 						req.Header.Set("Accept", accept)
 						if engine == "upstream" {
 							req.Header.Set("Engine", engine)
@@ -167,24 +163,16 @@ func BenchmarkWatchFrames(b *testing.B) {
 	for _, accept := range []media{mediaJSON, mediaProtobuf} {
 		b.Run(string(accept[strings.LastIndexAny(string(accept), "./")+1:]), func(b *testing.B) {
 			enc, err := w.resource.encodings.get(w.resource, format{media: accept})
-			if err != nil {
-				b.Fatal(err)
-			}
+			testcheck.NoError(b, err)
 			item, err := enc.appendItem(nil, w.object("pod", map[string]string{"filler": strings.Repeat("x", 900)}))
-			if err != nil {
-				b.Fatal(err)
-			}
+			testcheck.NoError(b, err)
 			sink := &discard{header: http.Header{}}
 			out := &watchWriter{FrameEncoder: enc.framer(), w: sink, flusher: sink, count: nopMetric{}, sizes: nopMetric{}}
 			b.SetBytes(int64(len(item)))
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := out.item(apiwatch.Modified, item); err != nil {
-					b.Fatal(err)
-				}
-				if err := out.flush(); err != nil {
-					b.Fatal(err)
-				}
+				testcheck.NoError(b, out.item(apiwatch.Modified, item))
+				testcheck.NoError(b, out.flush())
 			}
 		})
 	}

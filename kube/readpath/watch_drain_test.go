@@ -12,6 +12,8 @@ import (
 
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/client-go/rest"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // leavingServer serves "ok", and lines of a watch while the test sends to lines, behind a drainer.
@@ -44,14 +46,10 @@ func leavingServer(t *testing.T, http2 bool, lines <-chan string) (d *drainer, s
 func get(t *testing.T, server *httptest.Server, token string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/api/v1/pods/a", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	req.Header.Set("Authorization", "Bearer "+token)
 	resp, err := server.Client().Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer resp.Body.Close()
 	if body, err := io.ReadAll(resp.Body); err != nil || string(body) != "ok" {
 		t.Fatalf("body %q, %v", body, err)
@@ -88,9 +86,7 @@ func TestDrainer_Leaving_OpenWatchContinues(t *testing.T) {
 	lines := make(chan string)
 	d, server, opened := leavingServer(t, true, lines)
 	resp, err := server.Client().Get(server.URL + "/api/v1/pods?watch=true")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer resp.Body.Close()
 	defer close(lines)
 	events := bufio.NewReader(resp.Body)

@@ -22,6 +22,7 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/component-base/metrics/testutil"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/internal/gzipjoin"
 	"github.com/stratakube/strata/kube/internal/representation"
 )
@@ -50,14 +51,10 @@ func (m *members) next(t testing.TB) []byte {
 	} else {
 		err = m.z.Reset(m.body)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	m.z.Multistream(false)
 	content, err := io.ReadAll(m.z)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return content
 }
 
@@ -103,9 +100,7 @@ func TestCompressedWatch_EndsMemberAtEachFlush(t *testing.T) {
 				for _, name := range []string{"one", "two"} {
 					w.put(t, w.object(name, nil))
 					frame, err := live.next()
-					if err != nil {
-						t.Fatal(err)
-					}
+					testcheck.NoError(t, err)
 					if got := m.next(t); !bytes.Equal(got, frame) {
 						t.Fatalf("the member of one event is %q, want %q", got, frame)
 					}
@@ -209,9 +204,7 @@ func TestCompressedWatch_CountsEventsAndSizes(t *testing.T) {
 		body := io.Reader(resp.Body)
 		if encoding != "" {
 			z, err := gzip.NewReader(resp.Body)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			body = z
 		}
 		(&frameReader{r: bufio.NewReader(body)}).until(t, "initial-events-end")
@@ -220,9 +213,7 @@ func TestCompressedWatch_CountsEventsAndSizes(t *testing.T) {
 			return err == nil && n == 201
 		})
 		h, err := testutil.GetHistogramVecFromGatherer(legacyregistry.DefaultGatherer, "apiserver_watch_events_sizes", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		sums[i] = fmt.Sprintf("%d events of %.0f bytes", h.GetAggregatedSampleCount(), h.GetAggregatedSampleSum())
 		resp.Body.Close()
 	}
@@ -266,9 +257,7 @@ func TestCompressedWatch_Idle_HoldsNoBuffer(t *testing.T) {
 			_ = w.flush() // no events: no member
 		}
 	}
-	if err := w.flush(); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, w.flush())
 	body := &members{body: bufio.NewReader(&got)}
 	var content []byte
 	n := 0

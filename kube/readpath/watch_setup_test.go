@@ -36,6 +36,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/value"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testrace"
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/kube/listadmission"
@@ -132,9 +133,7 @@ func newWatched(t testing.TB, res *Resource, codec runtime.Codec, newFunc, newLi
 	}
 	open := func(engine *kubestorage.Engine) (*kubestorage.Store, func()) {
 		s, destroy, err := engine.Decorator()(config, "/"+res.GVR.Resource, nil, newFunc, newListFunc, attrsOf, nil, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		store := s.(*kubestorage.Store)
 		eventually(t, "the storage is ready", func() bool { return store.ReadinessCheck() == nil })
 		return store, destroy
@@ -189,23 +188,17 @@ func (w *watched) key(name string) string { return "/" + w.resource.GVR.Resource
 func (w *watched) put(t testing.TB, obj runtime.Object) {
 	t.Helper()
 	m, err := meta.Accessor(obj)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	err = w.resource.Store.GuaranteedUpdate(context.Background(), w.key(m.GetName()), w.resource.Store.Kind().NewFunc(), true, nil,
 		storage.SimpleUpdate(func(runtime.Object) (runtime.Object, error) { return obj.DeepCopyObject(), nil }), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 }
 
 func (w *watched) delete(t testing.TB, name string) {
 	t.Helper()
 	err := w.resource.Store.Delete(context.Background(), w.key(name), w.resource.Store.Kind().NewFunc(), nil,
 		storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 }
 
 // catchUp waits until the cache has all writes, and returns their resource version.
@@ -221,9 +214,7 @@ func (w *watched) catchUp(t testing.TB) string {
 		t.Fatal(err)
 	}
 	acc, err := meta.ListAccessor(obj)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return acc.GetResourceVersion()
 }
 
@@ -314,9 +305,7 @@ func (w *watched) send(t testing.TB, transport *http.Transport, engine, query, a
 	t.Cleanup(cancel)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet,
 		fmt.Sprintf("%s/apis/%s/%s/namespaces/ns/%s?watch=1&%s", w.server.URL, gvr.Group, gvr.Version, gvr.Resource, query), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	req.Header.Set("Accept", accept)
 	req.Header.Set("Engine", engine)
 	if encoding != "" {
@@ -324,9 +313,7 @@ func (w *watched) send(t testing.TB, transport *http.Transport, engine, query, a
 	}
 	t.Cleanup(transport.CloseIdleConnections)
 	resp, err := transport.RoundTrip(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(func() { resp.Body.Close() })
 	return resp
 }

@@ -27,6 +27,7 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/component-base/metrics/testutil"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testrace"
 	"github.com/stratakube/strata/kube/internal/slowclient"
 )
@@ -285,9 +286,7 @@ func TestWatchMetrics_EventsAndSizes_EqualUpstream(t *testing.T) {
 				return err == nil && n == float64(len(frames))
 			})
 			h, err := testutil.GetHistogramVecFromGatherer(legacyregistry.DefaultGatherer, "apiserver_watch_events_sizes", nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			sums[i] = fmt.Sprintf("%d events of about %.0f KB", h.GetAggregatedSampleCount(), h.GetAggregatedSampleSum()/1024)
 		}
 		if counts[0] != counts[1] || sums[0] != sums[1] {
@@ -366,9 +365,7 @@ func TestWatch_StalledReader_DoesNotKeepEndedWatch(t *testing.T) {
 	defer server.Close()
 	client := server.Client()
 	resp, err := client.Get(server.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer resp.Body.Close()
 	<-begun
 	select {
@@ -390,9 +387,7 @@ func TestWatchWriter_Idle_HoldsNoBuffer(t *testing.T) {
 	var want bytes.Buffer
 	for i, size := range []int{2, 100, smallWrite - 300, smallWrite, 10, writeAtOnce / 2, largePiece - 1, largePiece, 3 * writeAtOnce, 5, 40_000} {
 		item := append(append([]byte(`{"n":"`), bytes.Repeat([]byte{'a' + byte(i)}, size)...), `"},`...)
-		if err := w.item(watch.Added, item); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, w.item(watch.Added, item))
 		fmt.Fprintf(&want, `{"type":"ADDED","object":%s}`+"\n", item[:len(item)-1])
 		if i%4 == 3 {
 			if err := w.flush(); err != nil || w.buf != nil || !bytes.Equal(got.Bytes(), want.Bytes()) {
@@ -463,22 +458,16 @@ func TestFrames_EqualUpstream(t *testing.T) {
 				pod.Name = strings.Repeat("n", size)
 			}
 			item, err := enc.appendItem(nil, pod.DeepCopy())
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			var object bytes.Buffer
-			if err := enc.encoder.Encode(pod, &object); err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, enc.encoder.Encode(pod, &object))
 			for _, typ := range []watch.EventType{watch.Added, watch.Modified, watch.Deleted, watch.Bookmark, watch.Error} {
 				var want, frame bytes.Buffer
 				if err := stream.Encode(&metav1.WatchEvent{Type: string(typ), Object: runtime.RawExtension{Raw: object.Bytes()}}, &frame); err != nil {
 					t.Fatal(err)
 				}
 				n, err := info.StreamSerializer.Framer.NewFrameWriter(&want).Write(frame.Bytes())
-				if err != nil {
-					t.Fatal(err)
-				}
+				testcheck.NoError(t, err)
 				got, body, size := framer.Begin(nil, typ, item)
 				got = framer.End(append(got, body...))
 				if !bytes.Equal(got, want.Bytes()) || size != n {

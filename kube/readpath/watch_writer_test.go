@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/internal/slowclient"
 )
 
@@ -35,21 +36,15 @@ func TestWatchWriter_AfterInitialEvents_IsNotPaced(t *testing.T) {
 					defer conn.End()
 					slow := false
 					w.pace(conn, func() { slow = true })
-					if err := w.write([]byte("an initial event\n")); err != nil {
-						t.Fatal(err)
-					}
+					testcheck.NoError(t, w.write([]byte("an initial event\n")))
 					if listed {
 						w.unpace()
 					}
 					client.reads = 2 * slowclient.Patience
 					for range 2 {
-						if err := w.write([]byte("an event\n")); err != nil {
-							t.Fatal(err)
-						}
+						testcheck.NoError(t, w.write([]byte("an event\n")))
 					}
-					if err := w.endMember(); err != nil {
-						t.Fatal(err)
-					}
+					testcheck.NoError(t, w.endMember())
 					synctest.Wait()
 					if slow == listed {
 						t.Errorf("initial events sent: %v; the client is slow: %v", listed, slow)

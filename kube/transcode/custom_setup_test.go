@@ -20,6 +20,7 @@ import (
 	"k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/transcode"
 )
 
@@ -46,22 +47,16 @@ func newCustomKind(t testing.TB, props *apiextensionsv1.JSONSchemaProps) customK
 	}
 	def.Status.AcceptedNames = def.Spec.Names
 	informer := externalversions.NewSharedInformerFactory(fake.NewClientset(), 0).Apiextensions().V1().CustomResourceDefinitions()
-	if err := informer.Informer().GetIndexer().Add(def); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, informer.Informer().GetIndexer().Add(def))
 	options := &capturedOptions{}
 	handler, err := apiserver.NewCustomResourceDefinitionHandler(nil, nil, informer, nil, options, nil, nil,
 		webhook.NewDefaultServiceResolver(), webhook.NewDefaultAuthenticationInfoResolverWrapper(nil, nil, nil, noop.NewTracerProvider()), 1, nil, 0, 0, nil, 1<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if _, err := handler.GetCustomResourceListerCollectionDeleter(def); err != nil {
 		t.Fatal(err)
 	}
 	custom, err := transcode.NewCustom(widget, props)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return customKind{custom, options.codec}
 }
 
@@ -91,9 +86,7 @@ func (k customKind) served(t testing.TB, stored []byte, rev int64) (item []byte,
 		return nil, false
 	}
 	data, err := runtime.Encode(unstructured.UnstructuredJSONScheme, obj)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return append(bytes.TrimSuffix(data, []byte("\n")), ','), true
 }
 

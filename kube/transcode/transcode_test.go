@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/client-go/kubernetes/scheme"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testrace"
 	"github.com/stratakube/strata/kube/internal/representation"
 	"github.com/stratakube/strata/kube/transcode"
@@ -30,9 +31,7 @@ func stored(t testing.TB, obj runtime.Object, gvk schema.GroupVersionKind) []byt
 	t.Helper()
 	obj.GetObjectKind().SetGroupVersionKind(gvk)
 	var buf bytes.Buffer
-	if err := protobuf.NewSerializer(scheme.Scheme, scheme.Scheme).Encode(obj, &buf); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, protobuf.NewSerializer(scheme.Scheme, scheme.Scheme).Encode(obj, &buf))
 	return buf.Bytes()
 }
 
@@ -40,19 +39,13 @@ func stored(t testing.TB, obj runtime.Object, gvk schema.GroupVersionKind) []byt
 func item(t testing.TB, data []byte, rev string) []byte {
 	t.Helper()
 	obj, _, err := protobuf.NewSerializer(scheme.Scheme, scheme.Scheme).Decode(data, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	obj.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{})
 	m, err := meta.Accessor(obj)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	m.SetResourceVersion(rev)
 	var buf bytes.Buffer
-	if err := json.NewEncoder(&buf).Encode(obj); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, json.NewEncoder(&buf).Encode(obj))
 	return append(bytes.TrimSuffix(buf.Bytes(), []byte("\n")), ',')
 }
 
@@ -60,9 +53,7 @@ func item(t testing.TB, data []byte, rev string) []byte {
 func encodedAgain(t testing.TB, data []byte, gvk schema.GroupVersionKind) []byte {
 	t.Helper()
 	obj, _, err := protobuf.NewSerializer(scheme.Scheme, scheme.Scheme).Decode(data, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return stored(t, obj, gvk)
 }
 
@@ -123,9 +114,7 @@ func TestTranscoder_EveryKind_EqualsEncodingJSON(t *testing.T) {
 
 func podTranscoder(t testing.TB) *transcode.Transcoder {
 	tr, err := transcode.New(corev1.SchemeGroupVersion.WithKind("Pod"), reflect.TypeFor[corev1.Pod](), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return tr
 }
 
@@ -241,9 +230,7 @@ func TestTranscoder_Rules_Decline(t *testing.T) {
 		reflect.TypeFor[corev1.ResourceRequirements](): {{Covered: [][2]string{{"limits", "requests"}}}},
 	}
 	tr, err := transcode.New(gvk, reflect.TypeFor[corev1.Pod](), rules)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	negative := int64(-1)
 	for name, c := range map[string]struct {
 		change func(*corev1.Pod)

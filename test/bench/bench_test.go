@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/internal/test/testbin"
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // smoke are the workloads of the short form: a list and a watch of each engine, and an engine of
@@ -190,15 +191,11 @@ func ofStrata(measure string) bool {
 
 func TestBenchmark_Interrupted_LeavesNoProcess(t *testing.T) {
 	stderr, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer stderr.Close()
 	data := t.TempDir()
 	config, err := parse("-quick", "-binary="+testbin.Strata(t), "-data="+data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	config.Scale = tiny
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -234,9 +231,7 @@ func requireWithin(t *testing.T, condition func() bool) {
 func runningOn(t *testing.T, dir string) []string {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	var found []string
 	for _, file := range files {
 		line, err := os.ReadFile(file)

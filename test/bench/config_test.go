@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/test/bench/internal/dataset"
 	"github.com/stratakube/strata/test/bench/internal/target"
 )
@@ -16,13 +17,9 @@ func parse(args ...string) (Config, error) { return parseFlags(args, io.Discard)
 
 func TestQuickFlag_UsesTenthOfObjects(t *testing.T) {
 	full, err := parse()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	quick, err := parse("-quick")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if got := configMaps.at(full.Scale); got != (dataset.Spec{ConfigMaps: 300_000, Pods: 10_000, Nodes: 500, Namespaces: 10}) {
 		t.Errorf("full: %+v", got)
 	}
@@ -37,9 +34,7 @@ func TestQuickFlag_UsesTenthOfObjects(t *testing.T) {
 func TestSelectWorkloads_MatchesWholeNames(t *testing.T) {
 	names := func(patterns string) []string {
 		selected, err := selectWorkloads(workloads, patterns)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		var names []string
 		for _, w := range selected {
 			names = append(names, w.Name)
@@ -69,9 +64,7 @@ func TestWorkloads_NamesAreUnique(t *testing.T) {
 
 func TestEnginesFlag_SetsLabelAndBinary(t *testing.T) {
 	config, err := parse("-engines", "strata,old=strata@/tmp/old,upstream")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	want := []target.EngineSpec{
 		{Label: "strata", Engine: "strata"},
 		{Label: "old", Engine: "strata", Binary: "/tmp/old"},
@@ -87,14 +80,10 @@ func TestEnginesFlag_SetsLabelAndBinary(t *testing.T) {
 func TestStockFlag_SetsExecutableOfStockEngines(t *testing.T) {
 	own, other := filepath.Join(t.TempDir(), "own"), filepath.Join(t.TempDir(), "other")
 	for _, name := range []string{own, other} {
-		if err := os.WriteFile(name, nil, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, os.WriteFile(name, nil, 0o755))
 	}
 	config, err := parse("-engines", "strata,stock,old=stock@"+other, "-stock", own)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if got := []string{config.Engines[0].Binary, config.Engines[1].Binary, config.Engines[2].Binary}; !slices.Equal(got, []string{"", own, other}) {
 		t.Errorf("executables are %q", got)
 	}

@@ -6,14 +6,14 @@ import (
 	"testing"
 
 	"go.etcd.io/etcd/client/pkg/v3/fileutil"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 func TestNewRunDir_OneRunAtATime_RemovesFinishedRuns(t *testing.T) {
 	parent := t.TempDir()
 	first, release, err := newRunDir(parent)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if _, _, err := newRunDir(parent); !errors.Is(err, fileutil.ErrLocked) {
 		t.Errorf("beside another run: %v", err)
 	}
@@ -22,9 +22,7 @@ func TestNewRunDir_OneRunAtATime_RemovesFinishedRuns(t *testing.T) {
 	}
 	release()
 	_, release, err = newRunDir(parent)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	release()
 	if _, err := os.Stat(first); !os.IsNotExist(err) {
 		t.Errorf("the directory of a run that is over is still there: %v", err)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/internal/process"
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 func TestUnitFormat_ScalesAndRounds(t *testing.T) {
@@ -80,9 +81,7 @@ func exampleReport() *Report {
 
 func TestWriteText_FormatsReport(t *testing.T) {
 	var b bytes.Buffer
-	if err := exampleReport().WriteText(&b); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, exampleReport().WriteText(&b))
 	const want = `2026-01-02; go1.26.8 on 2 x Some CPU, 24.0 GB memory. Data: sizes as documented. Medians of 3 runs. Versions: strata v0.1.0.
 
   measure                 strata  upstream  strata / upstream  wanted
@@ -134,9 +133,7 @@ func normal(s string) string {
 
 func TestWriteMarkdown_FormatsReport(t *testing.T) {
 	var b bytes.Buffer
-	if err := exampleReport().WriteMarkdown(&b); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, exampleReport().WriteMarkdown(&b))
 	for _, want := range []string{
 		"| workload | measure | strata | upstream | strata / upstream | wanted |\n| --- | --- | ---: | ---: | ---: | --- |\n",
 		"| LIST all, JSON (3 objects, 30 B) | latency p50 | 500 ms | 5.00 s | 0.10 | ≤ 2.00 s: yes; ≤ 1/20 × upstream: NO |\n",

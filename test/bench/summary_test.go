@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 var update = flag.Bool("update", false, "write docs/benchmarks/summary.md")
@@ -28,9 +30,7 @@ func TestSummary_OfResults_IsCurrent(t *testing.T) {
 	rows, shown := 0, map[string]bool{}
 	for i := len(files) - 1; i >= 0; i-- { // the newest first
 		text, err := os.ReadFile(files[i])
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		var report Report
 		if err := json.Unmarshal(text, &report); err != nil {
 			t.Fatalf("%s: %v", files[i], err)
@@ -48,9 +48,7 @@ func TestSummary_OfResults_IsCurrent(t *testing.T) {
 		t.Errorf("%d rows, want 1 to %d", rows, most)
 	}
 	if *update {
-		if err := os.WriteFile(page, []byte(b.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, os.WriteFile(page, []byte(b.String()), 0o644))
 	}
 	current, err := os.ReadFile(page)
 	if err != nil || string(current) != b.String() {

@@ -16,6 +16,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -51,9 +52,7 @@ func TestFeedOfAllKeys_WriteOutsidePrefix_AdvancesProgress(t *testing.T) {
 	}
 	// Both in one transaction.
 	resp, err := client.Txn(contextFor(t)).Then(clientv3.OpPut("/elsewhere"+prefix, "2"), clientv3.OpPut(prefix+"b", "1"), clientv3.OpPut("/zzz"+prefix, "2")).Commit()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if c := next(resp.Header.Revision); len(c) != 1 || string(c[0].Key) != prefix+"b" {
 		t.Errorf("%+v, want the key of the prefix", c)
 	}
@@ -101,9 +100,7 @@ func TestMirror_BehindGRPCProxy_ServesLatestRevision(t *testing.T) {
 	s := etcdsource.New(client, "feed", prefix+"probe").OfAllKeys()
 	m := newMirror(t, client, prefix, func(o *mirror.Options) { o.Source, o.EveryRevision = s, true })
 	a := claim(t, m, prefix+"a/")
-	if err := a.WaitHistory(contextFor(t), before); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, a.WaitHistory(contextFor(t), before))
 	if _, err := a.At(before); err != nil {
 		t.Errorf("the history of before the start: %v", err)
 	}
@@ -118,9 +115,7 @@ func TestMirror_BehindGRPCProxy_ServesLatestRevision(t *testing.T) {
 			t.Fatalf("memory is at %d, %v; want %d", snap.Rev, err, rev)
 		}
 		want, err := readEtcd(t, direct, prefix+"a/", snap.Rev)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		if d := diff(read(snap), want); d != "" {
 			t.Fatalf("at %d:%s", snap.Rev, d)
 		}
@@ -137,9 +132,7 @@ func TestMirror_BehindGRPCProxy_ServesLatestRevision(t *testing.T) {
 func throughProxy(t *testing.T, direct *clientv3.Client) *clientv3.Client {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	server := grpc.NewServer()
 	kv, _ := grpcproxy.NewKvProxy(direct)
@@ -159,9 +152,7 @@ func throughProxy(t *testing.T, direct *clientv3.Client) *clientv3.Client {
 		<-watchDone
 	})
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{listener.Addr().String()}, Logger: zap.NewNop()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(func() { _ = client.Close() })
 	return client
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -32,16 +33,12 @@ func replicate(t *testing.T, client *clientv3.Client, prefix string, interval, c
 	r := &replica{}
 	var err error
 	r.mirror, err = mirror.New(mirror.Options{Prefix: prefix, Source: etcdsource.New(client, t.Name(), prefix+"probe"), Logger: quiet()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(r.mirror.Close)
 	if r.resource, err = r.mirror.Claim(prefix + "things/"); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.resource.WaitReady(contextFor(t)); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, r.resource.WaitReady(contextFor(t)))
 	r.Compactor = etcdsource.NewCompactor(client, etcdsource.CompactorOptions{
 		Interval:      interval,
 		OnCompaction:  r.mirror.Compact,
@@ -275,9 +272,7 @@ func TestCompactor_RestoredEtcd_WritesNoOldRevision(t *testing.T) {
 	r := replicate(t, client, "/r/", 200*time.Millisecond, 200*time.Millisecond)
 	backup := filepath.Join(e.Directory(), "backup")
 	e.stop()
-	if err := os.CopyFS(backup, os.DirFS(e.data())); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.CopyFS(backup, os.DirFS(e.data())))
 	e.run(t)
 	for range 300 {
 		put(t, client, "/r/things/a", "lost")
@@ -289,12 +284,8 @@ func TestCompactor_RestoredEtcd_WritesNoOldRevision(t *testing.T) {
 	})
 	lost := r.CompactRevision()
 	e.stop()
-	if err := os.RemoveAll(e.data()); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.CopyFS(e.data(), os.DirFS(backup)); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.RemoveAll(e.data()))
+	testcheck.NoError(t, os.CopyFS(e.data(), os.DirFS(backup)))
 	done := r.Stats().Compactions
 	e.run(t)
 	after := put(t, client, "/r/things/a", "after")

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/grpclog"
 
 	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testetcd"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
@@ -52,17 +53,13 @@ func newEtcd(t testing.TB) *etcd {
 // run starts the server and returns when it serves.
 func (e *etcd) run(t testing.TB) {
 	t.Helper()
-	if err := e.Run(); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, e.Run())
 }
 
 // stop ends the server; run starts it again with the same data.
 func (e *etcd) stop() {
 	e.t.Helper()
-	if err := e.Stop(); err != nil {
-		e.t.Fatal(err)
-	}
+	testcheck.NoError(e.t, e.Stop())
 }
 
 // connect returns a client of the socket, which is closed when the test ends.
@@ -129,9 +126,7 @@ func contextFor(t testing.TB) context.Context {
 func put(t testing.TB, c *clientv3.Client, key, value string) mirror.Revision {
 	t.Helper()
 	resp, err := c.Put(contextFor(t), key, value)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return resp.Header.Revision
 }
 
@@ -147,9 +142,7 @@ func fill(t testing.TB, c *clientv3.Client, prefix, value string, n int) (rev mi
 			ops = append(ops, clientv3.OpPut(fmt.Sprintf("%s%05d", prefix, i), value))
 		}
 		resp, err := c.Txn(ctx).Then(ops...).Commit()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		rev = resp.Header.Revision
 	}
 	return rev
@@ -159,9 +152,7 @@ func fill(t testing.TB, c *clientv3.Client, prefix, value string, n int) (rev mi
 func header(t testing.TB, s *etcdsource.Source) driver.Header {
 	t.Helper()
 	h, err := s.ReadRevision(contextFor(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return h
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stratakube/strata/internal/process"
 	"github.com/stratakube/strata/internal/test/testbin"
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // TestExampleProgram_RealEtcd_AnswersOldRevisions runs examples/etcd of the engine's module, which
@@ -18,9 +19,7 @@ import (
 func TestExampleProgram_RealEtcd_AnswersOldRevisions(t *testing.T) {
 	t.Parallel()
 	program, err := testbin.Build("test/example-etcd", ".", "./examples/etcd", "GOWORK=off")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	ctx := contextFor(t)
 	dir := t.TempDir()
 	server := newEtcd(t)
@@ -30,18 +29,14 @@ func TestExampleProgram_RealEtcd_AnswersOldRevisions(t *testing.T) {
 	put(t, client, "/other/a", "1")
 
 	in, stdin, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer stdin.Close()
 	p, err := process.Start(process.Spec{
 		Name: "example", Path: program, Args: []string{"-endpoints=unix://" + server.socket(), "-prefix=/app/"},
 		Stdin: in, Lines: true, Log: filepath.Join(dir, "log"),
 	})
 	in.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(func() {
 		if err := p.Stop(syscall.SIGTERM, patience); err != nil {
 			t.Error(err)
@@ -71,9 +66,7 @@ func TestExampleProgram_RealEtcd_AnswersOldRevisions(t *testing.T) {
 	requireLines(fmt.Sprintf(`revision %d: put /app/a = "2"`, second))
 	third := put(t, client, "/app/b", "3")
 	deleted, err := client.Delete(ctx, "/app/a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	latest := deleted.Header.Revision
 	requireLines(fmt.Sprintf(`revision %d: put /app/b = "3"`, third), fmt.Sprintf("revision %d: deleted /app/a", latest))
 	request("get /app/a")

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/stratakube/strata/etcdfeed"
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // TestFeedServer_RestoredEtcd_MirrorBelowVerifiesRevision: after etcd was restored to an older
@@ -25,9 +26,7 @@ func TestFeedServer_RestoredEtcd_MirrorBelowVerifiesRevision(t *testing.T) {
 	put(t, etcd, prefix+"a/first", "backed up")
 	e.stop()
 	backup := filepath.Join(e.Directory(), "backup")
-	if err := os.CopyFS(backup, os.DirFS(e.data())); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.CopyFS(backup, os.DirFS(e.data())))
 	e.run(t)
 	f := serveFeed(t, etcd, prefix, etcdfeed.Options{})
 	m := newMirror(t, connect(t, f.socket), prefix, nil)
@@ -38,12 +37,8 @@ func TestFeedServer_RestoredEtcd_MirrorBelowVerifiesRevision(t *testing.T) {
 	lost := catchUp(t, m)
 	watched := connect(t, f.socket).Watch(contextFor(t), prefix, clientv3.WithPrefix(), clientv3.WithRev(lost+1))
 	e.stop()
-	if err := os.RemoveAll(e.data()); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(backup, e.data()); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.RemoveAll(e.data()))
+	testcheck.NoError(t, os.Rename(backup, e.data()))
 	e.run(t)
 	// The client must not resume the watch by itself, after a revision of the state before.
 	if resp := <-watched; status.Code(resp.Err()) != codes.Aborted {
@@ -51,9 +46,7 @@ func TestFeedServer_RestoredEtcd_MirrorBelowVerifiesRevision(t *testing.T) {
 	}
 	// No reader asks for the revision meanwhile.
 	until(t, "the mirror below lists the restored state", func() bool { return m.PublishedRevision() < lost })
-	if err := r.WaitReady(contextFor(t)); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, r.WaitReady(contextFor(t)))
 	now := catchUp(t, m)
 	if s, err := r.Latest(); err != nil || now >= lost || len(read(s)) != 1 {
 		t.Errorf("%d keys at %d (%v), want 1 at a revision below %d", len(read(s)), now, err, lost)

@@ -17,6 +17,7 @@ import (
 	"github.com/stratakube/strata/etcdfeed"
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/etcdsource/contracttest"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testseed"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
@@ -44,13 +45,9 @@ func serveFeed(t testing.TB, etcd *clientv3.Client, prefix string, opts etcdfeed
 		o.Source = tap.Source()
 		o.UnclaimedBytes = 200 // of most keys without a claim only the revision is in memory
 	})
-	if err := tap.Attach(f.mirror, etcd); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, tap.Attach(f.mirror, etcd))
 	listener, err := net.Listen("unix", f.socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	g := f.server.GRPC()
 	ended := make(chan error, 1)
 	go func() { ended <- g.Serve(listener) }()
@@ -191,17 +188,13 @@ func TestFeedServer_RandomWrites_RangesAndWatchesEqualEtcd(t *testing.T) {
 			}
 		}
 		resp, err := etcd.Txn(contextFor(t)).Then(ops...).Commit()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		newest = resp.Header.Revision
 		if r.IntN(50) == 0 { // a revision of several fragments
 			big := strings.Repeat("x", 500<<10)
 			resp, err := etcd.Txn(contextFor(t)).Then(clientv3.OpPut(prefix+"secrets/big1", big), clientv3.OpPut(prefix+"other/big2", big),
 				clientv3.OpPut(prefix+"pods/big3", big[:400<<10])).Commit()
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			newest = resp.Header.Revision
 		}
 		if r.IntN(10) == 0 { // reads after writes
@@ -303,9 +296,7 @@ func TestFeedServer_MirrorOfMirror_IsAsFreshAsEtcd(t *testing.T) {
 			t.Fatalf("read revision %d after a write at %d", got, rev)
 		}
 		s, err := r.Latest()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		if e, ok := s.Get(key); !ok || e.ModRevision() != rev {
 			t.Fatalf("write %d at revision %d is not seen at %d", i, rev, s.Rev)
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stratakube/strata/etcdfeed"
 	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // TestFeedServer_Txn_MatchesEtcd: reads of several ranges have the answers of etcd, also if one of
@@ -43,13 +44,9 @@ func TestFeedServer_Txn_MatchesEtcd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			before := f.server.Stats()
 			got, err := client.Txn(contextFor(t)).Then(tt.ops...).Commit()
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			want, err := etcd.Txn(contextFor(t)).Then(tt.ops...).Commit()
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			if g, w := describeTxn(got), describeTxn(want); g != w {
 				t.Errorf("at the feed:\n%s\nat etcd:\n%s", g, w)
 			}

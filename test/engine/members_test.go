@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -31,9 +32,7 @@ func TestFeed_MemberStopped_ContinuesOnAnother(t *testing.T) {
 		endpoints = append(endpoints, e.client.Endpoints()...)
 	}
 	client, err := clientv3.New(clientv3.Config{Endpoints: endpoints, DialTimeout: patience, Logger: zap.NewNop()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(func() { _ = client.Close() })
 	const prefix = "/registry/"
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
@@ -41,9 +40,7 @@ func TestFeed_MemberStopped_ContinuesOnAnother(t *testing.T) {
 	claim(t, m, prefix+"a/")
 	catchUp(t, m)
 	for i, e := range members {
-		if err := e.process.Signal(syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, e.process.Signal(syscall.SIGSTOP))
 		// The others may have to elect a leader first.
 		other := members[(i+1)%len(members)].client
 		var rev mirror.Revision
@@ -55,9 +52,7 @@ func TestFeed_MemberStopped_ContinuesOnAnother(t *testing.T) {
 			cancel()
 		}
 		began := time.Now()
-		if err := m.Wait(contextFor(t), rev); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, m.Wait(contextFor(t), rev))
 		caught := time.Since(began)
 
 		began = time.Now()
@@ -66,25 +61,19 @@ func TestFeed_MemberStopped_ContinuesOnAnother(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 		_, err := s.List(ctx, prefix, 0, func([]driver.KV) error { return nil })
 		cancel()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		listed := time.Since(began)
 		began = time.Now()
 		now := header(t, etcdsource.New(other, t.Name(), prefix+"probe"))
 		oldest, err := s.Oldest(contextFor(t), prefix, now, ample)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		n := len(replayed(t, s, prefix, driver.Header{ClusterID: now.ClusterID, Revision: oldest}, now.Revision))
 		if n <= i {
 			t.Errorf("%d events replayed", n)
 		}
 		t.Logf("member %d is stopped: the feed is in step after %v, a list takes %v, history %v", i,
 			caught.Round(time.Millisecond), listed.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
-		if err := e.process.Signal(syscall.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, e.process.Signal(syscall.SIGCONT))
 		catchUp(t, m)
 	}
 	// The feed was on one of the stopped members. It left it by its silence, or when the client

@@ -22,6 +22,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testseed"
 	"github.com/stratakube/strata/mirror"
 )
@@ -34,9 +35,7 @@ func newMirror(t testing.TB, client *clientv3.Client, prefix string, change func
 		change(&opts)
 	}
 	m, err := mirror.New(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(m.Close)
 	return m
 }
@@ -44,12 +43,8 @@ func newMirror(t testing.TB, client *clientv3.Client, prefix string, change func
 func claim(t testing.TB, m *mirror.Mirror, prefix string) *mirror.Resource {
 	t.Helper()
 	r, err := m.Claim(prefix)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.WaitReady(contextFor(t)); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
+	testcheck.NoError(t, r.WaitReady(contextFor(t)))
 	return r
 }
 
@@ -61,9 +56,7 @@ func catchUp(t testing.TB, m *mirror.Mirror) mirror.Revision {
 	if err == nil {
 		err = m.Wait(ctx, rev)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return rev
 }
 
@@ -116,14 +109,10 @@ type proxy struct {
 func newProxy(t testing.TB, to string) (p *proxy, socket string) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "strata-proxy-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	socket = filepath.Join(dir, "s.sock")
 	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	p = &proxy{listener: l, conns: map[net.Conn]bool{}}
 	p.wg.Go(func() {
 		for {
@@ -205,9 +194,7 @@ func follow(r *mirror.Resource, s mirror.Snapshot) *follower {
 func (f *follower) next(t *testing.T, n int) {
 	t.Helper()
 	evs, err := f.c.Next(nil, n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	for _, e := range evs {
 		delete(f.held, e.Key())
 		if e.Entry != nil {
@@ -223,9 +210,7 @@ func (f *follower) catchUp(t *testing.T, client *clientv3.Client, end mirror.Rev
 		f.next(t, 100)
 	}
 	want, err := readEtcd(t, client, f.r.Prefix(), f.c.Position())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if !maps.Equal(f.held, want) {
 		t.Errorf("a follower of %s at %d:%s", f.r.Prefix(), f.c.Position(), diff(f.held, want))
 	}
@@ -299,22 +284,16 @@ func (x *randomReader) compare(t *testing.T) {
 	before := x.acknowledged.Load()
 	now := catchUp(t, x.m)
 	s, err := r.Latest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if s.Rev < now || s.Rev < before || s.Rev < x.last {
 		t.Fatalf("a consistent read is of %d; etcd was at %d, %d was acknowledged, the last one was of %d", s.Rev, now, before, x.last)
 	}
 	x.last = s.Rev
 	then, err := r.At(x.began + x.rnd.Int64N(s.Rev-x.began+1))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	for _, s := range []mirror.Snapshot{s, then} {
 		want, err := readEtcd(t, x.client, r.Prefix(), s.Rev)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		if got := read(s); !maps.Equal(got, want) {
 			t.Fatalf("%s at %d:%s", r.Prefix(), s.Rev, diff(got, want))
 		}
@@ -347,9 +326,7 @@ func TestMirror_RandomWrites_EqualsEtcdAtRandomRevisions(t *testing.T) {
 	x.began = catchUp(t, m)
 	for _, r := range x.claimed {
 		s, err := r.Latest()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		x.followers = append(x.followers, follow(r, s))
 	}
 
@@ -434,20 +411,14 @@ func TestLateClaim_DuringWrites_EqualsEtcd(t *testing.T) {
 	for range 5 {
 		r := claim(t, m, prefix+"later/")
 		rev := catchUp(t, m)
-		if err := r.WaitReady(contextFor(t)); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, r.WaitReady(contextFor(t)))
 		s, err := r.At(rev)
 		if errors.Is(err, mirror.ErrCompacted) { // it was listed at a later revision
 			s, err = r.Latest()
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		want, err := readEtcd(t, client, prefix+"later/", s.Rev)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		if got := read(s); !maps.Equal(got, want) {
 			t.Errorf("at %d:%s", s.Rev, diff(got, want))
 		}
@@ -478,9 +449,7 @@ func TestMirror_RestoredEtcd_IsDetectedWithoutReads(t *testing.T) {
 	}
 	e.stop()
 	backup := filepath.Join(e.Directory(), "backup")
-	if err := os.CopyFS(backup, os.DirFS(e.data())); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.CopyFS(backup, os.DirFS(e.data())))
 	e.run(t)
 	m := newMirror(t, connect(t, e.socket()), prefix, nil)
 	a := claim(t, m, prefix+"a/")
@@ -490,19 +459,13 @@ func TestMirror_RestoredEtcd_IsDetectedWithoutReads(t *testing.T) {
 	}
 	lost := catchUp(t, m)
 	s, err := a.Latest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	c := s.Cursor("", "")
 	changed := c.Changed()
 
 	e.stop()
-	if err := os.RemoveAll(e.data()); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(backup, e.data()); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.RemoveAll(e.data()))
+	testcheck.NoError(t, os.Rename(backup, e.data()))
 	e.run(t)
 	select {
 	case <-changed:
@@ -512,17 +475,13 @@ func TestMirror_RestoredEtcd_IsDetectedWithoutReads(t *testing.T) {
 	if _, err := c.Next(nil, 1); !errors.Is(err, mirror.ErrCompacted) {
 		t.Errorf("the watch of the previous lineage: %v, want ErrCompacted", err)
 	}
-	if err := a.WaitReady(contextFor(t)); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, a.WaitReady(contextFor(t)))
 	now := catchUp(t, m)
 	if now >= lost {
 		t.Fatalf("etcd is at %d, was at %d; the test has no effect", now, lost)
 	}
 	s, err = a.Latest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if got := len(read(s)); got != 10 || s.Rev != now {
 		t.Errorf("holds %d keys at %d, want 10 at %d", got, s.Rev, now)
 	}
@@ -549,9 +508,7 @@ func startEmbedded(t testing.TB) *embed.Etcd {
 	cfg.UnsafeNoFsync = true
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
 	server, err := embed.StartEtcd(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(server.Close)
 	select {
 	case <-server.Server.ReadyNotify():
@@ -591,9 +548,7 @@ func TestMirror_EtcdRestarts_LosesNoEvent(t *testing.T) {
 	m := newMirror(t, connect(t, e.socket()), prefix, nil)
 	a := claim(t, m, prefix+"a/")
 	s, err := a.Latest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	c := s.Cursor("", "")
 	for i := range 3 {
 		put(t, client, prefix+"a/x", fmt.Sprint(i))

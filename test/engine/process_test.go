@@ -9,6 +9,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stratakube/strata/internal/loopback"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testetcd"
 )
 
@@ -26,9 +27,7 @@ func startEtcds(t testing.TB, n int) []*etcdProcess {
 	var members []string
 	for i := range n {
 		port, err := loopback.Reserve()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		t.Cleanup(func() { _ = port.Release() })
 		members = append(members, fmt.Sprintf("m%d=http://%s", i, port.Address()))
 	}
@@ -45,9 +44,7 @@ func startEtcds(t testing.TB, n int) []*etcdProcess {
 	}
 	all.Wait()
 	for _, err := range errs {
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 	}
 	return out
 }

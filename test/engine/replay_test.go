@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testrace"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
@@ -56,9 +57,7 @@ func watchEvents(t testing.TB, client *clientv3.Client, prefix string, after, th
 				return lines
 			}
 		case <-ask.C:
-			if err := client.RequestProgress(ctx); err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, client.RequestProgress(ctx))
 		}
 	}
 }
@@ -133,9 +132,7 @@ func writeHistory(t testing.TB, client *clientv3.Client, prefix string, rnd *ran
 			}
 		default:
 			lease, err := client.Grant(ctx, 600)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			for i := range 1 + rnd.IntN(30) {
 				ops = append(ops, clientv3.OpPut(fmt.Sprintf("%sleased%02d", prefix, i), "v", clientv3.WithLease(lease.ID)))
 			}
@@ -238,18 +235,14 @@ func TestReplay_FromFirstRevision_EqualsEtcd(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 }
 
 // oldestOf is Oldest at the current header.
 func oldestOf(t testing.TB, s *etcdsource.Source, prefix string, bounds driver.ReplayBounds) mirror.Revision {
 	t.Helper()
 	oldest, err := s.Oldest(contextFor(t), prefix, header(t, s), bounds)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return oldest
 }
 
@@ -280,9 +273,7 @@ func TestReplay_DifficultSegmentBorders_IsComplete(t *testing.T) {
 	}
 	end := func() {
 		lease, err := client.Grant(ctx, 600)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		many("leased", clientv3.WithLease(lease.ID))
 		if _, err := client.Revoke(ctx, lease.ID); err != nil {
 			t.Fatal(err)
@@ -449,9 +440,7 @@ func concurrently(t testing.TB, n int, do func(i int) error) {
 		}()
 	}
 	for range callers {
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, <-done)
 	}
 }
 

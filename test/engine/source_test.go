@@ -14,6 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -26,9 +27,7 @@ func pages(t *testing.T, s *etcdsource.Source, prefix string, at mirror.Revision
 		all = append(all, cloned(kvs))
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return h, all
 }
 
@@ -113,9 +112,7 @@ func TestList_MessageTooLarge_IsRetried(t *testing.T) {
 	value := strings.Repeat("v", 400_000)
 	fill(t, client, prefix+"b", value, 12)
 	small, err := clientv3.New(clientv3.Config{Endpoints: client.Endpoints(), MaxCallRecvMsgSize: 1 << 20, Logger: client.GetLogger()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer small.Close()
 	streamed := etcdsource.New(small, t.Name(), prefix+"probe")
 	for _, s := range []*etcdsource.Source{streamed, streamed.InPages()} {
@@ -250,18 +247,14 @@ func TestFeed_Transaction_IsOneBatch(t *testing.T) {
 	resp, err := client.Txn(contextFor(t)).Then(
 		clientv3.OpPut(prefix+"a", "1"), clientv3.OpPut(prefix+"b", "1"), clientv3.OpPut("/elsewhere/"+prefix, "1"),
 	).Commit()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	b := f.next()
 	if len(b.Changes) != 2 || b.Through != resp.Header.Revision || string(b.Changes[1].Key) != prefix+"b" ||
 		string(b.Changes[1].Value) != "1" || b.Changes[1].Version != 1 || b.Changes[1].Deleted {
 		t.Errorf("%+v", b)
 	}
 	del, err := client.Delete(contextFor(t), prefix, clientv3.WithPrefix())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	b = f.next()
 	if len(b.Changes) != 2 || b.Through != del.Header.Revision {
 		t.Fatalf("%+v", b)
@@ -285,9 +278,7 @@ func TestFeed_FragmentsOfRevision_AreOneBatch(t *testing.T) {
 	fill(t, client, long, "v", keys)
 	f := watch(t, s, prefix, header(t, s))
 	del, err := client.Delete(contextFor(t), prefix, clientv3.WithPrefix())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	b := f.next()
 	if len(b.Changes) != keys || b.Through != del.Header.Revision {
 		t.Fatalf("%d changes through %d, want %d through %d", len(b.Changes), b.Through, keys, del.Header.Revision)
@@ -363,9 +354,7 @@ func TestFeed_LeaseExpires_DeletionsAreOneBatch(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
 	lease, err := client.Grant(contextFor(t), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	const keys = 500
 	var ops []clientv3.Op
 	for i := range keys {
@@ -435,9 +424,7 @@ func progress(t *testing.T, s *etcdsource.Source, f *feed, at mirror.Revision) {
 	t.Helper()
 	deadline := time.After(patience)
 	for {
-		if err := s.RequestProgress(contextFor(t)); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, s.RequestProgress(contextFor(t)))
 		select {
 		case b := <-f.batches:
 			if len(b.Changes) != 0 || b.Through > at {
@@ -521,9 +508,7 @@ func TestFeed_WithoutProgress_DeliversEventsOnly(t *testing.T) {
 	}
 	for range 10 {
 		put(t, client, "/elsewhere/"+prefix, "1")
-		if err := s.RequestProgress(contextFor(t)); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, s.RequestProgress(contextFor(t)))
 	}
 	rev = put(t, client, prefix+"a", "2")
 	if b := f.next(); b.Through != rev || len(b.Changes) != 1 {

@@ -18,6 +18,7 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testetcd"
 )
 
@@ -81,14 +82,10 @@ func TestServer_Reads_AreServedFromMemory(t *testing.T) {
 func openWatch(t *testing.T, client *http.Client, proto, url, accept string) *http.Response {
 	t.Helper()
 	req, err := http.NewRequest(http.MethodGet, url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	req.Header.Set("Accept", accept)
 	resp, err := client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if resp.StatusCode != http.StatusOK || resp.Proto != proto {
 		t.Fatalf("%s, %s", resp.Status, resp.Proto)
 	}
@@ -201,9 +198,7 @@ func start(t *testing.T, etcd string) string {
 func startUntil(t *testing.T, etcd string) (url string, stop func()) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -250,14 +245,10 @@ var client = &http.Client{
 func send(t *testing.T, method, url, body string) (*http.Response, string) {
 	t.Helper()
 	req, err := http.NewRequest(method, url, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer resp.Body.Close()
 	var got bytes.Buffer
 	if _, err := io.Copy(&got, resp.Body); err != nil {

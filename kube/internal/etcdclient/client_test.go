@@ -12,6 +12,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 
 	"github.com/stratakube/strata/internal/loopback"
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // TestNew_NoServer_FailsWithCause: a client is connected when New returns. Without a server, New
@@ -56,9 +57,7 @@ func TestNew_ServerStartsLater_Connects(t *testing.T) {
 	default:
 	}
 	listener, err := net.Listen("tcp", port.Address())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	server := grpc.NewServer()
 	t.Cleanup(server.Stop)
 	go func() { _ = server.Serve(listener) }() // until Stop
@@ -71,9 +70,7 @@ func TestNew_ServerStartsLater_Connects(t *testing.T) {
 func reserved(t *testing.T) (*loopback.Port, storagebackend.TransportConfig) {
 	t.Helper()
 	port, err := loopback.Reserve()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(func() { _ = port.Release() })
 	return port, storagebackend.TransportConfig{ServerList: []string{"http://" + port.Address()}}
 }

@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testrace"
 )
 
@@ -183,13 +184,9 @@ func encoded(t testing.TB, yield func(list)) {
 		for i := range l.count {
 			o := l.make(s, i)
 			text, err := json.Marshal(o)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			message, err := o.Marshal()
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			inJSON.items = append(inJSON.items, append(text, ','))
 			inProtobuf.items = append(inProtobuf.items, append(binary.AppendUvarint([]byte{0x12}, uint64(len(message))), message...))
 		}
@@ -210,9 +207,7 @@ func (l list) leaves(items int) (leaves [][]byte) {
 func sizeOf(t testing.TB, write func(io.Writer) error) int {
 	t.Helper()
 	var body bytes.Buffer
-	if err := write(&body); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, write(&body))
 	return body.Len()
 }
 

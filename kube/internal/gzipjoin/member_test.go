@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // noFurther is a source that fails the test when it is read beyond its end, where an idle
@@ -51,24 +53,18 @@ func TestMember_IsReturnedBeforeNextBegins(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := z.Close(); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, z.Close())
 		var got []byte
 		source := &noFurther{t: t, data: body.Bytes(), want: func() bool { return len(got) == len(want) }}
 		reader, err := stdgzip.NewReader(source)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		for buf := make([]byte, 512); ; {
 			n, err := reader.Read(buf)
 			got = append(got, buf[:n]...)
 			if err == io.EOF {
 				break
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 		}
 		if !bytes.Equal(got, want) {
 			t.Fatalf("%d bytes, want %d", len(got), len(want))

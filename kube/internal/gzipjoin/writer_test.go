@@ -17,6 +17,7 @@ import (
 	"github.com/klauspost/compress/gzip"
 	"pgregory.net/rapid"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testrequire"
 )
 
@@ -160,9 +161,7 @@ func FuzzWriter(f *testing.F) {
 			}
 			rest = rest[n:]
 		}
-		if err := errors.Join(z.WriteRun(Compress(nil, rest)), z.Close()); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, errors.Join(z.WriteRun(Compress(nil, rest)), z.Close()))
 		requireDecodesTo(t, body.Bytes(), content)
 	})
 }
@@ -181,9 +180,7 @@ func TestWriter_NoContent_WritesEmptyMember(t *testing.T) {
 			var body bytes.Buffer
 			z := NewWriter(&body)
 			fill(z)
-			if err := z.Close(); err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, z.Close())
 			requireDecodesTo(t, body.Bytes(), nil)
 		})
 	}
@@ -193,17 +190,13 @@ func TestWriter_NoContent_WritesEmptyMember(t *testing.T) {
 func TestWriter_Framing_EqualsStandardLibrary(t *testing.T) {
 	var want, got bytes.Buffer
 	std, err := stdgzip.NewWriterLevel(&want, stdgzip.BestSpeed)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	content := []byte("some bytes")
 	std.Write(content)
 	std.Close()
 	z := NewWriter(&got)
 	write(t, z, content)
-	if err := z.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, z.Close())
 	if g, w := got.Bytes()[:len(header)], want.Bytes()[:len(header)]; !bytes.Equal(g, w) {
 		t.Errorf("header % x, want % x", g, w)
 	}
@@ -236,14 +229,10 @@ func TestWriter_BodyBeyond4GiB_HasStandardTrailer(t *testing.T) {
 	crc := crc32.ChecksumIEEE([]byte("x"))
 	const times = 1<<32>>20 + 3
 	for range times {
-		if err := z.WriteRun(run); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, z.WriteRun(run))
 		crc = crc32.Update(crc, crc32.IEEETable, content)
 	}
-	if err := z.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, z.Close())
 	if got := binary.LittleEndian.Uint32(trailer[:4]); got != crc {
 		t.Errorf("checksum %08x, want %08x", got, crc)
 	}
@@ -338,9 +327,7 @@ func TestWriter_Closed_ReturnsErrClosed(t *testing.T) {
 	var body bytes.Buffer
 	z := NewWriter(&body)
 	write(t, z, []byte("x"))
-	if err := errors.Join(z.Close(), z.Close()); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, errors.Join(z.Close(), z.Close()))
 	if _, err := z.Write([]byte("y")); err != ErrClosed {
 		t.Errorf("Write: %v", err)
 	}
@@ -364,9 +351,7 @@ func TestWriter_OtherDecoders_DecodeBody(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := z.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, z.Close())
 	for _, command := range [][]string{
 		{"gzip", "-dc"},
 		{"python3", "-c", "import sys,zlib; d=zlib.decompressobj(31); sys.stdout.buffer.write(d.decompress(sys.stdin.buffer.read())); assert d.eof and not d.unused_data"},

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	genericfilters "k8s.io/apiserver/pkg/server/filters"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // TestChain_BodyNeverEnds_TimesOut: a body that never ends is read until the request timeout; only
@@ -45,9 +47,7 @@ func TestChain_BodyNeverEnds_TimesOut(t *testing.T) {
 		{"POST /api/v1/namespaces/ns/services/s/proxy/path", false},
 	} {
 		conn, err := net.Dial("tcp", strings.TrimPrefix(server.URL, "http://"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		defer conn.Close()
 		if _, err := fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n", c.line); err != nil {
 			t.Fatal(err)
@@ -94,9 +94,7 @@ func TestChain_BodyDeadline_EndsWithRequest(t *testing.T) {
 	server := httptest.NewServer(h)
 	defer server.Close()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(server.URL, "http://"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer conn.Close()
 	answers := bufio.NewReader(conn)
 	for range 2 {
@@ -104,9 +102,7 @@ func TestChain_BodyDeadline_EndsWithRequest(t *testing.T) {
 			t.Fatal(err)
 		}
 		response, err := http.ReadResponse(answers, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		if body, err := io.ReadAll(response.Body); err != nil || string(body) != "ab" {
 			t.Fatalf("%q, %v", body, err)
 		}

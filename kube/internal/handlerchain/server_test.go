@@ -21,6 +21,8 @@ import (
 	"k8s.io/apiserver/pkg/util/notfoundhandler"
 	"k8s.io/client-go/rest"
 	certutil "k8s.io/client-go/util/cert"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // patience bounds every wait of the tests below, far above the expected durations.
@@ -48,14 +50,10 @@ func newChainServer(t *testing.T, change func(*genericapiserver.Config), mount f
 	t.Helper()
 	c, seats := chainConfig()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(func() { listener.Close() })
 	content, err := serving()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	c.SecureServing = &genericapiserver.SecureServingInfo{Listener: listener, Cert: content}
 	c.ExternalAddress = listener.Addr().String()
 	c.LoopbackClientConfig = &rest.Config{}
@@ -77,9 +75,7 @@ func newChainServer(t *testing.T, change func(*genericapiserver.Config), mount f
 	}
 	missing := notfoundhandler.New(chainCodecs, genericapifilters.NoMuxAndDiscoveryIncompleteKey)
 	server, err := c.Complete(nil).New("test", genericapiserver.NewEmptyDelegateWithCustomHandler(missing))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return &chainServer{server: server, seats: seats, url: "https://" + listener.Addr().String() + configmapsPath}
 }
 
@@ -126,9 +122,7 @@ func (s *chainServer) clientOver(t *testing.T, http2 bool, dial func(ctx context
 func (s *chainServer) list(t *testing.T, query string) *http.Request {
 	t.Helper()
 	req, err := http.NewRequest(http.MethodGet, s.url+query, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	req.Header.Set("Authorization", "reader")
 	return req
 }
@@ -375,9 +369,7 @@ func TestFastChain_PastDeadline_ConnectionIsReused(t *testing.T) {
 					GotConn: func(info httptrace.GotConnInfo) { reused = info.Reused },
 				}))
 				resp, err := client.Do(req)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testcheck.NoError(t, err)
 				got, err := io.ReadAll(resp.Body)
 				resp.Body.Close()
 				if err != nil || !bytes.Equal(got, body) || reused != (i == 1) {

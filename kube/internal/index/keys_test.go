@@ -12,6 +12,7 @@ import (
 	"weak"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testrace"
 	"github.com/stratakube/strata/internal/test/testseed"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
@@ -208,9 +209,7 @@ func (s *keySteps) run(t *testing.T, steps int) {
 		}
 		_, _ = s.f.Mirror.ReadRevision(podtest.Context(t)) // notices a restore
 		s.f.CatchUp(t)
-		if err := s.f.Resource.WaitReady(podtest.Context(t)); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, s.f.Resource.WaitReady(podtest.Context(t)))
 		snap := s.f.Latest(t)
 		for range 3 {
 			s.plans[s.list(t, snap)]++
@@ -279,9 +278,7 @@ func (s *keySteps) step(t *testing.T) {
 		s.f.Seal(t, podtest.Encryption(t, fmt.Sprint(s.key)), podOn(key[len(podtest.Root+"ns/"):], "a"))
 		s.f.CatchUp(t)
 		time.Sleep(5 * time.Second)
-		if err := s.f.Resource.WaitReady(podtest.Context(t)); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, s.f.Resource.WaitReady(podtest.Context(t)))
 	case n < 41:
 		keys := map[string]string{}
 		for e := range s.f.Latest(t).All("", "") {
@@ -398,9 +395,7 @@ func TestKeys_OldRevision_UsesDigests(t *testing.T) {
 		f.settle(t)
 		for back, want := range map[mirror.Revision]string{0: byKeys, -1: byIndex} {
 			snap, err := f.Resource.At(rev + back)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			for _, node := range []string{"node-8", "node-0"} {
 				if plan := f.read(podtest.Context(t), snap, onNode(t, node)).requireScan(t); plan != want {
 					t.Errorf("%d events back the plan is %s, want %s", maxAhead-back, plan, want)

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/sharding"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testseed"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
@@ -63,27 +64,21 @@ func TestShard_AnyRevision_EqualsSelectedPods(t *testing.T) {
 			sel, set := shardOf(t, []string{uidField, namespaceShard}[m.Rand.IntN(2)], m.Rand.IntN(n), n)
 			x, at := f.s.Shard(set), len(m.Revs)-1
 			cur, err := x.At(podtest.Context(t), m.Revs[at])
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			if known := f.s.KnownShard(set); known != cur {
 				t.Fatalf("%s: the shard of the last read is %p, want %p", sel, known, cur)
 			}
 			requireShard(t, m, at, cur, sel)
 			at = m.Rand.IntN(len(m.Revs))
 			snap, err := f.Resource.At(m.Revs[at])
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			var changed []string
 			for _, ev := range f.EventsAfter(t, m.Revs[at]) {
 				changed = append(changed, ev.Key())
 			}
 			slices.Sort(changed)
 			past, err := x.RolledTo(podtest.Context(t), snap, cur, slices.Compact(changed))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			requireShard(t, m, at, past, sel)
 			if again, ok := x.OldVersion(f.View.CurrentGeneration(), m.Revs[at]); !ok || again != past {
 				t.Errorf("%s: the old version is not found again", sel)
@@ -153,9 +148,7 @@ func TestShard_ReplacedLeaves_AreSuperseded(t *testing.T) {
 	at := func() *ShardVersion {
 		t.Helper()
 		v, err := x.At(podtest.Context(t), f.Latest(t).Rev)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		return v
 	}
 	count := func(memos []*supersededMemo) (ended int) {

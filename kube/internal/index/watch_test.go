@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testseed"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
@@ -29,9 +30,7 @@ type watcher struct {
 func (f *fixture) follow(t testing.TB, rev mirror.Revision, pred storage.SelectionPredicate) *watcher {
 	t.Helper()
 	c, err := f.Resource.CursorAfter(rev, podtest.Root, podtest.Root[:len(podtest.Root)-1]+"0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	w := &watcher{Cursor: c, sel: f.View.CurrentGeneration().Selector(pred)}
 	w.end = f.s.Follow(c, &w.sel, true)
 	t.Cleanup(w.Unfollow)
@@ -43,9 +42,7 @@ func (w *watcher) read(t testing.TB) []*mirror.Event {
 	t.Helper()
 	w.changed = w.Changed()
 	events, err := w.Next(nil, 1000)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return events
 }
 
@@ -77,9 +74,7 @@ func (w *watcher) lines(t testing.TB, events []*mirror.Event) (lines []string) {
 	t.Helper()
 	for _, ev := range events {
 		before, now, err := w.sel.MatchesEvent(t.Context(), ev)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		if before || now {
 			lines = append(lines, fmt.Sprintf("%s@%d %t %t", ev.Key(), ev.Rev, before, now))
 		}
@@ -254,9 +249,7 @@ func TestFollow_Shards_ReadOnlyTheirEvents(t *testing.T) {
 		for i := range watches {
 			_, set := shardOf(t, field, i, len(watches))
 			c, err := f.Resource.CursorAfter(rev, "", "")
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			watches[i] = &watcher{Cursor: c, sel: objects.Selector{Generation: f.View.CurrentGeneration(), Predicate: storage.Everything, Plain: true, Shard: set}}
 			watches[i].end = f.s.Follow(c, &watches[i].sel, true)
 		}
@@ -311,9 +304,7 @@ func TestFollow_ShardOfNamespace_FollowsItsKeys(t *testing.T) {
 	f.CatchUp(t)
 	_, set := shardOf(t, uidField, 0, 2)
 	c, err := f.Resource.CursorAfter(rev, podtest.Root+"ns/", podtest.Root+"ns0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer c.Unfollow()
 	sel := objects.Selector{Generation: f.View.CurrentGeneration(), Predicate: storage.Everything, Plain: true, Shard: set}
 	if f.s.Follow(c, &sel, false) != nil {

@@ -12,6 +12,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/mirror"
 )
@@ -82,9 +83,7 @@ func TestPages_NamespaceSelector_NarrowsFirstPage(t *testing.T) {
 		var got []string
 		for key, more := "/pods/other", true; more; key = "/pods" { // as registries narrow it
 			page := &example.PodList{}
-			if err := f.env.GetList(ctx, key, opts, page); err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, f.env.GetList(ctx, key, opts, page))
 			got, opts, more = append(got, paths(page)...), continued(opts, page.Continue), page.Continue != ""
 		}
 		if !slices.Equal(got, want) {
@@ -99,9 +98,7 @@ func TestGetList_RequestEnds_ReturnsTimeout(t *testing.T) {
 	f.Fill(t, 200)
 	ctx, cancel := context.WithCancel(podtest.Context(t))
 	r, err := f.env.Read(ctx, "/pods/", everything())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer r.Close()
 	cancel()
 	n := f.Decoded(func() { err = r.fill(ctx, nil, &example.PodList{}) })

@@ -14,6 +14,7 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testseed"
 	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/objects"
@@ -89,9 +90,7 @@ func TestShards_Pages_EqualUpstream(t *testing.T) {
 			opts := limited(selecting(withShard(storage.Everything, uidField, shard, 3)), int64(limit))
 			for more := true; more; {
 				got, want := f.list(t, "/pods/ns/", opts), &example.PodList{}
-				if err := f.env.Etcd.GetList(podtest.Context(t), "/pods/ns/", opts, want); err != nil {
-					t.Fatal(err)
-				}
+				testcheck.NoError(t, f.env.Etcd.GetList(podtest.Context(t), "/pods/ns/", opts, want))
 				if !reflect.DeepEqual(got, want) || got.ShardInfo == nil {
 					t.Fatalf("shard %d, limit %d:\n got %+v %v\nwant %+v %v", shard, limit, got.ListMeta, paths(got), want.ListMeta, paths(want))
 				}
@@ -165,9 +164,7 @@ func TestChangedSince_Keys_AreSortedAndBounded(t *testing.T) {
 	f.CatchUp(t)
 	changed := func() ([]string, bool) {
 		cursor, err := f.Resource.CursorAfter(rev, "", "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		return changedSince(cursor)
 	}
 	if keys, ok := changed(); len(keys) != 0 || !ok {

@@ -20,6 +20,7 @@ import (
 
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
@@ -90,14 +91,10 @@ func TestCacheMetrics_OfFailedLists_CountErrors(t *testing.T) {
 		r, etcd := resource(t), memory.New()
 		etcd.FailLists(errors.New("no list for now"))
 		m, err := mirror.New(mirror.Options{Prefix: podtest.Prefix, Source: etcd, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		defer m.Close()
 		pods, err := m.Claim(podtest.Root)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		time.Sleep(10 * time.Second)
 		cache, failures := NewCache(m), pods.Stats().LoadFailures
 		cache.Add(pods, r)
@@ -107,9 +104,7 @@ func TestCacheMetrics_OfFailedLists_CountErrors(t *testing.T) {
 		require(t, float64(failures), "apiserver_watch_cache_initialization_errors_total", r)
 		requireNone(t, r, "apiserver_watch_cache_initializations_total", "apiserver_watch_cache_resource_version")
 		etcd.FailLists(nil)
-		if err := pods.WaitReady(podtest.Context(t)); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, pods.WaitReady(podtest.Context(t)))
 		done := make(chan struct{})
 		ctx := podtest.Context(t)
 		go func() { cache.Run(ctx); close(done) }()
@@ -311,9 +306,7 @@ func TestFamilies_ValueIsNaN_HasNoSeries(t *testing.T) {
 	for _, value := range []float64{math.NaN(), 5} {
 		collector.value = value
 		gathered, err := registry.Gather()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		got := map[string]string{}
 		for _, f := range gathered {
 			got[f.GetName()] = fmt.Sprint(f.GetType(), " ", f.GetMetric()[0].GetGauge().GetValue(), f.GetMetric()[0].GetCounter().GetValue(), f.GetMetric()[0].GetLabel()[0].GetValue())

@@ -15,6 +15,7 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/mirror"
@@ -25,9 +26,7 @@ func matching(t testing.TB, c *podtest.Cluster, sel *objects.Selector) (names []
 	t.Helper()
 	for e := range c.Latest(t).All("", "") {
 		ok, err := sel.Matches(podtest.Context(t), e)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		if ok {
 			names = append(names, strings.TrimPrefix(e.Key(), podtest.Root))
 		}
@@ -98,9 +97,7 @@ func TestSelector_Shards_MatchAsUpstream(t *testing.T) {
 		var want []string
 		for e := range c.Latest(t).All("", "") {
 			obj, err := gen.Decode(podtest.Context(t), e, e.ModRevision())
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			if ok, err := pred.ShardSelector.Matches(obj); err != nil {
 				t.Fatal(err)
 			} else if ok || !on {

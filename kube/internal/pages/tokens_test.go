@@ -18,6 +18,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 )
 
@@ -48,9 +49,7 @@ func withoutPlain(o *TokenOptions)   { o.RefusePlain = true }
 func plainToken(t rapid.TB, prefix, start string, rev int64) string {
 	t.Helper()
 	token, err := storage.EncodeContinue(prefix+start, prefix, rev)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return token
 }
 
@@ -97,9 +96,7 @@ func TestRebase_OtherScope_StartsAtSameKey(t *testing.T) {
 	for _, prefix := range []string{narrow, strings.TrimSuffix(narrow, "/")} {
 		for _, scope := range []string{wide, strings.TrimSuffix(wide, "/"), narrow} {
 			got, err := rebase(plain, prefix, scope)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			start, rev, err := storage.DecodeContinue(got, strings.TrimSuffix(scope, "/")+"/")
 			if err != nil || rev != 7 || start != narrow+"name\x00" {
 				t.Errorf("from %s to %s: starts at %q, revision %d, %v", prefix, scope, start, rev, err)
@@ -123,9 +120,7 @@ func TestTokens_OfOtherList_Return400WithoutKey(t *testing.T) {
 	const prefix = podtest.Prefix + "pods/ns/"
 	plain := plainToken(t, prefix, "very-secret\x00", 7)
 	sealed, err := a.Seal(ctx, podsGroup, prefix, plain)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	const other = "issued for another list"
 	for what, test := range map[string]struct {
 		tokens   *Tokens
@@ -221,9 +216,7 @@ func TestTokens_WithoutSealing_OpenSealedTokens(t *testing.T) {
 		t.Errorf("%d reads, %d writes", gets, writes)
 	}
 	sealed, err := startTokens(t, kv).Seal(ctx, podsGroup, prefix, plain)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if got, err := off.Open(ctx, podsGroup, prefix, sealed); got != plain || err != nil {
 		t.Errorf("opened as %q, %v", got, err)
 	}
@@ -237,9 +230,7 @@ func TestTokens_RingUnavailable_Return429(t *testing.T) {
 	const prefix = podtest.Prefix + "pods/"
 	plain := plainToken(t, prefix, "a\x00", 7)
 	sealed, err := startTokens(t, kv).Seal(ctx, podsGroup, prefix, plain)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	k := startTokens(t, kv, func(o *TokenOptions) {
 		o.Transformer = podtest.Encryption(t, "2")
 	})
@@ -264,9 +255,7 @@ func TestTokens_RingRemoved_Return410(t *testing.T) {
 	plain := plainToken(t, prefix, "a\x00", 7)
 	k := startTokens(t, kv)
 	sealed, err := k.Seal(ctx, podsGroup, prefix, plain)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	etcd.Delete(tokenKey)
 	// A forged token makes it read the ring again.
 	made := sealed[:5] + "zzzz" + sealed[9:]
@@ -275,9 +264,7 @@ func TestTokens_RingRemoved_Return410(t *testing.T) {
 	_, err = k.Open(ctx, podsGroup, prefix, sealed)
 	requireStatus(t, "of before", err, http.StatusGone, metav1.StatusReasonExpired, "restart the list")
 	fresh, err := k.Seal(ctx, podsGroup, prefix, plain)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	another := startTokens(t, kv)
 	if got, err := another.Open(ctx, podsGroup, prefix, fresh); err != nil || got != plain {
 		t.Errorf("%q, %v", got, err)

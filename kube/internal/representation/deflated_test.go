@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/apis/example"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 )
 
@@ -61,9 +62,7 @@ func TestFrames_OfNewestVersion_CountAgainstBudget(t *testing.T) {
 
 	before := c.Blocks.Stats().Used
 	run, err := rep.deflatedItems(t.Context(), leaf)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	kept := c.Blocks.Stats().Used - before
 	if most := int64(len(run.Deflated) + 1024); kept < int64(len(run.Deflated)) || kept > most {
 		t.Errorf("%d bytes are counted for a compressed leaf of %d, want a little more", kept, len(run.Deflated))
@@ -139,14 +138,10 @@ func TestFrames_OfLeaves_EqualTheirItems(t *testing.T) {
 		}
 		for _, run := range all {
 			var spans Spans
-			if err := items.appendRun(t.Context(), &spans, run); err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, items.appendRun(t.Context(), &spans, run))
 			for _, e := range run.Items() {
 				item, err := items.Item(t.Context(), e)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testcheck.NoError(t, err)
 				var size int
 				want, size = podFrame(want, watch.Added, item)
 				sizes = append(sizes, uint32(size))
@@ -194,9 +189,7 @@ func TestFrames_OfUndecodableObject_AreLeftOut(t *testing.T) {
 		return podItem(dst, obj)
 	}})
 	frames, err := rep.DeflatedFrames(t.Context(), nil, all, podFrame)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	for i, f := range frames {
 		if (f.Len == 0) != (i == 1) {
 			t.Errorf("the frames of run %d have %d bytes", i, f.Len)
@@ -223,9 +216,7 @@ func TestFrames_OfEvents_AreShared(t *testing.T) {
 		t     watch.EventType
 	}{{0, watch.Added}, {0, watch.Modified}, {1, watch.Deleted}} {
 		first, err := rep.DeflatedEvent(t.Context(), events[use.event], use.t, podFrame)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		again, err := rep.DeflatedEvent(t.Context(), events[use.event], use.t, podFrame)
 		if err != nil || again != first || seen[first] {
 			t.Errorf("%s: %v, shared %v, of another type %v", use.t, err, again == first, seen[first])
@@ -236,9 +227,7 @@ func TestFrames_OfEvents_AreShared(t *testing.T) {
 			item = rep.ItemBefore
 		}
 		data, err := item(t.Context(), events[use.event])
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		if rv := fmt.Appendf(nil, `"resourceVersion":"%d"`, events[use.event].Rev); !bytes.Contains(data, rv) {
 			t.Errorf("%s: the item %s is not of the event's revision", use.t, data)
 		}

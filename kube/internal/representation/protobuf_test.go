@@ -10,6 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // protobufPods are pods in the forms in which they are stored and sent: with the resource version 7
@@ -29,9 +31,7 @@ func protobufPods() (pods []*examplev1.Pod) {
 func storedProtobuf(t *testing.T, pod *examplev1.Pod) []byte {
 	t.Helper()
 	raw, err := pod.Marshal()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	before, after := Envelope(examplev1.SchemeGroupVersion.WithKind("Pod"))
 	data := append(bytes.Clone(before), UnknownRaw)
 	return append(append(binary.AppendUvarint(data, uint64(len(raw))), raw...), after...)
@@ -41,9 +41,7 @@ func storedProtobuf(t *testing.T, pod *examplev1.Pod) []byte {
 func protobufItem(t *testing.T, pod *examplev1.Pod) []byte {
 	t.Helper()
 	raw, err := pod.Marshal()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return append(binary.AppendUvarint([]byte{ItemsTag}, uint64(len(raw))), raw...)
 }
 

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/stratakube/strata/btree"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
@@ -61,9 +62,7 @@ func TestRepresentation_PartOfLeaf_HasItsItems(t *testing.T) {
 				if rep.keeps(run) != cached {
 					t.Errorf("a run of %d items is cached: %t", len(run.Items()), !cached)
 				}
-				if err := rep.appendRun(podtest.Context(t), &spans, run); err != nil {
-					t.Fatal(err)
-				}
+				testcheck.NoError(t, rep.appendRun(podtest.Context(t), &spans, run))
 				if !rep.keeps(run) {
 					t.Error("the items of a run that was read are not cached")
 				}
@@ -121,9 +120,7 @@ func TestRepresentation_SmallParts_AreJoined(t *testing.T) {
 	run := runs(t, c)[0]
 	var spans Spans
 	if n := c.Decoded(func() {
-		if err := rep.appendRun(podtest.Context(t), &spans, run); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, rep.appendRun(podtest.Context(t), &spans, run))
 	}); n != 0 || len(spans.All) != 1 {
 		t.Errorf("%d items were decoded again, and the leaf has %d parts, want 1", n, len(spans.All))
 	}
@@ -160,9 +157,7 @@ func TestRepresentation_SpliceableItems_NeedNoCache(t *testing.T) {
 		var buf []byte
 		for e := range c.Latest(t).All("", "") {
 			item, err := rep.ItemIn(podtest.Context(t), e, &buf)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			if size, err := rep.ItemSize(podtest.Context(t), e, nil); err != nil || size != len(item) {
 				t.Fatalf("the size of an item is %d (%v), want %d", size, err, len(item))
 			}
@@ -274,14 +269,10 @@ func TestRepresentation_ItemSizeChanges_CompressedListMeasuresAgain(t *testing.T
 		t.Helper()
 		l := &List{Rep: rep, Compressed: true}
 		announced, err := l.Prepare(podtest.Context(t), c.Latest(t).Runs("", ""))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		sent, whole := int64(0), 0
 		for p, err := range l.Parts(podtest.Context(t), c.Latest(t).Runs("", "")) {
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			if p.Deflated.Len > 0 {
 				whole++
 			}
@@ -329,9 +320,7 @@ func TestRepresentation_LargeLeaf_BuildsItemsOneByOne(t *testing.T) {
 		}
 	}
 	all, err := (&List{Rep: rep}).Prepare(podtest.Context(t), c.Latest(t).Runs("", ""))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	c.Blocks.SetLimit(0)
 	c.Blocks.Flush()
 	for _, run := range runs(t, c) {
@@ -342,9 +331,7 @@ func TestRepresentation_LargeLeaf_BuildsItemsOneByOne(t *testing.T) {
 		var buf []byte
 		for _, e := range run.Items() {
 			item, err := rep.ItemIn(podtest.Context(t), e, &buf)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			n += int64(len(item))
 		}
 		if size, known := rep.size(run); !known || n != size {
@@ -370,18 +357,14 @@ func TestPrepare_Deflated_KeepsCompressedRuns(t *testing.T) {
 	}})
 	list(t, c, rep) // a leaf is compressed if its items, whose size is known now, are worth it
 	n, err := (&List{Rep: rep, Compressed: true}).Prepare(podtest.Context(t), c.Latest(t).Runs("", ""))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	var want int64
 	for _, run := range runs(t, c) {
 		if !rep.keepsDeflated(run) {
 			t.Errorf("a leaf of %d items is not cached compressed", len(run.Items()))
 		}
 		segment, err := rep.deflatedItems(podtest.Context(t), run)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		want += segment.Len
 	}
 	if n != want {
@@ -430,9 +413,7 @@ func TestRepresentation_DetachedEntries_AreNotCached(t *testing.T) {
 		if err == nil {
 			err = (&List{Rep: rep, Once: true}).append(podtest.Context(t), &spans, run)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		all := bytes.Join(spans.All, nil)
 		if round == 0 {
 			first = all
@@ -510,9 +491,7 @@ func TestRepresentation_LeafOfShard_UsesItemsOfResource(t *testing.T) {
 		run.Selected = true
 		var spans Spans
 		if n := c.Decoded(func() {
-			if err := rep.appendRun(podtest.Context(t), &spans, run); err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, rep.appendRun(podtest.Context(t), &spans, run))
 		}); n != 0 || !rep.keeps(run) {
 			t.Errorf("%d objects were decoded, and the items are cached: %t", n, rep.keeps(run))
 		}
@@ -555,9 +534,7 @@ func TestParts_SlowReader_MakesFewLeaves(t *testing.T) {
 		made.Store(0)
 		var written int64
 		for p, err := range l.Parts(podtest.Context(t), all) {
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			synctest.Wait() // the reader is slow
 			for _, span := range p.Spans {
 				written += int64(len(span))

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/internal/gzipjoin"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/mirror"
@@ -49,9 +50,7 @@ func list(t testing.TB, c *podtest.Cluster, rep *Representation) (all []byte) {
 	var spans Spans
 	for _, run := range runs(t, c) {
 		spans.Reset()
-		if err := rep.appendRun(podtest.Context(t), &spans, run); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, rep.appendRun(podtest.Context(t), &spans, run))
 		all = append(all, bytes.Join(spans.All, nil)...)
 	}
 	return all
@@ -65,9 +64,7 @@ func encodedOneByOne(t testing.TB, c *podtest.Cluster) (all []byte) {
 		if err == nil {
 			all, err = podItem(all, obj)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 	}
 	return all
 }
@@ -84,17 +81,11 @@ func inflate(t testing.TB, run gzipjoin.Segment) []byte {
 	t.Helper()
 	var body bytes.Buffer
 	z := gzipjoin.NewWriter(&body)
-	if err := errors.Join(z.WriteRun(run), z.Close()); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, errors.Join(z.WriteRun(run), z.Close()))
 	r, err := gzip.NewReader(&body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	content, err := io.ReadAll(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return content
 }
 

@@ -7,15 +7,15 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"testing"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // TestListener_CloseConnection_ClosesAndRemoves: a connection is found by a request received on it,
 // closed, and removed from the index.
 func TestListener_CloseConnection_ClosesAndRemoves(t *testing.T) {
 	plain, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	listener := Track(plain)
 	defer listener.Close()
 	if Track(listener) != listener {
@@ -24,9 +24,7 @@ func TestListener_CloseConnection_ClosesAndRemoves(t *testing.T) {
 	open := func() (client, server net.Conn) {
 		t.Helper()
 		client, err := net.Dial("tcp", listener.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		t.Cleanup(func() { client.Close() })
 		if server, err = listener.Accept(); err != nil {
 			t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/internal/freshness"
 	"github.com/stratakube/strata/kube/internal/index"
 	"github.com/stratakube/strata/kube/internal/list"
@@ -69,9 +70,7 @@ func newFixture(t testing.TB, change ...func(*podtest.Options)) *fixture {
 func (f *fixture) open(t testing.TB, ctx context.Context, opts storage.ListOptions) *Stream {
 	t.Helper()
 	st, err := f.env.Open(ctx, "/pods/", opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(st.Close)
 	return st
 }
@@ -157,8 +156,6 @@ func record(st *Stream) (got []delivery, err error) {
 func selector(t testing.TB, text string) labels.Selector {
 	t.Helper()
 	parsed, err := labels.Parse(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return parsed
 }

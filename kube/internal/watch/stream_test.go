@@ -24,6 +24,7 @@ import (
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
 
 	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testseed"
 	"github.com/stratakube/strata/kube/internal/representation"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
@@ -60,9 +61,7 @@ func TestStream_Bookmark_HasPublishedRevision(t *testing.T) {
 			if errors.Is(err, ErrEnded) {
 				break
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			if b.bookmark.Revision != 0 {
 				last = time.Now()
 			}
@@ -138,9 +137,7 @@ func TestStream_Bookmark_ComesAfterItsEvents(t *testing.T) {
 				time.Sleep(time.Duration(random.IntN(60)) * time.Second)
 			}
 			b, err := st.next()
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			for _, ev := range b.events {
 				if ev.Rev != written[0] {
 					t.Fatalf("got the event of %d, want %d", ev.Rev, written[0])
@@ -226,9 +223,7 @@ func TestStream_OfOneKey_ReadsNoOtherKey(t *testing.T) {
 	opts := after(0)
 	opts.Recursive = false
 	st, err := w.env.Open(podtest.Context(t), "/pods/ns/a", opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer st.Close()
 	if b := take(t, st); len(b.runs) != 1 || len(b.runs[0].Items()) != 1 || b.runs[0].Items()[0].Key() != podtest.Key(podtest.Pod("a")) {
 		t.Errorf("got %+v, want the pod a", b)
@@ -307,14 +302,10 @@ func TestStream_SelectorAndItem_ShareDecoding(t *testing.T) {
 				st := streams[(i+j)%len(streams)] // each is first once
 				ev := take(t, st).events[0]
 				typ, err := st.translate(ev)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testcheck.NoError(t, err)
 				if typ != "" {
 					item, err := rep.ItemAfter(podtest.Context(t), ev)
-					if err != nil {
-						t.Fatal(err)
-					}
+					testcheck.NoError(t, err)
 					items = append(items, string(item))
 				}
 			}
@@ -494,9 +485,7 @@ func TestStream_ShardOfNamespace_FollowsItsKeys(t *testing.T) {
 	opts.Predicate.ShardSelector = sharding.NewSelector(sharding.ShardRangeRequirement{Key: "object.metadata.uid", Start: "0x0000000000000000", End: "0x8000000000000000"})
 	for key, followed := range map[string]int{"/pods": 1, "/pods/ns": 0} {
 		st, err := w.env.Open(podtest.Context(t), key, opts)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		if n := len(st.life.releases) - 1; n != followed { // besides the metric of sharded watches
 			t.Errorf("a watch of %s follows %d shards, want %d", key, n, followed)
 		}

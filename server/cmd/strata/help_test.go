@@ -9,6 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 var (
@@ -22,9 +24,7 @@ func helpOf(t *testing.T, cmd *cobra.Command) (text string, names []string, flag
 	t.Helper()
 	var out bytes.Buffer
 	cmd.SetOut(&out)
-	if err := cmd.Help(); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, cmd.Help())
 	flags = map[string][]string{}
 	for line := range strings.Lines(out.String()) {
 		line = strings.TrimRight(line, "\n")
@@ -129,9 +129,7 @@ func TestHelp_EveryVisibleFlag_IsListedOnce(t *testing.T) {
 // Defaults that follow the machine are described, and durations are short.
 func TestHelp_APIServer_DefaultsAreDescribed(t *testing.T) {
 	cmd, _, err := newRootCommand().Find([]string{"apiserver"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	text, _, _ := helpOf(t, cmd)
 	for _, want := range []string{
 		"(default 256Mi, or an eighth of the available memory if that is less)",

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stratakube/strata/internal/loopback"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/server/internal/cli"
 )
 
@@ -123,13 +124,9 @@ func TestAPIServer_MissingFlag_EndsWithOneLine(t *testing.T) {
 func TestHistory_Failures_NameNextStep(t *testing.T) {
 	dir := t.TempDir()
 	damaged := filepath.Join(dir, "damaged")
-	if err := os.WriteFile(damaged, []byte("garbage"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.WriteFile(damaged, []byte("garbage"), 0o600))
 	reserved, err := loopback.Reserve() // refuses connections
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer reserved.Release()
 	dead := "https://" + reserved.Address()
 	for name, tc := range map[string]struct {
@@ -201,12 +198,8 @@ func TestSignals_FirstCancelsContext_SecondKills(t *testing.T) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), runEnv+"="+runStubborn)
 	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
+	testcheck.NoError(t, cmd.Start())
 	defer cmd.Process.Kill()
 	lines := bufio.NewScanner(stdout)
 	if !lines.Scan() || lines.Text() != "running" {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stratakube/strata/internal/loopback"
 	"github.com/stratakube/strata/internal/process"
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // named returns the program, started by another name.
@@ -70,9 +71,7 @@ func TestEtcd_FlagsOfEnvtest_ServesAndStops(t *testing.T) {
 	var urls [2]string
 	for i := range urls {
 		port, err := loopback.Reserve()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		t.Cleanup(func() { _ = port.Release() })
 		urls[i] = "http://" + port.Address()
 	}
@@ -82,9 +81,7 @@ func TestEtcd_FlagsOfEnvtest_ServesAndStops(t *testing.T) {
 		Args: []string{"--data-dir=" + filepath.Join(dir, "data"), "--listen-client-urls=" + urls[0], "--advertise-client-urls=" + urls[0],
 			"--listen-peer-urls=" + urls[1], "--unsafe-no-fsync=true"},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer server.Kill()
 	err = server.Await(t.Context(), 20*time.Millisecond, func(ctx context.Context) error {
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, urls[0]+"/health", nil)
@@ -97,9 +94,7 @@ func TestEtcd_FlagsOfEnvtest_ServesAndStops(t *testing.T) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if err := server.Stop(syscall.SIGTERM, time.Minute); err != nil {
 		t.Error(err)
 	}
@@ -109,13 +104,9 @@ func TestEtcd_FlagsOfEnvtest_ServesAndStops(t *testing.T) {
 func link(t *testing.T, dir, name string) string {
 	t.Helper()
 	self, err := filepath.Abs(os.Args[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	path := filepath.Join(dir, name)
-	if err := os.Symlink(self, path); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.Symlink(self, path))
 	return path
 }
 

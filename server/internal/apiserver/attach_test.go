@@ -6,20 +6,18 @@ import (
 
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 func TestAttachmentFromEnvironment_SelectsEngine(t *testing.T) {
 	for value, want := range map[string]engineKind{"": engineUpstream, "upstream": engineUpstream, "strata": engineStrata} {
 		t.Setenv(EngineVariable, value)
 		a, err := AttachmentFromEnvironment()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		etcd := genericoptions.NewEtcdOptions(storagebackend.NewDefaultConfig("/registry", nil))
 		interval := etcd.StorageConfig.CompactionInterval
-		if err := a.Options(etcd); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, a.Options(etcd))
 		// The engine compacts in place of upstream's storages, and only then.
 		if took := etcd.StorageConfig.CompactionInterval == 0 && a.compaction == interval; interval == 0 || took != (want == engineStrata) {
 			t.Errorf("%s=%q: the engine compacts: %t, want %t", EngineVariable, value, took, want == engineStrata)

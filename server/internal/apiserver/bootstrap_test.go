@@ -8,6 +8,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-helpers/auth/rbac/validation"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // bootstrapObjects returns the data of all objects that the two hooks create, by kind, namespace
@@ -20,37 +22,27 @@ func (s *server) bootstrapObjects(t *testing.T, ctx context.Context) map[string]
 	}
 	all := metav1.ListOptions{}
 	clusterRoles, err := s.client.RbacV1().ClusterRoles().List(ctx, all)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	for _, o := range clusterRoles.Items {
 		keep("ClusterRole", o.ObjectMeta, o.Rules, o.AggregationRule)
 	}
 	clusterBindings, err := s.client.RbacV1().ClusterRoleBindings().List(ctx, all)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	for _, o := range clusterBindings.Items {
 		keep("ClusterRoleBinding", o.ObjectMeta, o.RoleRef, o.Subjects)
 	}
 	roles, err := s.client.RbacV1().Roles("").List(ctx, all)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	for _, o := range roles.Items {
 		keep("Role", o.ObjectMeta, o.Rules)
 	}
 	bindings, err := s.client.RbacV1().RoleBindings("").List(ctx, all)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	for _, o := range bindings.Items {
 		keep("RoleBinding", o.ObjectMeta, o.RoleRef, o.Subjects)
 	}
 	classes, err := s.client.SchedulingV1().PriorityClasses().List(ctx, all)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	for _, o := range classes.Items {
 		keep("PriorityClass", o.ObjectMeta, o.Value, o.GlobalDefault, o.Description, o.PreemptionPolicy)
 	}
@@ -94,9 +86,7 @@ func TestBootstrap_ChangedObjects_AreReconciled(t *testing.T) {
 	}
 	setRules := func(name string, protect bool, more bool) {
 		role, err := roles.Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		if more {
 			extra := role.Rules[0].DeepCopy()
 			extra.Verbs = []string{"extra"}
@@ -124,9 +114,7 @@ func TestBootstrap_ChangedObjects_AreReconciled(t *testing.T) {
 	second := startServer(t, etcd)
 	got := second.bootstrapObjects(t, ctx)
 	scheduler, err := second.client.RbacV1().ClusterRoles().Get(ctx, "system:kube-scheduler", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	for _, role := range newPolicy().clusterRoles {
 		if role.Name != scheduler.Name {
 			continue

@@ -8,6 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	api "k8s.io/kubernetes/pkg/apis/core"
 	"k8s.io/kubernetes/pkg/controlplane"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // TestReadDecorators_Service_GetsServerIPFamilies: the address families of a Service without
@@ -18,13 +20,9 @@ func TestReadDecorators_Service_GetsServerIPFamilies(t *testing.T) {
 		"fd00::/112":  {api.IPv6Protocol},
 	} {
 		_, r, err := net.ParseCIDR(cidr)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		decorators, err := readDecorators(controlplane.Extra{ServiceIPRange: *r})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		s := &api.Service{Spec: api.ServiceSpec{Type: api.ServiceTypeClusterIP, ClusterIP: api.ClusterIPNone, Selector: map[string]string{"a": "b"}}}
 		decorators[schema.GroupResource{Resource: "services"}](s)
 		if !slices.Equal(s.Spec.IPFamilies, want) || !slices.Equal(s.Spec.ClusterIPs, []string{"None"}) {

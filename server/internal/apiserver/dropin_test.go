@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/server/internal/embedetcd"
 	"github.com/stratakube/strata/server/internal/pki"
 )
@@ -34,9 +35,7 @@ func TestEngineSwitch_NextEngineServesSameData(t *testing.T) {
 	defer cancel()
 	dir := t.TempDir()
 	files, err := pki.Ensure(filepath.Join(dir, "pki"), []string{"127.0.0.1"}, time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	main, second := startTLSEtcd(t, ctx, files), startTLSEtcd(t, ctx, files)
 	flags := []string{
 		"--etcd-prefix=/teams/blue",
@@ -99,9 +98,7 @@ func fill(t *testing.T, ctx context.Context, s *server, name string) {
 	created := map[string]watch.Interface{}
 	for resource, start := range watches {
 		events, err := start(ctx, metav1.ListOptions{LabelSelector: "made=" + name})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		defer events.Stop()
 		created[resource] = events
 	}
@@ -119,9 +116,7 @@ func fill(t *testing.T, ctx context.Context, s *server, name string) {
 		t.Fatal(err)
 	}
 	things, err := createKind(ctx, s, name+"s")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if _, err := things.Create(ctx, customObject(name+"s", name), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -176,9 +171,7 @@ resources:
   - aescbc: {keys: [{name: one, secret: %s}]}
   - identity: {}
 `, base64.StdEncoding.EncodeToString([]byte(strings.Repeat("k", 32))))
-	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.WriteFile(path, []byte(config), 0o600))
 	return path
 }
 
@@ -199,13 +192,9 @@ func startTLSEtcd(t *testing.T, ctx context.Context, files *pki.Files) *tlsEtcd 
 	}
 	t.Cleanup(etcd.Close)
 	config, err := EtcdTLS(storagebackend.TransportConfig{CertFile: files.Admin, KeyFile: files.Admin, TrustedCAFile: files.CA})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{etcd.Endpoint()}, TLS: config, Logger: zap.NewNop()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(func() { client.Close() })
 	return &tlsEtcd{url: etcd.Endpoint(), client: client}
 }
@@ -214,9 +203,7 @@ func startTLSEtcd(t *testing.T, ctx context.Context, files *pki.Files) *tlsEtcd 
 func (e *tlsEtcd) value(t *testing.T, ctx context.Context, key string) []byte {
 	t.Helper()
 	resp, err := e.client.Get(ctx, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if len(resp.Kvs) == 0 {
 		return nil
 	}

@@ -23,6 +23,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/client-go/dynamic"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 const (
@@ -59,9 +61,7 @@ func TestEngines_PassSameServerChecks(t *testing.T) {
 // checkDocumented compares the metrics of Strata and their types with docs/reference.md.
 func checkDocumented(t *testing.T, s *server, engine engineKind) {
 	reference, err := os.ReadFile("../../../docs/reference.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	found := regexp.MustCompile(`(?m)^# TYPE (strata_\w+) (\w+)$`).FindAllStringSubmatch(s.get(t, "/metrics"), -1)
 	if (len(found) > 0) != (engine == engineStrata) {
 		t.Errorf("%d metrics with --engine=%s", len(found), engine)
@@ -75,9 +75,7 @@ func checkDocumented(t *testing.T, s *server, engine engineKind) {
 
 func checkVersion(t *testing.T, s *server) {
 	var got apimachineryversion.Info
-	if err := json.Unmarshal([]byte(s.get(t, "/version")), &got); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, json.Unmarshal([]byte(s.get(t, "/version")), &got))
 	if !strings.HasPrefix(got.GitVersion, "v1.37.2+strata.") || got.Major != "1" || got.Minor != "37" {
 		t.Errorf("/version = %+v, want v1.37.2+strata.*, major 1, minor 37", got)
 	}
@@ -89,22 +87,16 @@ func checkConfigMaps(t *testing.T, s *server) {
 	maps := s.client.CoreV1().ConfigMaps(metav1.NamespaceDefault)
 
 	before, err := maps.List(ctx, metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	events, err := maps.Watch(ctx, metav1.ListOptions{ResourceVersion: before.ResourceVersion})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer events.Stop()
 
 	created, err := maps.Create(ctx, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: "one"},
 		Data:       map[string]string{"k": "first"},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	got, err := maps.Get(ctx, "one", metav1.GetOptions{})
 	if err != nil || got.ResourceVersion != created.ResourceVersion || got.Data["k"] != "first" {
 		t.Fatalf("get after create = %v (%v), want the created object", got, err)
@@ -115,9 +107,7 @@ func checkConfigMaps(t *testing.T, s *server) {
 	}
 	got.Data["k"] = "second"
 	updated, err := maps.Update(ctx, got, metav1.UpdateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if err := maps.Delete(ctx, "one", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -131,9 +121,7 @@ func checkConfigMaps(t *testing.T, s *server) {
 // requireEvent fails the test unless the next event about name has the type and properties wanted.
 func requireEvent(t *testing.T, ctx context.Context, events watch.Interface, kind watch.EventType, name string, ok func(metav1.Object) bool) {
 	t.Helper()
-	if err := expectEvent(ctx, events, kind, name, ok); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, expectEvent(ctx, events, kind, name, ok))
 }
 
 func expectEvent(ctx context.Context, events watch.Interface, kind watch.EventType, name string, ok func(metav1.Object) bool) error {
@@ -161,23 +149,15 @@ func checkCustomResources(t *testing.T, s *server) {
 	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	things, err := createKind(ctx, s, "things")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 
 	before, err := things.List(ctx, metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	events, err := things.Watch(ctx, metav1.ListOptions{ResourceVersion: before.GetResourceVersion()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer events.Stop()
 	created, err := things.Create(ctx, customObject("things", "one"), metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	got, err := things.Get(ctx, "one", metav1.GetOptions{})
 	if err != nil || got.GetUID() != created.GetUID() {
 		t.Fatalf("get after create = %v (%v), want the created object", got, err)
@@ -254,9 +234,7 @@ func checkConnections(t *testing.T, s *server, engine engineKind, proxy *countin
 	for i := range resources {
 		using.Go(func() error { return useNewResource(useCtx, s, fmt.Sprintf("widgets%d", i)) })
 	}
-	if err := using.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, using.Wait())
 	if engine == engineUpstream {
 		if after := proxy.open.Load(); after < before+resources {
 			t.Errorf("%d connections grew to %d with %d resources: upstream opens one for each, so the count of this test is wrong",
@@ -347,16 +325,12 @@ func checkCompactor(t *testing.T, s *server, engine engineKind) {
 func listEverything(t *testing.T, ctx context.Context, s *server) int {
 	t.Helper()
 	_, groups, err := s.client.Discovery().ServerGroupsAndResources()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	client := dynamic.NewForConfigOrDie(s.config)
 	listed := 0
 	for _, group := range groups {
 		gv, err := schema.ParseGroupVersion(group.GroupVersion)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		for _, r := range group.APIResources {
 			if strings.Contains(r.Name, "/") || !slices.Contains(r.Verbs, "list") {
 				continue
@@ -380,9 +354,7 @@ func TestCacheEvents_Default_HoldsEventsOnly(t *testing.T) {
 	etcd := &genericoptions.EtcdOptions{EnableWatchCache: true, WatchCacheSizes: []string{"events.events.k8s.io#0", "pods#0", "events#0"}}
 	cacheEvents(etcd)
 	uncached, err := uncachedResources(etcd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if uncached(schema.GroupResource{Resource: "events"}) || !uncached(schema.GroupResource{Resource: "pods"}) {
 		t.Errorf("sizes %q", etcd.WatchCacheSizes)
 	}
@@ -403,9 +375,7 @@ func TestUncachedResources_FollowWatchCacheFlags(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			uncached, err := uncachedResources(&genericoptions.EtcdOptions{EnableWatchCache: tc.enabled, WatchCacheSizes: tc.sizes})
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			for resource, want := range tc.uncached {
 				if got := uncached(resource); got != want {
 					t.Errorf("uncached(%s) = %v, want %v", resource, got, want)

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // TestGroupLimit_AncestorsAndMounts_LowestCounts reads the control groups of a process from files
@@ -49,25 +51,17 @@ func TestGroupLimit_AncestorsAndMounts_LowestCounts(t *testing.T) {
 			dir := t.TempDir()
 			write := func(file, text string) {
 				path := filepath.Join(dir, file)
-				if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(path, []byte(strings.ReplaceAll(text, "$T", dir)), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				testcheck.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+				testcheck.NoError(t, os.WriteFile(path, []byte(strings.ReplaceAll(text, "$T", dir)), 0o644))
 			}
 			write("proc/7/cgroup", test.cgroup)
 			write("proc/7/mountinfo", test.mounts)
 			for file, text := range test.files {
 				write(file, text)
 			}
-			if err := os.Symlink("7", filepath.Join(dir, "proc/self")); err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, os.Symlink("7", filepath.Join(dir, "proc/self")))
 			limit, err := groupLimitOf(filepath.Join(dir, "proc"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			if limit != test.limit {
 				t.Errorf("limit %d, want %d", limit, test.limit)
 			}

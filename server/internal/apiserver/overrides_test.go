@@ -15,6 +15,8 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 func TestParseOverrides_InvalidValue_IsNamed(t *testing.T) {
@@ -50,9 +52,7 @@ func TestOverrides_Servers(t *testing.T) {
 		"/services#http://d:1",
 	}
 	parsed, err := parseOverrides(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	b := []string{"http://b:1", "http://b:2"}
 	for resource, want := range map[schema.GroupResource][]string{
 		{Resource: "events"}:                         b,
@@ -79,9 +79,7 @@ func TestOverrides_ChecksAreNamedAndNotInLivez(t *testing.T) {
 	o := etcdOptions("http://a:1")
 	o.EtcdServersOverrides = []string{"/events#http://b:1", "coordination.k8s.io/leases#http://b:1", "/pods#unix:///run/etcd.sock"}
 	parsed, err := parseOverrides(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	var checks []healthz.HealthChecker
 	for _, name := range []string{"ping", "etcd", "etcd-override-0", "etcd-override-readiness-0", "etcd-override-1"} {
 		checks = append(checks, healthz.NamedCheck(name, func(*http.Request) error { return nil }))
@@ -90,9 +88,7 @@ func TestOverrides_ChecksAreNamedAndNotInLivez(t *testing.T) {
 	second := &genericapiserver.Config{HealthzChecks: checks, LivezChecks: checks, ReadyzChecks: checks}
 	stopped := make(chan struct{})
 	defer close(stopped)
-	if err := parsed.installChecks(o.StorageConfig, stopped, first, second); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, parsed.installChecks(o.StorageConfig, stopped, first, second))
 	names := func(checks []healthz.HealthChecker) (all []string) {
 		for _, c := range checks {
 			all = append(all, c.Name())
@@ -139,9 +135,7 @@ func TestOverrides_ResourceNotServed_IsLogged(t *testing.T) {
 	o := etcdOptions("http://a:1")
 	o.EtcdServersOverrides = []string{"/events#http://b:1", "apps/*#http://b:1", "/evnets#http://c:1", "example.com/*#http://c:1"}
 	parsed, err := parseOverrides(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	parsed.warnUnserved(t.Context(), &rest.Config{Host: server.URL})
 	for i, want := range []string{`"resource"="evnets"`, `"resource"="*.example.com"`} {
 		if i >= len(lines) || !strings.Contains(lines[i], want) {

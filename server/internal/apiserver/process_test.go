@@ -28,6 +28,7 @@ import (
 
 	"github.com/stratakube/strata/internal/loopback"
 	"github.com/stratakube/strata/internal/process"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/server/internal/embedetcd"
 )
 
@@ -79,9 +80,7 @@ func startEtcd(t *testing.T) string {
 func minimalFlags(t *testing.T, dir, etcdURL string) []string {
 	t.Helper()
 	flags, err := kubeAPIServerFlags(dir, etcdURL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return flags
 }
 
@@ -151,9 +150,7 @@ func startServer(t *testing.T, etcdURL string, more ...string) *server {
 	ctx, cancel := context.WithTimeout(t.Context(), readyTimeout)
 	defer cancel()
 	url, _, err := p.WaitLine(ctx, 0, "") // the first line
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(func() { requireCleanStop(t, p) })
 	return newServer(t, url, filepath.Join(dir, "apiserver.crt"))
 }
@@ -165,9 +162,7 @@ func newServer(t *testing.T, url, caFile string) *server {
 		QPS: -1, WarningHandler: rest.NoWarnings{},
 	}
 	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return &server{config: config, client: client}
 }
 
@@ -175,9 +170,7 @@ func newServer(t *testing.T, url, caFile string) *server {
 func reservePort(t *testing.T) *loopback.Port {
 	t.Helper()
 	port, err := loopback.Reserve()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(func() { _ = port.Release() })
 	return port
 }
@@ -191,9 +184,7 @@ func startProcess(t *testing.T, dir string, flags ...string) *process.Child {
 		Name: "server", Path: os.Args[0], Args: flags, Env: append(os.Environ(), serveEnv+"=1", "GOGC=300"),
 		Log: filepath.Join(dir, "log"), Lines: true,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(p.Kill)
 	return p
 }
@@ -233,13 +224,9 @@ type countingProxy struct {
 func startCountingProxy(t *testing.T, target string) *countingProxy {
 	t.Helper()
 	u, err := url.Parse(target)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	p := &countingProxy{url: "http://" + listener.Addr().String()}
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup

@@ -10,6 +10,8 @@ import (
 
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 func etcdOptions(servers ...string) *genericoptions.EtcdOptions {
@@ -22,9 +24,7 @@ func etcdOptions(servers ...string) *genericoptions.EtcdOptions {
 func awaitOptions(t *testing.T, ctx context.Context, o *genericoptions.EtcdOptions) error {
 	t.Helper()
 	overrides, err := parseOverrides(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return awaitEtcd(ctx, o.StorageConfig.Transport, overrides)
 }
 
@@ -103,9 +103,7 @@ func TestAwaitEtcd_UnreadableCertificate_ReturnsError(t *testing.T) {
 // before any write to etcd.
 func TestServer_PortInUse_ExitsWithOneLine(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer taken.Close()
 	dir := t.TempDir()
 	flags := append(minimalFlags(t, dir, startEtcd(t)), fmt.Sprintf("--secure-port=%d", taken.Addr().(*net.TCPAddr).Port))

@@ -28,6 +28,7 @@ import (
 	"k8s.io/kubernetes/pkg/registry/core/configmap/storage"
 	"sigs.k8s.io/yaml"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/kube/loadshed"
 	"github.com/stratakube/strata/kube/readpath"
@@ -49,9 +50,7 @@ type metricDoc struct {
 func readMetricDocs(t *testing.T) (docs metricDocs) {
 	t.Helper()
 	text, err := os.ReadFile("../../../docs/metrics.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if err := yaml.UnmarshalStrict(text, &docs); err != nil {
 		t.Fatalf("docs/metrics.yaml: %v", err)
 	}
@@ -134,13 +133,9 @@ func registeredMetrics(t *testing.T) (strata, cache []metric) {
 			t.Fatalf("cannot read descriptor %s", d)
 		}
 		name, err := strconv.Unquote(parts[1])
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		help, err := strconv.Unquote(parts[2])
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		into := &strata
 		switch {
 		case ofWatchCache.MatchString(name):
@@ -201,22 +196,16 @@ func openCluster(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	etcd, err := embedetcd.Start(ctx, embedetcd.Config{Dir: t.TempDir(), ClientURL: "http://127.0.0.1:0", UnsafeNoFsync: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(etcd.Close)
 	engine := kubestorage.New(kubestorage.Options{})
 	t.Cleanup(engine.Close)
 	config := storagebackend.NewDefaultConfig("/registry", legacyscheme.Codecs.LegacyCodec(corev1.SchemeGroupVersion))
 	config.Transport.ServerList = []string{etcd.Endpoint()}
 	configMaps, err := storage.NewREST(engine.RESTOptionsGetter(undecorated{config}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(configMaps.Destroy)
-	if err := engine.WaitLoaded(ctx, time.Minute); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, engine.WaitLoaded(ctx, time.Minute))
 	readpath.New(readpath.Config{})
 	loadshed.New(nil)
 	storagemetrics.Register() // by the route /metrics

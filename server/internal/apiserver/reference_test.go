@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/server/internal/apiserver"
 	"github.com/stratakube/strata/server/internal/datadir"
@@ -29,9 +30,7 @@ var update = flag.Bool("update", false, "write the generated tables to docs/refe
 func TestReference_TablesAreCurrent(t *testing.T) {
 	t.Setenv(datadir.EnvVar, "") // the default of a flag of strata up
 	before, err := os.ReadFile(referenceFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	documented := readMetricDocs(t)
 	strataMetrics, cacheMetrics := registeredMetrics(t)
 	after := before
@@ -53,9 +52,7 @@ func TestReference_TablesAreCurrent(t *testing.T) {
 	switch {
 	case bytes.Equal(before, after):
 	case *update:
-		if err := os.WriteFile(referenceFile, after, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, os.WriteFile(referenceFile, after, 0o644))
 	default:
 		t.Errorf("docs/reference.md is stale (make generate); first line that differs: %s", firstDifference(before, after))
 	}
@@ -64,9 +61,7 @@ func TestReference_TablesAreCurrent(t *testing.T) {
 // TestReference_HasGates checks the rows of the gates: name and default.
 func TestReference_HasGates(t *testing.T) {
 	text, err := os.ReadFile(referenceFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	for name, spec := range kubestorage.Gates() {
 		state := "off"
 		if spec.Default {

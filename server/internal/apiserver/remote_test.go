@@ -12,6 +12,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 	fakesource "k8s.io/client-go/tools/cache/testing"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 var widgets = schema.GroupVersion{Group: "example.com", Version: "v1"}
@@ -33,9 +35,7 @@ func registered(revision int, remote bool) *apiregistrationv1.APIService {
 func TestAPIService_BeforeInformerSync_VersionIsLocalUntilReceived(t *testing.T) {
 	informer := cache.NewSharedIndexInformer(fakesource.NewFakeControllerSource(), &apiregistrationv1.APIService{}, 0, cache.Indexers{})
 	r := newRemoteVersions()
-	if err := r.follow(informer); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, r.follow(informer))
 	if informer.HasSynced() || !r.local(widgets) {
 		t.Error("not local, though the aggregator has no APIService")
 	}
@@ -52,9 +52,7 @@ func TestAPIService_BeforeInformerSync_VersionIsLocalUntilReceived(t *testing.T)
 func TestAPIService_BeforeHandlersSync_NothingIsStored(t *testing.T) {
 	informer := cache.NewSharedIndexInformer(fakesource.NewFakeControllerSource(), &apiregistrationv1.APIService{}, 0, cache.Indexers{})
 	r := newRemoteVersions()
-	if err := r.follow(informer); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, r.follow(informer))
 	resource := widgets.WithResource("widgets")
 	resources := &Resources{follow: &followedInformers{remote: r}, builtIn: map[schema.GroupVersionResource][]string{resource: {""}}}
 	info := &request.RequestInfo{APIGroup: resource.Group, APIVersion: resource.Version, Resource: resource.Resource}
@@ -126,9 +124,7 @@ func TestAPIService_CachedAsRemote_VersionIsNotLocal(t *testing.T) {
 	source.Add(registered(0, false))
 	informer := cache.NewSharedIndexInformer(source, &apiregistrationv1.APIService{}, 0, cache.Indexers{})
 	r := newRemoteVersions()
-	if err := r.follow(informer); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, r.follow(informer))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	go informer.RunWithContext(ctx)

@@ -22,6 +22,8 @@ import (
 	"k8s.io/kubernetes/pkg/registry/core/node"
 	"k8s.io/kubernetes/pkg/registry/core/pod"
 	"k8s.io/kubernetes/pkg/registry/core/secret"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // attrsOf are upstream's functions of selectable fields, by kind; other kinds have the default.
@@ -44,13 +46,9 @@ func (f *storedForm) attributes(t *testing.T, obj runtime.Object) attributes {
 		getAttrs = storage.DefaultNamespaceScopedAttr
 	}
 	l, fs, err := getAttrs(obj)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	m, err := meta.Accessor(obj)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return attributes{l, fs, m.GetName(), m.GetNamespace(), m.GetUID()}
 }
 
@@ -90,9 +88,7 @@ func TestAbridger_EveryKind_KeepsAttributes(t *testing.T) {
 				compare(f.raw(t, obj))
 				if internal := f.read(f.raw(t, obj), 0); internal != nil {
 					again, err := runtime.Encode(f.codec, internal)
-					if err != nil {
-						t.Fatal(err)
-					}
+					testcheck.NoError(t, err)
 					compare(again)
 				}
 			}

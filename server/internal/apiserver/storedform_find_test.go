@@ -20,6 +20,7 @@ import (
 	"k8s.io/kubernetes/pkg/apis/batch"
 	"k8s.io/kubernetes/pkg/apis/core"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/kind"
 	"github.com/stratakube/strata/kube/transcode"
 )
@@ -47,9 +48,7 @@ func newFoundForm(t testing.TB, gvk schema.GroupVersionKind) *foundForm {
 func formFor(t testing.TB, gvk schema.GroupVersionKind) kind.Form {
 	t.Helper()
 	f, err := formOf(gvk, storedKinds()[gvk])
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return f
 }
 
@@ -98,15 +97,11 @@ func joined(t *testing.T, a, b []byte) []byte {
 		if data == &b[4] {
 			stored = b
 		}
-		if err := into.Unmarshal(stored[4:]); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, into.Unmarshal(stored[4:]))
 	}
 	first.Raw = append(first.Raw, second.Raw...)
 	data, err := first.Marshal()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return append(slices.Clone(a[:4]), data...)
 }
 
@@ -127,9 +122,7 @@ func TestFinders_EveryKind_EqualAttributes(t *testing.T) {
 				f.compare(t, data, true)
 				if internal := f.read(data, 0); internal != nil {
 					again, err := runtime.Encode(f.codec, internal)
-					if err != nil {
-						t.Fatal(err)
-					}
+					testcheck.NoError(t, err)
 					f.compare(t, again, true)
 				}
 				if last != nil {
@@ -184,9 +177,7 @@ func FuzzFinders(f *testing.F) {
 // decrypted for one.
 func TestFinder_AnyResource_FindsOwnForm(t *testing.T) {
 	table, err := kinds(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	find := func(obj runtime.Object, label bool, name string) transcode.Find {
 		if f := table(schema.GroupResource{}, obj); f.Find != nil {
 			return f.Find(label, name)
@@ -224,9 +215,7 @@ func TestFinder_AnyResource_FindsOwnForm(t *testing.T) {
 	}
 	for gvk := range storedKinds() { // by the types of their storages
 		internal, err := legacyscheme.Scheme.New(gvk.GroupKind().WithVersion(runtime.APIVersionInternal))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		if find(internal, true, "a") == nil || find(internal, false, "metadata.name") == nil {
 			t.Errorf("%s has no finder", gvk)
 		}

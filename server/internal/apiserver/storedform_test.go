@@ -22,6 +22,7 @@ import (
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	"k8s.io/kubernetes/pkg/features"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/transcode"
 )
 
@@ -51,9 +52,7 @@ func (f *storedForm) raw(t *testing.T, obj runtime.Object) []byte {
 	pb, _ := runtime.SerializerInfoForMediaType(legacyscheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
 	obj.GetObjectKind().SetGroupVersionKind(f.gvk)
 	var buf bytes.Buffer
-	if err := pb.Serializer.Encode(obj, &buf); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, pb.Serializer.Encode(obj, &buf))
 	return buf.Bytes()
 }
 
@@ -80,9 +79,7 @@ func (f *storedForm) item(t *testing.T, data []byte, rev int64) []byte {
 		t.Fatalf("%s: upstream cannot decode what was transcoded: %q", f.gvk.Kind, data)
 	}
 	var buf bytes.Buffer
-	if err := f.encoder.Encode(obj, &buf); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, f.encoder.Encode(obj, &buf))
 	head := `{"kind":` + strconv.Quote(f.gvk.Kind) + `,"apiVersion":` + strconv.Quote(f.gvk.GroupVersion().String()) + `,`
 	rest, ok := bytes.CutPrefix(bytes.TrimSuffix(buf.Bytes(), []byte("\n")), []byte(head))
 	if !ok {
@@ -106,9 +103,7 @@ func (f *storedForm) compare(t *testing.T, data []byte) bool {
 		return ok
 	}
 	want, err := runtime.Encode(f.codec, f.read(data, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if !bytes.Equal(data, want) {
 		t.Fatalf("%s: canonical\n%q\nwant\n%q", f.gvk.Kind, data, want)
 	}
@@ -147,9 +142,7 @@ func TestTranscoders_EveryKind_EqualUpstream(t *testing.T) {
 					continue
 				}
 				again, err := runtime.Encode(f.codec, internal)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testcheck.NoError(t, err)
 				if !f.compare(t, again) {
 					continue
 				}
@@ -281,9 +274,7 @@ func TestTranscoders_RichPod_EqualsUpstream(t *testing.T) {
 		t.Error("a pod without defaults was transcoded")
 	}
 	again, err := runtime.Encode(f.codec, f.read(data, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if !f.compare(t, again) || !f.tr.Canonical(again) {
 		t.Fatal("a pod as this release stores it was declined")
 	}
@@ -314,16 +305,12 @@ func TestTranscoders_Gate_AddsRule(t *testing.T) {
 		f := newStoredForm(gvk, formFor(t, gvk).Transcoder)
 		pod := richPod()
 		data, err := runtime.Encode(f.codec, f.read(f.raw(t, pod), 0))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		if !f.compare(t, data) {
 			t.Fatalf("gate %v: declined", on)
 		}
 		without := &corev1.Pod{}
-		if err := runtime.DecodeInto(legacyscheme.Codecs.UniversalDeserializer(), data, without); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, runtime.DecodeInto(legacyscheme.Codecs.UniversalDeserializer(), data, without))
 		without.Spec.Containers[0].LivenessProbe.HTTPGet.Protocol = nil
 		if ok := f.compare(t, f.raw(t, without)); ok == on {
 			t.Errorf("gate %v: without a protocol, transcoded %v", on, ok)

@@ -9,14 +9,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 func mustOpen(t *testing.T, path string) *Dir {
 	t.Helper()
 	d, err := Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return d
 }
 
@@ -30,9 +30,7 @@ func TestOpen_MissingDirectory_IsNewOnce(t *testing.T) {
 		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o700 {
 			t.Errorf("open %d: mode %v (%v), want 0700", i, info.Mode(), err)
 		}
-		if err := d.Close(); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, d.Close())
 	}
 }
 
@@ -49,23 +47,13 @@ func TestOpen_AccessibleToOthers_RestrictsModes(t *testing.T) {
 	d := mustOpen(t, path)
 	outside := filepath.Join(t.TempDir(), "outside")
 	for name, mode := range map[string]os.FileMode{outside: 0o644, d.join("private"): 0o600, d.Kubeconfig(): 0o644} {
-		if err := os.WriteFile(name, nil, mode); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, os.WriteFile(name, nil, mode))
 	}
-	if err := os.Mkdir(d.PKI(), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.Mkdir(d.PKI(), 0o755))
 	key := filepath.Join(d.PKI(), "key")
-	if err := os.WriteFile(key, nil, 0o640); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(outside, d.join("link")); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.WriteFile(key, nil, 0o640))
+	testcheck.NoError(t, os.Symlink(outside, d.join("link")))
+	testcheck.NoError(t, d.Close())
 	for i, want := range [][]string{{"kubeconfig", "pki", "pki/key"}, nil} {
 		d := mustOpen(t, path)
 		if !slices.Equal(d.Closed, want) {
@@ -76,9 +64,7 @@ func TestOpen_AccessibleToOthers_RestrictsModes(t *testing.T) {
 				t.Errorf("open %d: %s has mode %v (%v), want %v", i, name, info.Mode(), err, mode)
 			}
 		}
-		if err := d.Close(); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, d.Close())
 	}
 }
 
@@ -91,9 +77,7 @@ func TestOpen_InUse_NamesProcess(t *testing.T) {
 	if err := CheckFree(path); err == nil {
 		t.Error("a directory in use passes for free")
 	}
-	if err := first.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, first.Close())
 	if err := CheckFree(path); err != nil {
 		t.Error(err)
 	}
@@ -102,12 +86,8 @@ func TestOpen_InUse_NamesProcess(t *testing.T) {
 
 func TestOpen_ForeignDirectory_IsRejectedUnchanged(t *testing.T) {
 	path := t.TempDir()
-	if err := os.Chmod(path, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(path, "something"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.Chmod(path, 0o755))
+	testcheck.NoError(t, os.WriteFile(filepath.Join(path, "something"), nil, 0o600))
 	if _, err := Open(path); err == nil || !strings.Contains(err.Error(), "was not created by strata up") {
 		t.Errorf("open: %v", err)
 	}
@@ -154,14 +134,10 @@ func TestCheckKind_DataOfOtherKind_NamesNextStep(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d, err := Open(filepath.Join(t.TempDir(), "data"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			defer d.Close()
 			if test.path != "" {
-				if err := os.MkdirAll(d.join(test.path), 0o700); err != nil {
-					t.Fatal(err)
-				}
+				testcheck.NoError(t, os.MkdirAll(d.join(test.path), 0o700))
 			}
 			err = d.CheckKind(test.ha)
 			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
@@ -173,9 +149,7 @@ func TestCheckKind_DataOfOtherKind_NamesNextStep(t *testing.T) {
 
 func TestOpen_DirectoryOfAnotherOwner_IsRefusedUnchanged(t *testing.T) {
 	path := t.TempDir()
-	if err := os.Chmod(path, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.Chmod(path, 0o755))
 	stranger := os.Geteuid() + 1
 	d, err := open(path, func(info fs.FileInfo) error { return CheckOwner(info, stranger) })
 	if err == nil {
@@ -199,9 +173,7 @@ func TestOpen_FileOfAnotherOwner_IsRefused(t *testing.T) {
 	d := mustOpen(t, path)
 	foreign := filepath.Join(d.PKI(), "ca.crt")
 	for _, err := range []error{os.Mkdir(d.PKI(), 0o700), os.WriteFile(foreign, nil, 0o600), os.Symlink(foreign, d.join("link")), d.Close()} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 	}
 	for _, name := range []string{"pki", "pki/ca.crt", "link"} {
 		d, err := open(path, func(info fs.FileInfo) error {

@@ -4,17 +4,15 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 func TestWriteFile_ReplacesWholeFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "f")
-	if err := os.WriteFile(path, []byte("a longer text than the next"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := WriteFile(path, []byte("next")); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.WriteFile(path, []byte("a longer text than the next"), 0o644))
+	testcheck.NoError(t, WriteFile(path, []byte("next")))
 	got, err := os.ReadFile(path)
 	if err != nil || string(got) != "next" {
 		t.Errorf("read %q, %v", got, err)

@@ -32,6 +32,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/stratakube/strata/internal/test/testbin"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testrequire"
 	"github.com/stratakube/strata/server/internal/apiserver"
 	"github.com/stratakube/strata/server/internal/version"
@@ -58,9 +59,7 @@ func decode(t *testing.T, manifests []byte) (objects []runtime.Object) {
 func read(t *testing.T, path string) []byte {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(deploy, path))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return text
 }
 
@@ -128,13 +127,9 @@ func writeManifest(t *testing.T, patches string) (path string, err error) {
 func kubeadmPod(t *testing.T, patches string) *corev1.Pod {
 	t.Helper()
 	path, err := writeManifest(t, patches)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return decode(t, text)[0].(*corev1.Pod)
 }
 
@@ -169,9 +164,7 @@ func TestKubeadmPatches_OtherCommand_Fail(t *testing.T) {
 			names = append(names, "kube-apiserver0again+json.yaml")
 		}
 		for _, name := range names {
-			if err := os.WriteFile(filepath.Join(patches, name), read(t, "kubeadm/patches/kube-apiserver0+json.yaml"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, os.WriteFile(filepath.Join(patches, name), read(t, "kubeadm/patches/kube-apiserver0+json.yaml"), 0o600))
 		}
 		if _, err := writeManifest(t, patches); (err != nil) != again {
 			t.Errorf("patch applied again: %v: error %v", again, err)
@@ -182,9 +175,7 @@ func TestKubeadmPatches_OtherCommand_Fail(t *testing.T) {
 func asYAML(t *testing.T, o any) string {
 	t.Helper()
 	text, err := yaml.Marshal(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return string(text)
 }
 
@@ -192,9 +183,7 @@ func asYAML(t *testing.T, o any) string {
 func kustomize(t *testing.T, dir string) []byte {
 	t.Helper()
 	binary, err := testbin.Path()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	cmd := exec.Command(binary, "kubectl", "kustomize", filepath.Join(deploy, dir))
 	var failure bytes.Buffer
 	cmd.Stderr = &failure
@@ -243,9 +232,7 @@ func TestKustomize_ControlPlane_IsConsistent(t *testing.T) {
 			selects := map[string]labels.Selector{"service": labels.SelectorFromSet(service.Spec.Selector)}
 			for name, s := range map[string]*metav1.LabelSelector{"deployment": deployment.Spec.Selector, "budget": budget.Spec.Selector, "spread": template.Spec.TopologySpreadConstraints[0].LabelSelector} {
 				selector, err := metav1.LabelSelectorAsSelector(s)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testcheck.NoError(t, err)
 				selects[name] = selector
 			}
 			for name, selector := range selects {
@@ -271,9 +258,7 @@ func TestKustomize_Monitoring_HasRulesAndDashboard(t *testing.T) {
 			Metadata metav1.ObjectMeta
 			Data     map[string]string
 		}
-		if err := yaml.Unmarshal([]byte(document), &o); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, yaml.Unmarshal([]byte(document), &o))
 		rule = rule || o.Kind == "PrometheusRule"
 		dashboard = dashboard || o.Kind == "ConfigMap" && o.Data["strata.json"] == string(read(t, "monitoring/dashboard.json")) && o.Metadata.Labels["grafana_dashboard"] == "1"
 	}
@@ -287,18 +272,14 @@ func TestKustomize_Monitoring_HasRulesAndDashboard(t *testing.T) {
 func TestPrometheusRule_EqualsRules(t *testing.T) {
 	const path = "monitoring/prometheusrule.yaml"
 	var rules any
-	if err := yaml.Unmarshal(read(t, "monitoring/rules.yaml"), &rules); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, yaml.Unmarshal(read(t, "monitoring/rules.yaml"), &rules))
 	text := "# The rules of rules.yaml for the Prometheus operator; make generate writes this file.\n" + asYAML(t, map[string]any{
 		"apiVersion": "monitoring.coreos.com/v1", "kind": "PrometheusRule",
 		"metadata": map[string]any{"name": "strata", "labels": map[string]string{"app.kubernetes.io/name": "strata"}},
 		"spec":     rules,
 	})
 	if *update {
-		if err := os.WriteFile(filepath.Join(deploy, path), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, os.WriteFile(filepath.Join(deploy, path), []byte(text), 0o644))
 	}
 	if string(read(t, path)) != text {
 		t.Errorf("%s is stale: make generate", path)
@@ -328,17 +309,11 @@ func TestSystemdUnit_IsValid(t *testing.T) {
 		testrequire.Missing(t, "systemd-analyze", fmt.Sprintf("the unit's settings are not verified: %v", err))
 	}
 	binary, err := testbin.Path() // the program has to exist
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	binary, err = filepath.Abs(binary)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	copied := filepath.Join(t.TempDir(), "strata-apiserver.service")
-	if err := os.WriteFile(copied, bytes.ReplaceAll(unit, []byte("/usr/local/bin/strata"), []byte(binary)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.WriteFile(copied, bytes.ReplaceAll(unit, []byte("/usr/local/bin/strata"), []byte(binary)), 0o600))
 	if out, err := exec.Command(analyze, "verify", "--man=no", copied).CombinedOutput(); err != nil || len(out) > 0 {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
 	}
@@ -392,9 +367,7 @@ func TestFiles_NameNoRegistry(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 }
 
 // TestKindCluster_MountsPatches decodes the configuration strictly, with the fields that it uses.
@@ -411,9 +384,7 @@ func TestKindCluster_MountsPatches(t *testing.T) {
 			} `json:"extraMounts"`
 		} `json:"nodes"`
 	}
-	if err := yaml.UnmarshalStrict(read(t, "kind/cluster.yaml"), &cluster); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, yaml.UnmarshalStrict(read(t, "kind/cluster.yaml"), &cluster))
 	mount := cluster.Nodes[0].ExtraMounts[0]
 	if _, err := os.Stat(filepath.Join(deploy, mount.HostPath, "kube-apiserver0+json.yaml")); err != nil {
 		t.Error(err)

@@ -12,6 +12,8 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // timeout bounds every step of these tests.
@@ -25,9 +27,7 @@ func start(t *testing.T, cfg Config) *Server {
 		cfg.Logger = zap.NewNop()
 	}
 	s, err := Start(ctx, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(s.Close)
 	return s
 }
@@ -35,9 +35,7 @@ func start(t *testing.T, cfg Config) *Server {
 func dial(t *testing.T, s *Server) *clientv3.Client {
 	t.Helper()
 	c, err := clientv3.New(clientv3.Config{Endpoints: []string{s.Endpoint()}, DialTimeout: timeout})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -56,9 +54,7 @@ func requireValue(t *testing.T, s *Server, key, want string) {
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	got, err := dial(t, s).Get(ctx, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if len(got.Kvs) != 1 || string(got.Kvs[0].Value) != want {
 		t.Fatalf("%s holds %v, want %q", key, got.Kvs, want)
 	}
@@ -78,9 +74,7 @@ func TestStart_AfterClose_ServesSameData(t *testing.T) {
 
 func TestStart_SocketDir_IsPrivate(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "etcd")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.Mkdir(dir, 0o755))
 	s := start(t, Config{Dir: dir})
 	path, ok := strings.CutPrefix(s.Endpoint(), "unix://")
 	if !ok || filepath.Dir(path) != dir {
@@ -125,9 +119,7 @@ func TestStart_DatabaseLockedByEtcd_ReturnsErrLocked(t *testing.T) {
 	first := start(t, cfg)
 	put(t, first, "k", "v")
 	// A stock etcd does not use this lock file, only the lock of the database.
-	if err := os.Remove(filepath.Join(cfg.Dir, "lock")); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.Remove(filepath.Join(cfg.Dir, "lock")))
 	if _, err := Start(t.Context(), cfg); !errors.Is(err, ErrLocked) {
 		t.Fatalf("start with a locked directory: error %v; want %v", err, ErrLocked)
 	}
@@ -136,9 +128,7 @@ func TestStart_DatabaseLockedByEtcd_ReturnsErrLocked(t *testing.T) {
 
 func TestStart_PortInUse_ReturnsErrorAndUnlocks(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer l.Close()
 	cfg := Config{Dir: t.TempDir(), ClientURL: "http://" + l.Addr().String()}
 	if _, err := Start(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "address already in use") {
@@ -160,9 +150,7 @@ func TestStart_InvalidClientURL_ReturnsError(t *testing.T) {
 
 func TestStart_UnusableDirectory_ReturnsError(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.WriteFile(file, nil, 0o600))
 	for name, dir := range map[string]string{"none": "", "a file": file, "below a file": filepath.Join(file, "etcd")} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := Start(t.Context(), Config{Dir: dir}); err == nil {
@@ -178,9 +166,7 @@ func TestStart_CorruptDatabase_ReturnsError(t *testing.T) {
 	put(t, s, "k", "v")
 	s.Close()
 	db := filepath.Join(cfg.Dir, "member", "snap", "db")
-	if err := os.WriteFile(db, []byte(strings.Repeat("not a database. ", 4096)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.WriteFile(db, []byte(strings.Repeat("not a database. ", 4096)), 0o600))
 	if _, err := Start(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), db) {
 		t.Fatalf("start on a corrupt database: error %v; want one that names %s", err, db)
 	}
@@ -195,9 +181,7 @@ func TestStart_CorruptWAL_ReturnsError(t *testing.T) {
 	if err != nil || len(wals) == 0 {
 		t.Fatalf("write-ahead logs: %v, %v", wals, err)
 	}
-	if err := os.WriteFile(wals[0], []byte(strings.Repeat("not a log.......", 4096)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.WriteFile(wals[0], []byte(strings.Repeat("not a log.......", 4096)), 0o600))
 	if _, err := Start(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), cfg.Dir) {
 		t.Fatalf("start on a corrupt log: error %v; want one that names %s", err, cfg.Dir)
 	}

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/stratakube/strata/internal/loopback"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/server/internal/pki"
 )
 
@@ -23,9 +24,7 @@ func TestPeers_OneOfThreeStops_OthersServeAndItReturns(t *testing.T) {
 		t.Fatal(err)
 	}
 	files, err := pki.EnsureCluster(filepath.Join(dir, "pki"), []string{"127.0.0.1"}, time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	const count = 3
 	var configs []Config
 	var cluster, endpoints []string
@@ -54,21 +53,15 @@ func TestPeers_OneOfThreeStops_OthersServeAndItReturns(t *testing.T) {
 	}
 	starting.Wait()
 	for i, err := range errs {
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		t.Cleanup(members[i].Close)
 	}
 
 	info := transport.TLSInfo{CertFile: files.EtcdClient, KeyFile: files.EtcdClient, TrustedCAFile: files.EtcdCA}
 	tlsConfig, err := info.ClientConfig()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	client, err := clientv3.New(clientv3.Config{Endpoints: endpoints[1:], TLS: tlsConfig, DialTimeout: timeout, Logger: zap.NewNop()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer client.Close()
 	list, err := client.MemberList(ctx)
 	if err != nil || len(list.Members) != count {
@@ -80,9 +73,7 @@ func TestPeers_OneOfThreeStops_OthersServeAndItReturns(t *testing.T) {
 	}
 	again := start(t, configs[0])
 	own, err := clientv3.New(clientv3.Config{Endpoints: []string{again.Endpoint()}, TLS: tlsConfig, DialTimeout: timeout, Logger: zap.NewNop()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer own.Close()
 	if got, err := own.Get(ctx, "key"); err != nil || len(got.Kvs) != 1 || string(got.Kvs[0].Value) != "written by two" {
 		t.Errorf("the first member has %v, %v after its return", got, err)
@@ -93,9 +84,7 @@ func TestPeers_OneOfThreeStops_OthersServeAndItReturns(t *testing.T) {
 func reserve(t *testing.T) string {
 	t.Helper()
 	port, err := loopback.Reserve()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(func() { _ = port.Release() })
 	return port.Address()
 }

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/stratakube/strata/internal/statusline"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/server/internal/embedetcd"
 )
 
@@ -23,14 +24,10 @@ const testTimeout = time.Minute
 func startEnd(t *testing.T, ctx context.Context) end {
 	t.Helper()
 	s, err := embedetcd.Start(ctx, embedetcd.Config{Dir: t.TempDir(), UnsafeNoFsync: true, Logger: zap.NewNop()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(s.Close)
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{s.Endpoint()}, Logger: zap.NewNop()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(func() { client.Close() })
 	return end{Client: client, servers: []string{s.Endpoint()}}
 }
@@ -39,9 +36,7 @@ func startEnd(t *testing.T, ctx context.Context) end {
 func newCopier(t *testing.T, name string, source, target end) (*copier, *strings.Builder) {
 	t.Helper()
 	r, err := parseResource(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	out := &strings.Builder{}
 	c := &copier{source: source, target: target, prefix: "/registry/", resource: r, out: out, shown: statusline.Start(out),
 		quiet: time.Millisecond, leases: map[int64]clientv3.LeaseID{}}

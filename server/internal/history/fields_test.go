@@ -6,14 +6,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 func decode(t *testing.T, text string) map[string]any {
 	t.Helper()
 	object := map[string]any{}
-	if err := json.Unmarshal([]byte(text), &object); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, json.Unmarshal([]byte(text), &object))
 	return object
 }
 
@@ -62,9 +62,7 @@ func TestWithin_Paths(t *testing.T) {
 func TestKeyed_ListsWithoutKey_AreNotMatched(t *testing.T) {
 	for _, text := range []string{`[1]`, `[{"name":"a"},{"other":"b"}]`, `[{"name":"a"},{"name":"a"}]`} {
 		var list []any
-		if err := json.Unmarshal([]byte(text), &list); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, json.Unmarshal([]byte(text), &list))
 		if elements, _ := keyed(list, "name"); elements != nil {
 			t.Errorf("%s is matched by name: %v", text, elements)
 		}

@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/cli-runtime/pkg/resource"
 	"k8s.io/client-go/rest"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // presentServer is a server of the present that records the targets of its requests. It answers
@@ -62,22 +64,16 @@ func startPast(t *testing.T, p *presentServer) (get func(target string) (code in
 	config.GroupVersion = &schema.GroupVersion{}
 	config.NegotiatedSerializer = resource.UnstructuredPlusDefaultContentConfig().NegotiatedSerializer
 	s, err := newPastServer(&client{config: config}, newClock(window{times: observed(), from: 30, to: 70}, time.Time{}, 0), "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	s.listener.Close()
 	server := httptest.NewServer(s)
 	t.Cleanup(server.Close)
 	return func(target string) (int, string) {
 		t.Helper()
 		conn, err := net.Dial("tcp", server.Listener.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		defer conn.Close()
-		if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, conn.SetDeadline(time.Now().Add(time.Minute)))
 		fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: past\r\nAuthorization: Bearer %s\r\nConnection: close\r\n\r\n", target, s.token)
 		response, err := http.ReadResponse(bufio.NewReader(conn), nil)
 		if err != nil {

@@ -9,6 +9,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 func TestTable_Print_AlignsColumns(t *testing.T) {
@@ -31,9 +33,7 @@ func TestTable_Print_AlignsColumns(t *testing.T) {
 
 func TestColours_OutputThatIsNoTerminal_HasNone(t *testing.T) {
 	file, err := os.CreateTemp(t.TempDir(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer file.Close()
 	if colours(file) || colours(&bytes.Buffer{}) {
 		t.Error("output to a file has colours")
@@ -96,9 +96,7 @@ strata_mirror_resource_stored_bytes{prefix="/registry/",resource="/registry/pods
 
 func TestParseUsage_Metrics_AreSummedByResource(t *testing.T) {
 	all, err := parseUsage([]byte(sampleMetrics))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	for name, want := range map[string]usage{
 		"pods":                {Resource: "pods", Objects: 10, Bytes: 2048, Lag: 8, Watchers: 3, Memory: 8, Past: 2, Etcd: 1},
 		"services":            {Resource: "services", Objects: 1},

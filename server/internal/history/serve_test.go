@@ -8,15 +8,15 @@ import (
 	"testing"
 
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // kubeconfigWriter returns a server that can only write kubeconfigs.
 func kubeconfigWriter(t *testing.T) *pastServer {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(func() { listener.Close() })
 	return &pastServer{listener: listener, token: "secret"}
 }
@@ -24,9 +24,7 @@ func kubeconfigWriter(t *testing.T) *pastServer {
 func content(t *testing.T, path string) string {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return string(data)
 }
 
@@ -34,9 +32,7 @@ func TestWriteKubeconfig_ExistingFileOrLink_IsRefusedAndUnchanged(t *testing.T) 
 	s, dir := kubeconfigWriter(t), t.TempDir()
 	existing, link, dangling, absent := filepath.Join(dir, "config"), filepath.Join(dir, "link"), filepath.Join(dir, "dangling"), filepath.Join(dir, "absent")
 	for _, err := range []error{os.WriteFile(existing, []byte("mine"), 0o644), os.Symlink(existing, link), os.Symlink(absent, dangling)} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 	}
 	for _, path := range []string{existing, link, dangling, dir} {
 		if _, _, err := s.writeKubeconfig(path, ""); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "--write-kubeconfig") {
@@ -56,9 +52,7 @@ func TestWriteKubeconfig_NewFile_IsPrivateAndRemovedAtTheEnd(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	for _, path := range []string{"", filepath.Join(t.TempDir(), "new")} {
 		written, remove, err := s.writeKubeconfig(path, "space")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		if info, err := os.Lstat(written); err != nil || info.Mode() != 0o600 {
 			t.Errorf("%q: mode %v, %v; want 0600", path, info.Mode(), err)
 		}
@@ -105,12 +99,8 @@ func TestWriteKubeconfig_ReplacedFile_RemainsAtTheEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(dir, strings.ReplaceAll(name, " ", "-"))
 			_, remove, err := s.writeKubeconfig(path, "")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := replace(path); err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
+			testcheck.NoError(t, replace(path))
 			remove()
 			if got := content(t, path); got != "mine" {
 				t.Errorf("the file of the user has %q", got)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/server/internal/datadir"
 )
 
@@ -39,15 +40,9 @@ func writeImplicitIn(t *testing.T, workDir, content string) (path string) {
 	t.Helper()
 	t.Chdir(workDir)
 	path, err := filepath.Abs(datadir.Kubeconfig("strata-data"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(filepath.Dir(path), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
+	testcheck.NoError(t, os.Mkdir(filepath.Dir(path), 0o700))
+	testcheck.NoError(t, os.WriteFile(path, []byte(content), 0o600))
 	return path
 }
 
@@ -114,9 +109,7 @@ func TestKubeconfig_ImplicitThatOthersReach_IsRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := writeImplicit(t, ofUp)
-			if err := test.change(path); err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, test.change(path))
 			requireRefused(t, path, os.Geteuid(), test.want)
 		})
 	}
@@ -144,12 +137,8 @@ func TestKubeconfig_ImplicitThatOthersCanReplace_IsRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			workDir := filepath.Join(dir, test.workDir)
-			if err := os.MkdirAll(workDir, 0o700); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Chmod(filepath.Join(dir, test.changed), test.mode); err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, os.MkdirAll(workDir, 0o700))
+			testcheck.NoError(t, os.Chmod(filepath.Join(dir, test.changed), test.mode))
 			path := writeImplicitIn(t, workDir, ofUp)
 			if test.want != "" {
 				requireRefused(t, path, os.Geteuid(), test.want)
@@ -165,12 +154,8 @@ func TestKubeconfig_ImplicitThatOthersCanReplace_IsRefused(t *testing.T) {
 func TestKubeconfig_WorkingDirectoryThroughLink_IsResolved(t *testing.T) {
 	dir := t.TempDir()
 	work, link := filepath.Join(dir, "work"), filepath.Join(dir, "link")
-	if err := os.Mkdir(work, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(work, link); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.Mkdir(work, 0o700))
+	testcheck.NoError(t, os.Symlink(work, link))
 	path := writeImplicitIn(t, work, ofUp)
 	t.Chdir(link)
 	t.Setenv("PWD", link) // as a shell sets it; os.Getwd returns it

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/stratakube/strata/internal/test/testbin"
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 func TestKubeconfig_OfUp_HasLowestPrecedence(t *testing.T) {
@@ -16,17 +17,11 @@ func TestKubeconfig_OfUp_HasLowestPrecedence(t *testing.T) {
 	ours := filepath.Join("strata-data", "kubeconfig")
 	elsewhere := t.TempDir()
 	for _, path := range []string{ours, filepath.Join(elsewhere, "kubeconfig")} {
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		testcheck.NoError(t, os.WriteFile(path, nil, 0o600))
 	}
 	ours, err := filepath.Abs(ours)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	for name, test := range map[string]struct {
 		args string
 		env  map[string]string
@@ -53,9 +48,7 @@ func TestKubeconfig_OfUp_HasLowestPrecedence(t *testing.T) {
 func TestMissing_KubeconfigOfUp_IsNamedInErrors(t *testing.T) {
 	t.Chdir(t.TempDir())
 	path, err := filepath.Abs(filepath.Join("strata-data", "kubeconfig"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	none := func(string) string { return "" }
 	if got := missing([]string{"get", "pods"}, none); got != path {
 		t.Errorf("missing %q, want %q", got, path)
@@ -116,16 +109,10 @@ func TestKubectl_OutputAndExitCodes_AreUpstreams(t *testing.T) {
 func TestKubectl_Plugin_GetsKubeconfigOfUp(t *testing.T) {
 	dir := t.TempDir()
 	script := "#!/bin/sh\necho \"$KUBECONFIG $*\"\nexit 7\n"
-	if err := os.WriteFile(filepath.Join(dir, "kubectl-greet"), []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.WriteFile(filepath.Join(dir, "kubectl-greet"), []byte(script), 0o700))
 	config := filepath.Join(dir, "strata-data", "kubeconfig")
-	if err := os.MkdirAll(filepath.Dir(config), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(config, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.MkdirAll(filepath.Dir(config), 0o700))
+	testcheck.NoError(t, os.WriteFile(config, nil, 0o600))
 	stdout, stderr, code := call(t, dir, "greet", "--loudly", "world")
 	if want := config + " --loudly world\n"; stdout != want || code != 7 {
 		t.Errorf("code %d, standard output %q, want 7 and %q; standard error %q", code, stdout, want, stderr)

@@ -23,6 +23,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/kube-openapi/pkg/handler3"
 	"k8s.io/kube-openapi/pkg/spec3"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // builtInPath is the path of a document of another resource of the server.
@@ -51,18 +53,12 @@ func newServers(t *testing.T, definitions ...*apiextensionsv1.CustomResourceDefi
 	service, builtIn := handler3.NewOpenAPIService(), handler3.NewOpenAPIService()
 	for mux, service := range map[*mux.PathRecorderMux]*handler3.OpenAPIService{upstreamMux: service, oursMux: builtIn} {
 		service.UpdateGroupVersion(builtInPath, &spec3.OpenAPI{Version: "3.0.0"})
-		if err := service.RegisterOpenAPIV3VersionedService(root, mux); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, service.RegisterOpenAPIV3VersionedService(root, mux))
 	}
 	controller := openapiv3.NewController(definitionInformer)
 	s.documents = NewDocuments(true)
-	if err := s.documents.Follow(definitionInformer.Informer()); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.documents.Install(oursMux, builtIn); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, s.documents.Follow(definitionInformer.Informer()))
+	testcheck.NoError(t, s.documents.Install(oursMux, builtIn))
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { controller.Run(service, ctx.Done()) })
@@ -83,9 +79,7 @@ func (s *servers) put(t *testing.T, d *apiextensionsv1.CustomResourceDefinition)
 	if err != nil {
 		_, err = client.Create(t.Context(), d, metav1.CreateOptions{})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 }
 
 // await waits until want is true.
@@ -116,9 +110,7 @@ func paths(t *testing.T, server http.Handler) map[string]handler3.OpenAPIV3Disco
 		t.Fatalf("list of documents: status %d, %s", response.Code, got)
 	}
 	var list handler3.OpenAPIV3Discovery
-	if err := json.Unmarshal(response.Body.Bytes(), &list); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, json.Unmarshal(response.Body.Bytes(), &list))
 	return list.Paths
 }
 
@@ -365,9 +357,7 @@ func TestDocuments_UnknownDeletion_IsFollowed(t *testing.T) {
 	d := NewDocuments(true)
 	d.set(definition("a.example.com", "Widget", "color", "v1"))
 	name, err := cache.DeletionHandlingMetaNamespaceKeyFunc(cache.DeletedFinalStateUnknown{Key: "widgets.a.example.com"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	d.remove(name)
 	d.remove(name) // twice
 	if len(d.groups)+len(d.versions) > 0 {
@@ -382,9 +372,7 @@ func TestDocument_ConflictingDefinition_IsLeftOut(t *testing.T) {
 	second.Spec.Names.ListKind = "Apple"
 	gv, _ := parsePath(root + "/apis/a.example.com/v1")
 	body, err := build(gv, []*apiextensionsv1.CustomResourceDefinition{first, second, third}, builder.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	for text, want := range map[string]bool{`"color"`: true, `"size"`: false, `"taste"`: true} {
 		if got := bytes.Contains(body, []byte(text)); got != want {
 			t.Errorf("the document contains %s: %v", text, got)

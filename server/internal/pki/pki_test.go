@@ -9,6 +9,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 var (
@@ -19,9 +21,7 @@ var (
 func ensure(t *testing.T, dir string, hosts []string, now time.Time) *Files {
 	t.Helper()
 	f, err := Ensure(dir, hosts, now)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return f
 }
 
@@ -29,15 +29,11 @@ func ensure(t *testing.T, dir string, hosts []string, now time.Time) *Files {
 func contents(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	all := map[string]string{}
 	for _, e := range entries {
 		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		all[e.Name()] = string(data)
 	}
 	return all
@@ -52,9 +48,7 @@ func verify(t *testing.T, ca, path string, opts x509.VerifyOptions) {
 		t.Fatalf("%s: no certificate (%v)", ca, err)
 	}
 	pair, err := tls.LoadX509KeyPair(path, path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if _, err := pair.Leaf.Verify(opts); err != nil {
 		t.Errorf("%s: %v", path, err)
 	}
@@ -94,9 +88,7 @@ func TestEnsure_FrontProxyClient_IsNotTrustedByAPICA(t *testing.T) {
 		t.Fatal(err)
 	}
 	pair, err := tls.LoadX509KeyPair(f.FrontProxyClient, f.FrontProxyClient)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if _, err := pair.Leaf.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: start, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err == nil {
 		t.Error("the aggregator's certificate passes as a client of the API")
 	}
@@ -142,12 +134,8 @@ func TestEnsure_RenewedCA_VerifiesOldCertificates(t *testing.T) {
 	old := ensure(t, dir, hosts, late) // the leaves are renewed, the authorities not yet
 	admin := filepath.Join(t.TempDir(), "admin.pem")
 	data, err := os.ReadFile(old.Admin)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(admin, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
+	testcheck.NoError(t, os.WriteFile(admin, data, 0o600))
 	now := late.Add(48 * time.Hour)
 	renewed := ensure(t, dir, hosts, now)
 	if !slices.Equal(renewed.Made, []string{"certificate authority", "aggregation authority"}) {
@@ -176,9 +164,7 @@ func TestEnsure_DamagedFile_ReturnsErrorAndKeepsFile(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			ensure(t, dir, hosts, start)
-			if err := os.WriteFile(filepath.Join(dir, name), []byte("damaged"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("damaged"), 0o600))
 			before := contents(t, dir)
 			if f, err := Ensure(dir, hosts, start); err == nil {
 				t.Errorf("made %q", f.Made)
@@ -196,16 +182,10 @@ func TestEnsure_MismatchedKey_ReturnsError(t *testing.T) {
 	dir := t.TempDir()
 	f := ensure(t, dir, hosts, start)
 	cert, err := os.ReadFile(f.CA)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	key, err := os.ReadFile(f.ServiceAccountKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "ca.pem"), append(cert, key...), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
+	testcheck.NoError(t, os.WriteFile(filepath.Join(dir, "ca.pem"), append(cert, key...), 0o600))
 	if _, err := Ensure(dir, hosts, start); err == nil {
 		t.Error("accepted a key that does not belong to the certificate")
 	}
@@ -216,9 +196,7 @@ func TestEnsure_MissingCACertificate_IsRestored(t *testing.T) {
 	dir := t.TempDir()
 	f := ensure(t, dir, hosts, start)
 	before := contents(t, dir)
-	if err := os.Remove(f.CA); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.Remove(f.CA))
 	ensure(t, dir, hosts, start)
 	if got := contents(t, dir)["ca.crt"]; got != before["ca.crt"] {
 		t.Error("ca.crt differs from the authority's certificate")
@@ -228,9 +206,7 @@ func TestEnsure_MissingCACertificate_IsRestored(t *testing.T) {
 func TestSplit_ReturnsMatchingCertAndKey(t *testing.T) {
 	f := ensure(t, t.TempDir(), hosts, start)
 	certs, key, err := Split(f.Admin)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if _, err := tls.X509KeyPair(certs, key); err != nil {
 		t.Error(err)
 	}
@@ -242,29 +218,19 @@ func TestSplit_ReturnsMatchingCertAndKey(t *testing.T) {
 func TestIssueClient_CertificateOfUser_IsSignedByAuthority(t *testing.T) {
 	dir, now := t.TempDir(), time.Now()
 	files, err := EnsureTemporary(dir, []string{"localhost"}, now)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	before, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	certs, key, err := IssueClient(dir, "jane", []string{"testers", "readers"}, now)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	pair, err := tls.X509KeyPair(certs, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	issued := pair.Leaf
 	if subject := issued.Subject; subject.CommonName != "jane" || len(subject.Organization) != 2 {
 		t.Errorf("subject is %v, want jane of two groups", subject)
 	}
 	authority, err := os.ReadFile(files.CA)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(authority)
 	if _, err := issued.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
@@ -282,9 +248,7 @@ func TestEnsureCluster_Certificates_VerifyByTheirAuthorities(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "pki")
 	f := ensure(t, dir, hosts, start)
 	c, err := EnsureCluster(dir, []string{"127.0.0.1"}, start)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	client := x509.VerifyOptions{CurrentTime: start, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
 	verify(t, c.EtcdCA, c.EtcdMember, x509.VerifyOptions{DNSName: "127.0.0.1", CurrentTime: start})
 	verify(t, c.EtcdCA, c.EtcdMember, client) // of its peers
@@ -305,19 +269,13 @@ func TestEnsureCluster_ClientOfTheAPIServer_IsNoClientOfEtcd(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "pki")
 	f := ensure(t, dir, hosts, start)
 	c, err := EnsureCluster(dir, hosts, start)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	pem, err := os.ReadFile(c.EtcdCA)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(pem)
 	pair, err := tls.LoadX509KeyPair(f.Admin, f.Admin)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if _, err := pair.Leaf.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: start, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err == nil {
 		t.Error("the authority of etcd accepts the administrator's certificate")
 	}

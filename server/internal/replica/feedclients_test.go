@@ -25,6 +25,7 @@ import (
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 
 	"github.com/stratakube/strata/etcdfeed"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/server/internal/pki"
 )
 
@@ -33,17 +34,11 @@ import (
 func clientOf(t *testing.T, ctx context.Context, dir, address string, server *x509.CertPool) *grpc.ClientConn {
 	t.Helper()
 	certs, key, err := pki.IssueClient(dir, "replica", nil, time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	pair, err := tls.X509KeyPair(certs, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: server, Certificates: []tls.Certificate{pair}})))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	conn.Connect()
 	reach(t, ctx, conn, connectivity.Ready)
@@ -77,27 +72,19 @@ func TestFeed_AuthorityRemoved_ClosesItsConnections(t *testing.T) {
 			t.Fatal(err)
 		}
 		data, err := os.ReadFile(files.CA)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		bundles = append(bundles, data)
 	}
 	authorities := filepath.Join(t.TempDir(), "clients.crt")
-	if err := os.WriteFile(authorities, append(append([]byte(nil), bundles[0]...), bundles[1]...), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.WriteFile(authorities, append(append([]byte(nil), bundles[0]...), bundles[1]...), 0o600))
 	f := &feedServer{address: "127.0.0.1:0", clientCAFile: authorities, server: etcdfeed.New(etcdfeed.Options{})}
 	var err error
 	if f.clients, err = dynamiccertificates.NewDynamicCAContentFromFile("clients", authorities); err != nil {
 		t.Fatal(err)
 	}
 	cert, err := dynamiccertificates.NewDynamicServingContentFromFiles("serving", files.Serving, files.Serving)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.listen(cert); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
+	testcheck.NoError(t, f.listen(cert))
 	serving, stop := context.WithCancel(ctx)
 	stopped := make(chan struct{})
 	go func() { defer close(stopped); f.run(serving) }()
@@ -111,9 +98,7 @@ func TestFeed_AuthorityRemoved_ClosesItsConnections(t *testing.T) {
 	if len(before) != 2 {
 		t.Fatalf("%d connections, want 2", len(before))
 	}
-	if err := os.WriteFile(authorities, bundles[1], 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.WriteFile(authorities, bundles[1], 0o600))
 	reach(t, ctx, lost, connectivity.TransientFailure) // after a handshake that was refused
 	f.conns.recheck()                                  // none is being checked any more
 	after := f.conns.connections()

@@ -6,24 +6,22 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // tree returns the source of Kubernetes.
 func tree(t *testing.T) fs.FS {
 	t.Helper()
 	dir, err := kubernetes()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return os.DirFS(dir)
 }
 
 // The committed rules are those of the source that the module requires.
 func TestGenerate_CommittedFile_IsCurrent(t *testing.T) {
 	want, err := generate(tree(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if got, err := os.ReadFile("../../" + output); err != nil || !bytes.Equal(got, want) {
 		t.Errorf("%s is stale: run make generate (%v)", output, err)
 	}

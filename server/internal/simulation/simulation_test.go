@@ -14,6 +14,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 	podfast "sigs.k8s.io/kwok/kustomize/stage/pod/fast"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 func TestNewNode_Addresses_AreDistinctAndOutsideOfServices(t *testing.T) {
@@ -52,13 +54,9 @@ func TestAdjustNodes_CreatesMissingAndDeletesSurplus(t *testing.T) {
 	nodes := client.CoreV1().Nodes()
 	labelled := map[string]bool{}
 	for _, n := range []int{3, 3, 5, 2, 0} {
-		if err := adjustNodes(t.Context(), nodes, n); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, adjustNodes(t.Context(), nodes, n))
 		list, err := nodes.List(t.Context(), metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		got := map[string]bool{}
 		for i := range list.Items {
 			node := &list.Items[i]
@@ -98,14 +96,10 @@ func TestAdjustNodes_NodeWithOtherAddresses_IsCreatedAgain(t *testing.T) {
 	earlier.Status.Addresses[0].Address = "172.16.0.1"
 	earlier.Status.DaemonEndpoints = corev1.NodeDaemonEndpoints{}
 	nodes := fake.NewClientset(earlier, newNode(2)).CoreV1().Nodes()
-	if err := adjustNodes(t.Context(), nodes, 2); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, adjustNodes(t.Context(), nodes, 2))
 	for i := 1; i <= 2; i++ {
 		node, err := nodes.Get(t.Context(), nodeName(i), metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		want := newNode(i)
 		if node.Spec.PodCIDR != want.Spec.PodCIDR || node.Status.Addresses[0] != want.Status.Addresses[0] || node.Status.DaemonEndpoints.KubeletEndpoint.Port != 1 {
 			t.Errorf("node %d: %s, %v, %v", i, node.Spec.PodCIDR, node.Status.Addresses, node.Status.DaemonEndpoints)
@@ -144,14 +138,10 @@ func TestRequests_Stop_EndsAllRequests(t *testing.T) {
 	defer server.Close()
 	gate := newRequests(t.Context())
 	client, err := rest.HTTPClientFor(gate.through(&rest.Config{Host: server.URL}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	get := func(path string) (*http.Response, error) {
 		request, err := http.NewRequestWithContext(context.Background(), http.MethodGet, server.URL+path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		return client.Do(request)
 	}
 	watch := make(chan error, 1)

@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // timeout bounds a wait that has failed.
@@ -70,18 +72,14 @@ func (p *program) requireState(t *testing.T, state State, life int) Event {
 
 func TestProgram_KilledProcess_StartsAgain(t *testing.T) {
 	p := startScript(t, serves, nil)
-	if err := p.awaitReady(t); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, p.awaitReady(t))
 	first := p.requireState(t, Started, 1).PID
 	p.requireState(t, Ready, 1)
 	data, err := os.ReadFile(PIDPath(p.dir, "script"))
 	if err != nil || strings.TrimSpace(string(data)) != strconv.Itoa(first) || p.PID() != first {
 		t.Fatalf("the file has the process id %q, %v, want %d", data, err, first)
 	}
-	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, syscall.Kill(first, syscall.SIGKILL))
 	if e := p.requireState(t, Ended, 1); e.PID != first || e.Pause != firstPause || e.Err == nil || e.Err.Error() != "signal: killed" {
 		t.Errorf("end of the first process: %+v", e)
 	}
@@ -130,9 +128,7 @@ func TestProgram_ReadyFails_IsRetried(t *testing.T) {
 			return nil
 		}
 	})
-	if err := p.awaitReady(t); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, p.awaitReady(t))
 	if err := p.Stop(); err != nil || calls != 3 {
 		t.Errorf("ready after %d calls, %v", calls, err)
 	}
@@ -155,9 +151,7 @@ func TestProgram_StopDuringPause_StartsNoProcess(t *testing.T) {
 
 func TestProgram_IgnoresSignal_IsKilledAfterGrace(t *testing.T) {
 	p := startScript(t, ignoresTERM, func(s *Spec) { s.Grace = 200 * time.Millisecond })
-	if err := p.awaitReady(t); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, p.awaitReady(t))
 	if err := p.Stop(); err == nil || !strings.Contains(err.Error(), "was killed") {
 		t.Errorf("stop: %v", err)
 	}
@@ -177,9 +171,7 @@ func TestNextPause_Failures_DoubleUntilSteady(t *testing.T) {
 
 func TestRemoveStale_NoFile_Succeeds(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(PIDPath(dir, "script"), []byte("1\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.WriteFile(PIDPath(dir, "script"), []byte("1\n"), 0o600))
 	for range 2 {
 		if err := RemoveStale(dir, "script"); err != nil {
 			t.Error(err)

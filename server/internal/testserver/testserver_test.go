@@ -19,14 +19,14 @@ import (
 	"k8s.io/client-go/rest"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // All tests use one host: some settings of API servers are global.
 func TestHost(t *testing.T) {
 	dir, err := os.MkdirTemp("", "testserver-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer removeDir(dir)
 	h := newHost(context.WithoutCancel(t.Context()), dir, nil)
 	defer closeHost(t, h)
@@ -67,13 +67,9 @@ func closeHost(t *testing.T, h *host) {
 func startControlPlane(t *testing.T, ctx context.Context, h *host, flags ...string) (Response, *kubernetes.Clientset) {
 	t.Helper()
 	r, err := h.start(ctx, flags)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: r.URL, TLSClientConfig: rest.TLSClientConfig{CAData: r.CA, CertData: r.Cert, KeyData: r.Key}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return r, client
 }
 
@@ -81,9 +77,7 @@ func startControlPlane(t *testing.T, ctx context.Context, h *host, flags ...stri
 func keysOf(t *testing.T, ctx context.Context, h *host, controlPlane string) int64 {
 	t.Helper()
 	response, err := h.client.Get(ctx, "/"+controlPlane+"/", clientv3.WithPrefix(), clientv3.WithCountOnly())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return response.Count
 }
 
@@ -100,9 +94,7 @@ func testStop(t *testing.T, ctx context.Context, h *host) {
 	if before < 100 {
 		t.Fatalf("a control plane has %d keys, want the objects of a new cluster", before)
 	}
-	if err := h.stop(second.ControlPlane); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, h.stop(second.ControlPlane))
 	if n := keysOf(t, ctx, h, second.ControlPlane); n != 0 {
 		t.Errorf("%d keys are left", n)
 	}
@@ -186,9 +178,7 @@ func testCancelled(t *testing.T, ctx context.Context, h *host) {
 		t.Fatal("a cancelled start succeeded")
 	}
 	response, err := h.client.Get(ctx, "/", clientv3.WithPrefix(), clientv3.WithKeysOnly())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	known := map[string]bool{}
@@ -222,14 +212,10 @@ func TestProtocol_OfClientAndServer_IsEqual(t *testing.T) {
 		var found [2]string
 		for i, files := range []string{"*.go", "../../../stratatest/*.go"} {
 			paths, err := filepath.Glob(files)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, err)
 			for _, path := range paths {
 				text, err := os.ReadFile(path)
-				if err != nil {
-					t.Fatal(err)
-				}
+				testcheck.NoError(t, err)
 				if match := regexp.MustCompile(pattern).FindSubmatch(text); match != nil {
 					found[i] = string(match[1])
 				}
@@ -243,9 +229,7 @@ func TestProtocol_OfClientAndServer_IsEqual(t *testing.T) {
 
 func TestCutListener_Cut_ClosesEarlierAndLaterConnections(t *testing.T) {
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	l := newCutListener(inner)
 	defer l.Close()
 	for _, cutFirst := range []bool{false, true} {
@@ -253,9 +237,7 @@ func TestCutListener_Cut_ClosesEarlierAndLaterConnections(t *testing.T) {
 			l.cut()
 		}
 		client, err := net.Dial("tcp", l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		defer client.Close()
 		if _, err := l.Accept(); err != nil {
 			t.Fatal(err)
@@ -273,9 +255,7 @@ func TestCutListener_Cut_ClosesEarlierAndLaterConnections(t *testing.T) {
 func TestRun_DirectoryWithOtherFiles_IsRefusedAndRemains(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "mine")
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.WriteFile(path, nil, 0o600))
 	err := run(t.Context(), dir, nil, strings.NewReader(""), io.Discard)
 	if err == nil || !strings.Contains(err.Error(), "contains mine") || !strings.Contains(err.Error(), "--dir") {
 		t.Errorf("error %v, want one that names the file and --dir", err)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/server/internal/cli"
 	"github.com/stratakube/strata/server/internal/datadir"
 )
@@ -37,14 +38,10 @@ func TestCheckHAFlags_ConflictingFlags_AreRefusedWithReason(t *testing.T) {
 
 func TestOpenLayout_SecondStart_HasTheSameMembers(t *testing.T) {
 	dir, err := datadir.Open(filepath.Join(t.TempDir(), "data"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer dir.Close()
 	first, err := openLayout(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	ports := map[int]bool{}
 	for _, each := range first.all() {
 		ports[each.Port] = true
@@ -57,18 +54,14 @@ func TestOpenLayout_SecondStart_HasTheSameMembers(t *testing.T) {
 	}
 	first.release()
 	second, err := openLayout(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if first.cluster() != second.cluster() || first.endpoints() != second.endpoints() {
 		t.Errorf("members were %s, are %s", first.cluster(), second.cluster())
 	}
 	second.release()
 
 	l, err := net.Listen("tcp", second.Members[1].address())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer l.Close()
 	if _, err := openLayout(dir); err == nil || !strings.Contains(err.Error(), "etcd-2: port "+strconv.Itoa(second.Members[1].Port)) ||
 		!strings.Contains(err.Error(), "stop the program that listens on it") {

@@ -13,15 +13,15 @@ import (
 
 	"google.golang.org/grpc/grpclog"
 	"k8s.io/klog/v2"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 func TestOpenLog_CapturesEveryLogger(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	before := os.Stderr
 	l, err := openLog(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	klog.Error("from klog")
 	log.Print("from package log")
 	grpclog.Error("from gRPC")
@@ -33,9 +33,7 @@ func TestOpenLog_CapturesEveryLogger(t *testing.T) {
 		t.Error("os.Stderr has not been given back")
 	}
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	for _, want := range []string{"from klog", "from package log", "from gRPC", "from stderr", "from etcd"} {
 		if !strings.Contains(string(data), want) {
 			t.Errorf("%q is not in the log:\n%s", want, data)
@@ -73,9 +71,7 @@ func TestOpenLog_FatalMessage_NamesLogFile(t *testing.T) {
 
 func TestOpenLog_UnwritablePath_ReturnsError(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.WriteFile(file, nil, 0o600))
 	if _, err := openLog(filepath.Join(file, "log")); err == nil {
 		t.Error("opened a log below a file")
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/stratakube/strata/internal/test/testbin"
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/server/internal/cli"
 )
 
@@ -42,22 +43,16 @@ func snapshot(t *testing.T, dir string) map[string]string {
 		files[path] = string(data)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return files
 }
 
 func TestUp_Misuse_PrintsOneLineAndWritesNothing(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer listener.Close()
 	_, usedPort, err := net.SplitHostPort(listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	for name, test := range map[string]struct {
 		args []string
 		want string
@@ -96,9 +91,7 @@ func TestUp_Misuse_PrintsOneLineAndWritesNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			if err := os.WriteFile(filepath.Join(dir, "foreign"), []byte("apiVersion: v1\nkind: Config\n"), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			testcheck.NoError(t, os.WriteFile(filepath.Join(dir, "foreign"), []byte("apiVersion: v1\nkind: Config\n"), 0o644))
 			before := snapshot(t, dir)
 			_, stderr, code := runStrata(t, dir, "", append([]string{"up", "--secure-port=0"}, test.args...)...)
 			requireOneLine(t, stderr, code, test.want)
@@ -116,9 +109,7 @@ func TestUp_Misuse_PrintsOneLineAndWritesNothing(t *testing.T) {
 func TestUp_DataDirOfAnotherUser_IsRefused(t *testing.T) {
 	dir := t.TempDir()
 	data := filepath.Join(dir, "strata-data")
-	if err := os.Mkdir(data, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.Mkdir(data, 0o700))
 	cmd := prepare(t, dir, "up", "--secure-port=0")
 	if os.Getuid() == 0 {
 		if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stratakube/strata/internal/process"
 	"github.com/stratakube/strata/internal/test/testbin"
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // timeout bounds every wait that has failed. A start takes 3 s and a stop 2 s on two cores.
@@ -35,9 +36,7 @@ func start(t *testing.T, dir string, args ...string) *upProcess {
 		Name: "strata up", Path: "sh", Dir: dir, Env: environment(dir), Log: filepath.Join(t.TempDir(), "log"), Lines: true,
 		Args: append([]string{"-c", `umask 000; exec "$0" "$@"`, testbin.Strata(t), "up", "--secure-port=0"}, args...),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	p := &upProcess{Child: child, dir: dir}
 	t.Cleanup(func() {
 		p.Kill()
@@ -67,9 +66,7 @@ func (p *upProcess) requireUp(t *testing.T) {
 	if err == nil {
 		_, _, err = p.WaitLine(ctx, commands, "controllers:")
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 }
 
 // requireStop sends a signal and demands a clean end.
@@ -94,9 +91,7 @@ func (p *upProcess) requireStopWithin(t *testing.T, signal os.Signal, limit time
 // kill sends SIGKILL and fails the test unless p still runs.
 func (p *upProcess) kill(t *testing.T) {
 	t.Helper()
-	if err := p.Signal(os.Kill); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, p.Signal(os.Kill))
 	<-p.Done()
 }
 
@@ -104,9 +99,7 @@ func (p *upProcess) kill(t *testing.T) {
 func (p *upProcess) config(t *testing.T) *rest.Config {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", filepath.Join(p.dir, "strata-data", "kubeconfig"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return config
 }
 

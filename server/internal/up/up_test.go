@@ -18,6 +18,8 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/client-go/rest"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // TestUp_Restart_KeepsObjectsAndCredentials starts one data directory three times: it stops the
@@ -34,9 +36,7 @@ func TestUp_Restart_KeepsObjectsAndCredentials(t *testing.T) {
 	uid := first.kubectl(t, "-n", "kept", "get", "configmap", "c", "-o", "jsonpath={.metadata.uid}")
 	token := first.kubectl(t, "-n", "kept", "create", "token", "default")
 	kubeconfig, err := os.ReadFile(filepath.Join(dir, "strata-data", "kubeconfig"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	first.requireStop(t, terminate)
 	if !strings.Contains(first.printed(), "stopped; the data remains in") {
 		t.Error("the end was not shown")
@@ -58,9 +58,7 @@ func TestUp_Restart_KeepsObjectsAndCredentials(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 
 	second := start(t, dir, users.flag())
 	second.requireUp(t)
@@ -82,9 +80,7 @@ func TestUp_Restart_KeepsObjectsAndCredentials(t *testing.T) {
 		t.Errorf("a token from before the restart may do:\n%s", whoami)
 	}
 	again, err := os.ReadFile(filepath.Join(dir, "strata-data", "kubeconfig"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	server := regexp.MustCompile(`server: .*`)
 	if !bytes.Equal(server.ReplaceAll(kubeconfig, nil), server.ReplaceAll(again, nil)) {
 		t.Error("the kubeconfig has changed")
@@ -119,9 +115,7 @@ func (k userKubeconfig) change(t *testing.T, p *upProcess) {
 	k.requirePrivate(t)
 	p.kubectl(t, k.flag(), "config", "set-context", "--current", "--namespace=kube-system")
 	p.kubectl(t, k.flag(), "config", "set-context", "another")
-	if err := os.Chmod(k.path, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, os.Chmod(k.path, 0o644))
 }
 
 // check demands the changes, of a private file that connects.
@@ -147,17 +141,11 @@ func requireDamageFound(t *testing.T, data string) {
 	} {
 		path := filepath.Join(data, file)
 		whole, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte("damaged"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
+		testcheck.NoError(t, os.WriteFile(path, []byte("damaged"), 0o600))
 		_, stderr, code := runStrata(t, filepath.Dir(data), "", "up", "--secure-port=0")
 		requireOneLine(t, stderr, code, want)
-		if err := os.WriteFile(path, whole, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, os.WriteFile(path, whole, 0o600))
 	}
 }
 
@@ -246,12 +234,8 @@ func TestUp_NewDataDir_ServesCompleteCluster(t *testing.T) {
 	t.Run("an open watch does not delay the stop", func(t *testing.T) {
 		watch := prepare(t, p.dir, "kubectl", "get", "namespaces", "--watch")
 		out, err := watch.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := watch.Start(); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
+		testcheck.NoError(t, watch.Start())
 		if _, err := out.Read(make([]byte, 1)); err != nil { // the watch is open
 			t.Fatal(err)
 		}
@@ -313,9 +297,7 @@ func (p *upProcess) checkVersion(t *testing.T) {
 	var v struct {
 		ClientVersion, ServerVersion struct{ GitVersion string }
 	}
-	if err := json.Unmarshal([]byte(p.kubectl(t, "version", "-o", "json")), &v); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, json.Unmarshal([]byte(p.kubectl(t, "version", "-o", "json")), &v))
 	for _, got := range []string{v.ClientVersion.GitVersion, v.ServerVersion.GitVersion} {
 		if !strings.HasPrefix(got, "v1.37.2+strata") {
 			t.Errorf("version %q", got)
@@ -328,9 +310,7 @@ func (p *upProcess) checkAnonymous(t *testing.T) {
 	anonymous := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: rootCAs(t, config)}}}
 	for _, path := range []string{"/version", "/healthz", "/livez", "/readyz", "/api", "/api/v1/namespaces"} {
 		response, err := anonymous.Get(config.Host + path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		response.Body.Close()
 		if response.StatusCode != http.StatusUnauthorized {
 			t.Errorf("GET %s: %s, want 401", path, response.Status)
@@ -434,9 +414,7 @@ func TestUp_EngineAndServerFlags_TakeEffect(t *testing.T) {
 	config := p.config(t)
 	anonymous := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: rootCAs(t, config)}}}
 	response, err := anonymous.Get(config.Host + "/readyz")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	response.Body.Close()
 	if response.StatusCode != http.StatusOK {
 		t.Errorf("anonymous GET /readyz with --anonymous-auth=true: %s", response.Status)
@@ -457,9 +435,7 @@ func (p *upProcess) requireProgress(t *testing.T) {
 		t.Fatalf("sockets of etcd: %q, %v; want one", sockets, err)
 	}
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"unix://" + sockets[0]}, DialTimeout: timeout})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	defer client.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()

@@ -12,6 +12,7 @@ import (
 	basecompatibility "k8s.io/component-base/compatibility"
 	componentversion "k8s.io/component-base/version"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/server/internal/version"
 )
 
@@ -54,9 +55,7 @@ func TestUserAgent_ContainsKubernetesRelease(t *testing.T) {
 
 func TestKubernetesVersion_MatchesGoMod(t *testing.T) {
 	mod, err := os.ReadFile("../../go.mod")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	m := regexp.MustCompile(`(?m)^\s*k8s\.io/kubernetes (v\S+)`).FindSubmatch(mod)
 	if m == nil {
 		t.Fatal("go.mod does not require k8s.io/kubernetes")
@@ -69,9 +68,7 @@ func TestKubernetesVersion_MatchesGoMod(t *testing.T) {
 func TestSupportedLibraries_MatchGoMod(t *testing.T) {
 	minor := func(path string) string {
 		mod, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		m := regexp.MustCompile(`(?m)^\s*k8s\.io/apiserver (v\d+\.\d+)\.`).FindSubmatch(mod)
 		if m == nil {
 			t.Fatalf("%s does not require k8s.io/apiserver", path)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testrequire"
 )
 
@@ -44,12 +45,8 @@ func TestFiles_OfLockedVersion_EqualNpmPackage(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"package.json", "package-lock.json"} {
 		data, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
+		testcheck.NoError(t, os.WriteFile(filepath.Join(dir, name), data, 0o600))
 	}
 	install := exec.CommandContext(t.Context(), npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund")
 	install.Dir = dir
@@ -62,9 +59,7 @@ func TestFiles_OfLockedVersion_EqualNpmPackage(t *testing.T) {
 	}
 	for name, in := range map[string]string{"uPlot.esm.js": "dist", "uPlot.min.css": "dist", "LICENSE": ""} {
 		want, err := os.ReadFile(filepath.Join(dir, "node_modules", "uplot", in, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		got, err := Files.ReadFile(name)
 		if err != nil || !bytes.Equal(got, want) {
 			t.Errorf("%s differs from the package (%v): run make console", name, err)
@@ -74,23 +69,17 @@ func TestFiles_OfLockedVersion_EqualNpmPackage(t *testing.T) {
 
 func TestLock_Version_IsThatOfTheFiles(t *testing.T) {
 	data, err := os.ReadFile("package-lock.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	var lock struct {
 		Packages map[string]struct{ Version, Integrity, Resolved string }
 	}
-	if err := json.Unmarshal(data, &lock); err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, json.Unmarshal(data, &lock))
 	locked := lock.Packages["node_modules/uplot"]
 	if len(lock.Packages) != 2 || !strings.HasPrefix(locked.Integrity, "sha512-") || locked.Resolved != "" {
 		t.Errorf("package-lock.json: %+v, want uplot with a checksum and without the address of a registry", lock.Packages)
 	}
 	code, err := Files.ReadFile("uPlot.esm.js")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if found := regexp.MustCompile(`uPlot \(v([0-9.]+)\)`).FindSubmatch(code); found == nil || string(found[1]) != Version || locked.Version != Version {
 		t.Errorf("the version of the files is %q, that of the lock %s, that of the constant %s", found, locked.Version, Version)
 	}

@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/kubernetes/pkg/apis/core"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // decode reads a stored value as kube-apiserver does.
@@ -21,18 +23,14 @@ func decode(t *testing.T, value []byte) runtime.Object {
 		t.Fatalf("value begins with %q, want k8s and a zero byte", value[:4])
 	}
 	obj, err := runtime.Decode(storageCodec, value)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return obj
 }
 
 func TestEncode_ConfigMap_RoundTrips(t *testing.T) {
 	want := ConfigMap(123, 0)
 	value, err := Encode(want)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	got, ok := decode(t, value).(*core.ConfigMap)
 	if !ok {
 		t.Fatalf("decoded a %T", decode(t, value))
@@ -52,13 +50,9 @@ func TestEncode_ConfigMap_RoundTrips(t *testing.T) {
 func TestEncode_ConfigMap_IsVersionedProtobuf(t *testing.T) {
 	want := ConfigMap(7, 0)
 	value, err := Encode(want)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	obj, _, err := scheme.Codecs.UniversalDeserializer().Decode(value, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	if got, ok := obj.(*corev1.ConfigMap); !ok || got.Name != want.Name || got.Data["data"] != want.Data["data"] {
 		t.Fatalf("decoded %T %v", obj, obj)
 	}
@@ -66,9 +60,7 @@ func TestEncode_ConfigMap_IsVersionedProtobuf(t *testing.T) {
 
 func TestEncode_Pod_AppliesDefaults(t *testing.T) {
 	value, err := Encode(Pod(5, 2, 1))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	got, ok := decode(t, value).(*core.Pod)
 	if !ok {
 		t.Fatalf("decoded a %T", decode(t, value))
@@ -130,9 +122,7 @@ func TestSpec_HasEveryObjectOnce(t *testing.T) {
 func TestPodAndThing_HaveTypicalSize(t *testing.T) {
 	for name, o := range map[string]runtime.Object{"pod": Pod(5, 5_000, 100), "custom resource": Thing(5, 100)} {
 		value, err := Encode(o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		if len(value) < 2_300 || len(value) > 2_700 {
 			t.Errorf("a %s has %d bytes, want about 2,500", name, len(value))
 		}

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
 // encodeList returns a list of n ConfigMaps as an API server sends it.
@@ -36,9 +38,7 @@ func encodeList(t *testing.T, n int, mediaType string) []byte {
 		t.Fatalf("no serializer for %s", mediaType)
 	}
 	data, err := runtime.Encode(info.Serializer, list)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testcheck.NoError(t, err)
 	return data
 }
 
@@ -110,9 +110,7 @@ func TestReadJSONEvents_ReturnsEventsInOrder(t *testing.T) {
 	} {
 		var got []Event
 		err := ReadJSONEvents(reader, "sent", func(e Event) error { got = append(got, e); return nil })
-		if err != nil {
-			t.Fatal(err)
-		}
+		testcheck.NoError(t, err)
 		if len(got) != 2 || got[0] != (Event{"MODIFIED", 41, time.Unix(0, 1500)}) || got[1] != (Event{Type: "BOOKMARK", Revision: 42}) {
 			t.Errorf("%s: got %+v", name, got)
 		}
