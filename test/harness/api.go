@@ -367,3 +367,14 @@ func (w *Watch) Close() {
 	for range w.events { // until the reader has ended
 	}
 }
+
+// AwaitList returns a list as soon as the server answers one.
+func AwaitList(t testing.TB, ctx context.Context, api *API, path string) (list *List) {
+	t.Helper()
+	Check(t, Poll(ctx, func(ctx context.Context) (bool, error) {
+		var err error
+		list, err = api.List(ctx, path, "")
+		return err == nil, err
+	}))
+	return list
+}

@@ -52,3 +52,11 @@ func (s *Server) SlowClient(http1 bool) (*http.Client, error) {
 	}
 	return &http.Client{Transport: transport}, nil
 }
+
+// OwnConnections returns a copy of config whose clients share no connection with other copies.
+func OwnConnections(config *rest.Config) *rest.Config {
+	own := rest.CopyConfig(config)
+	// client-go shares no connections of clients with their own dialer
+	own.Dial = (&net.Dialer{}).DialContext
+	return own
+}

@@ -33,3 +33,11 @@ func Poll(ctx context.Context, condition func(context.Context) (bool, error)) er
 		}
 	}
 }
+
+// Pause waits for d, or until ctx ends.
+func Pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}

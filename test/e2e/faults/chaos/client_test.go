@@ -181,16 +181,8 @@ func (r *round) client(ctx context.Context, n int) {
 			ok = r.list(rng, n, exact, true)
 		}
 		if !ok {
-			pause(ctx, 30*time.Millisecond) // back off from a server that is down
+			harness.Pause(ctx, 30*time.Millisecond) // back off from a server that is down
 		}
-	}
-}
-
-// pause waits, to space out retries.
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
 	}
 }
 
@@ -449,7 +441,7 @@ func (r *round) list(rng *rand.Rand, client int, m mode, paged bool) bool {
 		l.outcome = r.classify("list", resp, err, "")
 		if l.outcome == unknown && l.pages > 0 && tries < 3 {
 			tries++ // a page may be retried on another replica
-			pause(context.Background(), 30*time.Millisecond)
+			harness.Pause(context.Background(), 30*time.Millisecond)
 			continue
 		}
 		if l.outcome != done {
@@ -511,8 +503,8 @@ func (r *round) transact(ctx context.Context) {
 	for i := 0; ctx.Err() == nil; i++ {
 		ns := r.namespaces[rng.IntN(len(r.namespaces))]
 		if err := r.commitTransaction(ctx, rng, ns, i); err != nil {
-			pause(ctx, 100*time.Millisecond)
+			harness.Pause(ctx, 100*time.Millisecond)
 		}
-		pause(ctx, 20*time.Millisecond)
+		harness.Pause(ctx, 20*time.Millisecond)
 	}
 }

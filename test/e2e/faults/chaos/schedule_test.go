@@ -53,7 +53,7 @@ func (r *round) play(ctx context.Context, t *testing.T, lane int, faults []fault
 	rng := random(r.seed, 1000+lane)
 	for _, i := range rng.Perm(len(faults)) {
 		f := faults[i]
-		pause(ctx, between(rng, 200*time.Millisecond, 800*time.Millisecond))
+		harness.Pause(ctx, between(rng, 200*time.Millisecond, 800*time.Millisecond))
 		began := r.now()
 		bound, cancel := context.WithTimeoutCause(ctx, heal, fmt.Errorf("not well after %v", heal))
 		err := f.play(r.scene, bound, rng)
@@ -89,7 +89,7 @@ func (s *scene) awaitMember(ctx context.Context, i int) error {
 func (s *scene) killMember(ctx context.Context, rng *rand.Rand) error {
 	i := rng.IntN(members)
 	s.etcd.Members[i].Kill()
-	pause(ctx, duration(rng))
+	harness.Pause(ctx, duration(rng))
 	s.etcd.Members[i].Launch()
 	return s.awaitMember(ctx, i)
 }
@@ -97,7 +97,7 @@ func (s *scene) killMember(ctx context.Context, rng *rand.Rand) error {
 func (s *scene) pauseMember(ctx context.Context, rng *rand.Rand) error {
 	i := rng.IntN(members)
 	s.etcd.Members[i].Pause()
-	pause(ctx, duration(rng)+time.Second)
+	harness.Pause(ctx, duration(rng)+time.Second)
 	s.etcd.Members[i].Continue()
 	return s.awaitMember(ctx, i)
 }
@@ -143,7 +143,7 @@ func (s *scene) moveLeader(ctx context.Context, rng *rand.Rand) error {
 		}); err != nil {
 			return err
 		}
-		pause(ctx, between(rng, 50*time.Millisecond, 300*time.Millisecond))
+		harness.Pause(ctx, between(rng, 50*time.Millisecond, 300*time.Millisecond))
 	}
 	return nil
 }
@@ -167,7 +167,7 @@ func (s *scene) cutFollower(ctx context.Context, rng *rand.Rand) error {
 
 func (s *scene) cutPeers(ctx context.Context, i int, d time.Duration) error {
 	s.etcd.Cut(s.etcd.Members[i], true)
-	pause(ctx, d)
+	harness.Pause(ctx, d)
 	s.etcd.Cut(s.etcd.Members[i], false)
 	return s.awaitMember(ctx, i)
 }
@@ -186,7 +186,7 @@ func (s *scene) fillDisk(ctx context.Context, rng *rand.Rand) error {
 			return err
 		}
 	}
-	pause(ctx, duration(rng))
+	harness.Pause(ctx, duration(rng))
 	if err := s.again(ctx, func(ctx context.Context) error {
 		alarms, err := s.client.AlarmList(ctx)
 		if err == nil && (len(alarms.Alarms) == 0 || alarms.Alarms[0].Alarm != pb.AlarmType_NOSPACE) {
@@ -253,7 +253,7 @@ func (s *scene) compactRecent(ctx context.Context, rng *rand.Rand) error {
 		if err := s.compact(ctx, s.history.Through()-rng.Int64N(100)); err != nil {
 			return err
 		}
-		pause(ctx, duration(rng)/2)
+		harness.Pause(ctx, duration(rng)/2)
 	}
 	return nil
 }
@@ -271,7 +271,7 @@ func (s *scene) killReplica(ctx context.Context, rng *rand.Rand) error {
 	r := s.drawReplica(rng)
 	r.boots.Add(1)
 	r.server.Kill()
-	pause(ctx, duration(rng)/4)
+	harness.Pause(ctx, duration(rng)/4)
 	for {
 		r.server.StartAgain()
 		err := r.server.Await(ctx, "/readyz")
@@ -298,7 +298,7 @@ func (s *scene) cutConnections(ctx context.Context, rng *rand.Rand) error {
 		for _, l := range r.links {
 			l.Reset()
 		}
-		pause(ctx, between(rng, 10*time.Millisecond, 400*time.Millisecond))
+		harness.Pause(ctx, between(rng, 10*time.Millisecond, 400*time.Millisecond))
 	}
 	return nil
 }
@@ -309,7 +309,7 @@ func (s *scene) refuseConnections(ctx context.Context, rng *rand.Rand) error {
 		l.Refuse(true)
 		defer l.Refuse(false)
 	}
-	pause(ctx, duration(rng))
+	harness.Pause(ctx, duration(rng))
 	return nil
 }
 
@@ -320,7 +320,7 @@ func (s *scene) delayConnections(ctx context.Context, rng *rand.Rand) error {
 			defer l.Delay(0)
 		}
 	}
-	pause(ctx, duration(rng)+time.Second)
+	harness.Pause(ctx, duration(rng)+time.Second)
 	return nil
 }
 
@@ -340,7 +340,7 @@ func (s *scene) reorderAnswers(ctx context.Context, rng *rand.Rand) error {
 	if err := s.throughDetour(r, true); err != nil {
 		return err
 	}
-	pause(ctx, duration(rng)+time.Second)
+	harness.Pause(ctx, duration(rng)+time.Second)
 	return s.throughDetour(r, false)
 }
 
@@ -349,7 +349,8 @@ func (s *scene) silenceOne(ctx context.Context, rng *rand.Rand) error {
 	l := r.links[rng.IntN(len(r.links))]
 	l.Silence(true)
 	defer l.Silence(false)
-	pause(ctx, duration(rng)+2*time.Second) // a silent feed is detected after two and a half
+	// a silent feed is detected after two and a half
+	harness.Pause(ctx, duration(rng)+2*time.Second)
 	return nil
 }
 
@@ -359,7 +360,7 @@ func (s *scene) silenceAll(ctx context.Context, rng *rand.Rand) error {
 		l.Silence(true)
 		defer l.Silence(false)
 	}
-	pause(ctx, duration(rng)+time.Second)
+	harness.Pause(ctx, duration(rng)+time.Second)
 	return nil
 }
 
@@ -371,7 +372,7 @@ func (s *scene) setClock(ctx context.Context, rng *rand.Rand) error {
 	}
 	for range 4 {
 		s.clock.Shift(ahead + between(rng, -40*time.Minute, 40*time.Minute))
-		pause(ctx, between(rng, 100*time.Millisecond, 600*time.Millisecond))
+		harness.Pause(ctx, between(rng, 100*time.Millisecond, 600*time.Millisecond))
 	}
 	return nil
 }

@@ -97,7 +97,7 @@ func (w *watcher) run(ctx context.Context, r *round, fence <-chan int64) {
 		to := r.watched[rng.IntN(len(r.watched))]
 		if err := w.session(ctx, r, rng, to, &at, &end, fence); err != nil {
 			w.ended = err
-			pause(ctx, 30*time.Millisecond)
+			harness.Pause(ctx, 30*time.Millisecond)
 		}
 	}
 }

@@ -143,7 +143,7 @@ func (p *past) churn(t *testing.T, ctx context.Context, n int) (last int64) {
 func (p *past) take(t *testing.T, ctx context.Context) {
 	t.Helper()
 	for _, k := range p.kinds {
-		list := awaitList(t, ctx, p.api, k.path)
+		list := harness.AwaitList(t, ctx, p.api, k.path)
 		page, err := p.api.List(ctx, k.path, fmt.Sprintf("limit=%d", pageSize))
 		harness.Check(t, err)
 		p.marks = append(p.marks, mark{k, harness.Revision(t, list.Metadata.ResourceVersion), items(list), items(page), page.Metadata.Continue,

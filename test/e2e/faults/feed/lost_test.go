@@ -124,7 +124,7 @@ func (s *single) connectionLost(t *testing.T, ctx context.Context) {
 			r.requireEvents(t, ctx, historyOf(t, ctx, s.client, k.prefix, start, at, labelled("1")))
 		}
 		for _, k := range kinds {
-			list := awaitList(t, ctx, s.api, k.path)
+			list := harness.AwaitList(t, ctx, s.api, k.path)
 			if harness.Revision(t, list.Metadata.ResourceVersion) < at {
 				t.Errorf("%s: a list of the latest state is of %s, want %d or later", fault.name, list.Metadata.ResourceVersion, at)
 			}

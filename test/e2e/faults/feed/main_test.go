@@ -74,17 +74,6 @@ func commit(t *testing.T, ctx context.Context, client *clientv3.Client, ops ...c
 	return r.Header.Revision
 }
 
-// awaitList returns a list as soon as the server answers one.
-func awaitList(t *testing.T, ctx context.Context, api *harness.API, path string) (list *harness.List) {
-	t.Helper()
-	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-		var err error
-		list, err = api.List(ctx, path, "")
-		return err == nil, err
-	}))
-	return list
-}
-
 // through returns the etcd with other URLs, for a server's flags.
 func through(etcd *harness.Etcd, urls ...string) *harness.Etcd {
 	other := *etcd

@@ -333,7 +333,7 @@ func (s *members) requireReadsFromMemory(t *testing.T, ctx context.Context) {
 			fault.fail(false)
 			began := time.Now()
 			s.requireHistory(t, ctx)
-			awaitList(t, ctx, s.api, maps.path)
+			harness.AwaitList(t, ctx, s.api, maps.path)
 			t.Logf("reads, watches and lists work again after %v", time.Since(began).Round(time.Millisecond))
 		})
 	}

@@ -83,7 +83,7 @@ func (s *single) restored(t *testing.T, ctx context.Context, backUp func() (rest
 	tokens := map[kind]string{}
 	shown := map[kind]string{} // the state after the restore
 	for _, k := range kinds {
-		list := awaitList(t, ctx, s.api, k.path)
+		list := harness.AwaitList(t, ctx, s.api, k.path)
 		if len(list.Items) != 10 {
 			t.Fatalf("%s has %d objects: %s", k.path, len(list.Items), items(list))
 		}
@@ -196,12 +196,12 @@ func (s *single) restored(t *testing.T, ctx context.Context, backUp func() (rest
 		last = commit(t, ctx, s.client, maps.put("new", fmt.Sprint(n)), secrets.put("new", fmt.Sprint(n)), things.put("new", fmt.Sprint(n)))
 	}
 	for _, k := range kinds {
-		list := awaitList(t, ctx, s.api, k.path)
+		list := harness.AwaitList(t, ctx, s.api, k.path)
 		at := harness.Revision(t, list.Metadata.ResourceVersion)
 		r := record(t, ctx, s.api, k.path, "", at)
 		next := commit(t, ctx, s.client, k.put("new", "newest"))
 		r.requireEvents(t, ctx, history(t, ctx, s.client, k.prefix, at, next))
-		if got := awaitList(t, ctx, s.api, k.path); strings.Contains(items(got), lost) || len(got.Items) != 11 {
+		if got := harness.AwaitList(t, ctx, s.api, k.path); strings.Contains(items(got), lost) || len(got.Items) != 11 {
 			t.Errorf("%s shows %s", k.path, items(got))
 		}
 		if got, err := listAt(ctx, s.api, k.path, lostAt); err == nil {

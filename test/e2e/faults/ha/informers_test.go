@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -20,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/metadata"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/stratakube/strata/internal/test/watchcheck"
@@ -152,7 +150,7 @@ func (s *scene) startFleet(t *testing.T, ctx context.Context, n int) fleet {
 				config = s.replicas
 			}
 			var err error
-			client, err = metadata.NewForConfig(metadata.ConfigFor(ownConnections(config)))
+			client, err = metadata.NewForConfig(metadata.ConfigFor(harness.OwnConnections(config)))
 			harness.Check(t, err)
 		}
 		all = append(all, newInformer(client, follows(i)))
@@ -170,14 +168,6 @@ func (s *scene) startFleet(t *testing.T, ctx context.Context, n int) fleet {
 		i.before = i.lists.Load()
 	}
 	return all
-}
-
-// ownConnections returns a copy of config whose clients share no connection with other copies.
-func ownConnections(config *rest.Config) *rest.Config {
-	own := rest.CopyConfig(config)
-	// client-go shares no connections of clients with their own dialer
-	own.Dial = (&net.Dialer{}).DialContext
-	return own
 }
 
 // awaitSteady returns when no informer relists if its watch ends: client-go relists after a watch

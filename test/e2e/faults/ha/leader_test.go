@@ -46,7 +46,7 @@ type election struct {
 // first candidate leads.
 func startElection(t *testing.T, ctx context.Context, name string, config *rest.Config) *election {
 	t.Helper()
-	client, err := kubernetes.NewForConfig(ownConnections(config))
+	client, err := kubernetes.NewForConfig(harness.OwnConnections(config))
 	harness.Check(t, err)
 	e := &election{name: name, client: client}
 	ctx, cancel := context.WithCancel(ctx)

@@ -62,7 +62,7 @@ func (s *scene) startLoad(t *testing.T, ctx context.Context) *load {
 	l.mu.refused = map[string]int{}
 	ctx, l.stop = context.WithCancel(ctx)
 	t.Cleanup(l.end)
-	api := func(config *rest.Config) *harness.API { return s.up.APIFor(ownConnections(config)) }
+	api := func(config *rest.Config) *harness.API { return s.up.APIFor(harness.OwnConnections(config)) }
 	for i, config := range []*rest.Config{s.servers, s.servers, s.servers, s.replicas, s.replicas} {
 		writer := api(config)
 		rnd := rand.New(rand.NewPCG(seed, uint64(i)))

@@ -58,14 +58,7 @@ func eager(path, query, accept, encoding string) func(context.Context, *scene, o
 				response.Body.Close()
 			}
 		}
-		pause(ctx, 100*time.Millisecond)
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
+		harness.Pause(ctx, 100*time.Millisecond)
 	}
 }
 
@@ -75,7 +68,7 @@ func ended(run func(context.Context, *scene) error) func(context.Context, *scene
 		ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 		defer cancel()
 		_ = run(ctx, s)
-		pause(ctx, 100*time.Millisecond)
+		harness.Pause(ctx, 100*time.Millisecond)
 	}
 }
 
@@ -111,7 +104,7 @@ func burdens(old int64) []burden {
 					response.Body.Close()
 				}
 			}
-			pause(ctx, 100*time.Millisecond)
+			harness.Pause(ctx, 100*time.Millisecond)
 		}},
 	}
 }
@@ -229,7 +222,7 @@ func (s *scene) behaved(ctx context.Context, token string) (took map[string]late
 				took[request.verb] = append(took[request.verb], time.Since(began))
 			}
 		}
-		pause(ctx, 10*time.Millisecond)
+		harness.Pause(ctx, 10*time.Millisecond)
 	}
 	return took, failed, last
 }

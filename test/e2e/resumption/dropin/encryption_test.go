@@ -4,10 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
-	"fmt"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -17,52 +14,12 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// provider is a provider of an encryption configuration, with the name of its key; identity has no
-// key.
-type provider struct{ kind, key string }
-
-var identity = provider{kind: "identity"}
-
-// encryption is a file with an encryption configuration of resources.
-type encryption struct {
-	path      string
-	resources []string
-}
+var identity = harness.Provider{Kind: "identity"}
 
 // newEncryption returns the configuration of Secrets and a custom resource.
-func newEncryption(t *testing.T, providers ...provider) encryption {
-	return newEncryptionOf(t, []string{"secrets", "things." + thingsGroup}, providers...)
+func newEncryption(t *testing.T, providers ...harness.Provider) harness.Encryption {
+	return harness.NewEncryption(t, []string{"secrets", "things." + thingsGroup}, providers...)
 }
-
-func newEncryptionOf(t *testing.T, resources []string, providers ...provider) encryption {
-	e := encryption{filepath.Join(t.TempDir(), "encryption.json"), resources}
-	e.write(t, providers...)
-	return e
-}
-
-// write replaces the configuration; the first provider encrypts, all of them decrypt.
-func (e encryption) write(t *testing.T, providers ...provider) {
-	t.Helper()
-	var list []any
-	for _, p := range providers {
-		body := object{}
-		if p.key != "" {
-			secret := fmt.Sprintf("%-32s", p.key) // the key's name, padded to the length of a key
-			body["keys"] = []any{object{"name": p.key, "secret": base64.StdEncoding.EncodeToString([]byte(secret))}}
-		}
-		list = append(list, object{p.kind: body})
-	}
-	data, err := json.Marshal(object{
-		"apiVersion": "apiserver.config.k8s.io/v1", "kind": "EncryptionConfiguration",
-		"resources": []any{object{"resources": e.resources, "providers": list}},
-	})
-	harness.Check(t, err)
-	// A rename, so that a server never reads a partial file.
-	harness.Check(t, os.WriteFile(e.path+".new", data, 0o600))
-	harness.Check(t, os.Rename(e.path+".new", e.path))
-}
-
-func (e encryption) flag() string { return "--encryption-provider-config=" + e.path }
 
 // secret is a text that must not be found in etcd.
 const secret = "correct horse battery staple"
@@ -79,7 +36,7 @@ func createEncrypted(t *testing.T, ctx context.Context, api *harness.API, name s
 }
 
 // requireStored checks the provider with which both objects of a name are stored.
-func requireStored(t *testing.T, ctx context.Context, client *clientv3.Client, name string, p provider) {
+func requireStored(t *testing.T, ctx context.Context, client *clientv3.Client, name string, p harness.Provider) {
 	t.Helper()
 	for _, prefix := range []string{secretsPrefix, thingsPrefix} {
 		resp, err := client.Get(ctx, prefix+name)
@@ -94,7 +51,7 @@ func requireStored(t *testing.T, ctx context.Context, client *clientv3.Client, n
 			}
 			continue
 		}
-		if want := "k8s:enc:" + p.kind + ":v1:" + p.key + ":"; !strings.HasPrefix(value, want) || strings.Contains(value, secret) {
+		if want := "k8s:enc:" + p.Kind + ":v1:" + p.Key + ":"; !strings.HasPrefix(value, want) || strings.Contains(value, secret) {
 			t.Errorf("%s is stored as %.40q..., want %s", prefix+name, value, want)
 		}
 	}
@@ -136,24 +93,24 @@ func TestEncryptionAtRest_KeysChange_ObjectsStayReadable(t *testing.T) {
 	env := harness.New(t)
 	etcd := env.Etcd()
 	client := etcd.Client()
-	box, cbc := provider{"secretbox", "key1"}, provider{"aescbc", "key2"}
+	box, cbc := harness.Provider{Kind: "secretbox", Key: "key1"}, harness.Provider{Kind: "aescbc", Key: "key2"}
 	config := newEncryption(t, identity)
-	s := env.APIServer(etcd, config.flag(), "--encryption-provider-config-automatic-reload=true")
-	restart := func(providers ...provider) {
+	s := env.APIServer(etcd, config.Flag(), "--encryption-provider-config-automatic-reload=true")
+	restart := func(providers ...harness.Provider) {
 		t.Helper()
-		config.write(t, providers...)
+		config.Write(t, providers...)
 		harness.Check(t, s.Stop())
 		s.Restart()
 		createThings(t, ctx, s.API()) // returns when they are served
 	}
-	reload := func(providers ...provider) {
+	reload := func(providers ...harness.Provider) {
 		t.Helper()
 		if harness.Long() {
 			restart(providers...)
 			return
 		}
 		before := reloads(t, ctx, s.API())
-		config.write(t, providers...)
+		config.Write(t, providers...)
 		harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
 			return reloads(t, ctx, s.API()) > before, nil
 		}))
@@ -209,7 +166,7 @@ func TestEncryptionAtRest_KeysChange_ObjectsStayReadable(t *testing.T) {
 	if harness.Engine() == harness.Upstream {
 		other = harness.Strata
 	}
-	requireShown(t, ctx, env.APIServer(etcd, engine(other), config.flag()).API(), names...)
+	requireShown(t, ctx, env.APIServer(etcd, engine(other), config.Flag()).API(), names...)
 }
 
 // reloads returns the number of successful reloads of a server's encryption configuration.
@@ -221,13 +178,13 @@ func reloads(t *testing.T, ctx context.Context, api *harness.API) int {
 }
 
 // unrelated is a provider with a key of its own.
-var unrelated = provider{"secretbox", "key3"}
+var unrelated = harness.Provider{Kind: "secretbox", Key: "key3"}
 
 // removeKey removes the key of objects that were read before, without a restart. Once the server
 // reports the reload, no read may be answered from values that were decrypted before it; when the
 // key is added again, all reads succeed. Upstream answers GETs in the same way, LISTs and watches
 // from its cache until that is rebuilt. In the end the objects named three have the unrelated key.
-func removeKey(t *testing.T, ctx context.Context, api *harness.API, config encryption, key provider) {
+func removeKey(t *testing.T, ctx context.Context, api *harness.API, config harness.Encryption, key harness.Provider) {
 	t.Helper()
 	plain := create(t, ctx, api, defaultMaps, configMap("plain"))
 	createEncrypted(t, ctx, api, "one")
@@ -287,7 +244,7 @@ func removeKey(t *testing.T, ctx context.Context, api *harness.API, config encry
 	expectEvent(t, ctx, open, "ADDED", "two")
 
 	before := reloads(t, ctx, api)
-	config.write(t, unrelated)
+	config.Write(t, unrelated)
 	get := request{defaultSecrets + "/one", "", "application/json"}
 	harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
 		reloaded := reloads(t, ctx, api) > before
@@ -310,7 +267,7 @@ func removeKey(t *testing.T, ctx context.Context, api *harness.API, config encry
 		expectEvent(t, ctx, open, "ADDED", "three")
 	}
 
-	config.write(t, unrelated, key)
+	config.Write(t, unrelated, key)
 	harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) { return read(get).Code == http.StatusOK, nil }))
 	if harness.Engine() == harness.Strata {
 		readAll(true)
@@ -319,9 +276,9 @@ func removeKey(t *testing.T, ctx context.Context, api *harness.API, config encry
 
 // lackKey restarts the server without the unrelated key. The objects with the other key are served.
 // After the key is added to the configuration, which the server reads again, all are.
-func lackKey(t *testing.T, ctx context.Context, s *harness.Server, config encryption, key provider) {
+func lackKey(t *testing.T, ctx context.Context, s *harness.Server, config harness.Encryption, key harness.Provider) {
 	t.Helper()
-	config.write(t, provider{"secretbox", "key4"}, key)
+	config.Write(t, harness.Provider{Kind: "secretbox", Key: "key4"}, key)
 	harness.Check(t, s.Stop())
 	s.StartAgain()
 	api := s.API()
@@ -346,7 +303,7 @@ func lackKey(t *testing.T, ctx context.Context, s *harness.Server, config encryp
 		expectEvent(t, ctx, w, "MODIFIED", "known")
 	}
 
-	config.write(t, provider{"secretbox", "key4"}, key, unrelated)
-	awaitList(t, ctx, api, defaultSecrets)
-	awaitList(t, ctx, api, thingsPath)
+	config.Write(t, harness.Provider{Kind: "secretbox", Key: "key4"}, key, unrelated)
+	harness.AwaitList(t, ctx, api, defaultSecrets)
+	harness.AwaitList(t, ctx, api, thingsPath)
 }

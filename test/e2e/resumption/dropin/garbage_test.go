@@ -36,8 +36,8 @@ func TestUndecodableValue_FailsListOnly(t *testing.T) {
 	env := harness.New(t)
 	etcd := env.Etcd()
 	client := etcd.Client()
-	config := newEncryption(t, provider{"aescbc", "key1"}, identity)
-	s := env.APIServer(etcd, config.flag(), "--feature-gates=AllowUnsafeMalformedObjectDeletion=true")
+	config := newEncryption(t, harness.Provider{Kind: "aescbc", Key: "key1"}, identity)
+	s := env.APIServer(etcd, config.Flag(), "--feature-gates=AllowUnsafeMalformedObjectDeletion=true")
 	api := s.API()
 	createThings(t, ctx, api)
 
@@ -57,7 +57,7 @@ func TestUndecodableValue_FailsListOnly(t *testing.T) {
 		for _, c := range corruptions {
 			_, err := client.Delete(ctx, c.key+"garbage")
 			harness.Check(t, err)
-			awaitList(t, ctx, api, c.path)
+			harness.AwaitList(t, ctx, api, c.path)
 		}
 		return
 	}
@@ -74,7 +74,7 @@ func TestUndecodableValue_FailsListOnly(t *testing.T) {
 		t.Run(c.what+" goes", func(t *testing.T) {
 			_, err := client.Delete(ctx, c.key+"garbage")
 			harness.Check(t, err)
-			list := awaitList(t, ctx, api, c.path)
+			list := harness.AwaitList(t, ctx, api, c.path)
 			w := harness.StartWatch(t, ctx, api, c.path, "resourceVersion="+list.Metadata.ResourceVersion)
 			create(t, ctx, api, c.path, c.body("z"))
 			expectEvent(t, ctx, w, "ADDED", "z")
@@ -89,20 +89,9 @@ func TestUndecodableValue_FailsListOnly(t *testing.T) {
 			if r.Code != http.StatusOK {
 				t.Errorf("unsafe deletion: %v", r.Err())
 			}
-			awaitList(t, ctx, api, c.path)
+			harness.AwaitList(t, ctx, api, c.path)
 		})
 	}
-}
-
-// awaitList returns a list as soon as the server answers one.
-func awaitList(t *testing.T, ctx context.Context, api *harness.API, path string) (list *harness.List) {
-	t.Helper()
-	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-		var err error
-		list, err = api.List(ctx, path, "")
-		return err == nil, err
-	}))
-	return list
 }
 
 // requireNotReadable checks the error for the object: GET and LIST fail, with an error other than

@@ -190,7 +190,7 @@ func TestOldEtcd_ProgressDependentReads_UseEtcd(t *testing.T) {
 		put := putMap(t, ctx, client, "returned")
 		expectEvent(t, ctx, w, "ADDED", "returned")
 		awaitPublished(t, ctx, api, proxy.Etcd(), put)
-		list := awaitList(t, ctx, api, defaultMaps)
+		list := harness.AwaitList(t, ctx, api, defaultMaps)
 		if !slices.Contains(list.Names(), "returned") {
 			t.Errorf("listed: %v", list.Names())
 		}

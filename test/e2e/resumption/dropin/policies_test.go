@@ -21,9 +21,9 @@ func TestPolicies_KeyRemoved_StillApply(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
 	etcd := env.Etcd()
-	before, after := provider{"aescbc", "before"}, provider{"aescbc", "after"}
-	config := newEncryptionOf(t, []string{"resourcequotas", "limitranges", "validatingwebhookconfigurations.admissionregistration.k8s.io"}, before)
-	flags := []string{config.flag(), "--encryption-provider-config-automatic-reload=true"}
+	before, after := harness.Provider{Kind: "aescbc", Key: "before"}, harness.Provider{Kind: "aescbc", Key: "after"}
+	config := harness.NewEncryption(t, []string{"resourcequotas", "limitranges", "validatingwebhookconfigurations.admissionregistration.k8s.io"}, before)
+	flags := []string{config.Flag(), "--encryption-provider-config-automatic-reload=true"}
 	s := env.APIServer(etcd, flags...)
 	api := s.API()
 	create(t, ctx, api, quotas, object{"metadata": object{"name": "none"}, "spec": object{"hard": object{"count/configmaps": "0"}}})
@@ -39,7 +39,7 @@ func TestPolicies_KeyRemoved_StillApply(t *testing.T) {
 	awaitRefusal(t, ctx, api, defaultMaps, "quota: none")
 	awaitRefusal(t, ctx, api, defaultSecrets, "first.example.com")
 
-	config.write(t, after)
+	config.Write(t, after)
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		r, err := api.Do(ctx, http.MethodGet, quotas+"/none", "", nil)
 		return err == nil && r.Code == http.StatusInternalServerError, err
@@ -59,7 +59,7 @@ func TestPolicies_KeyRemoved_StillApply(t *testing.T) {
 	if r, err := api.Do(ctx, http.MethodGet, "/readyz", "", nil); err != nil || r.Code == http.StatusOK {
 		t.Errorf("ready without policies that cannot be read: %v", err)
 	}
-	config.write(t, after, before)
+	config.Write(t, after, before)
 	harness.Check(t, s.Await(ctx, "/readyz"))
 	awaitRefusal(t, ctx, api, defaultMaps, "quota: none")
 	awaitRefusal(t, ctx, api, defaultSecrets, "first.example.com")

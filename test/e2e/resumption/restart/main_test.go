@@ -10,8 +10,6 @@
 package restart
 
 import (
-	"context"
-	"net"
 	"net/http"
 	"sync"
 	"testing"
@@ -62,14 +60,6 @@ var serverFlags = []string{
 // object is an object to write; its shape is that of the API.
 type object = map[string]any
 
-// ownConnections returns a copy of config whose clients share no connection with other copies.
-func ownConnections(config *rest.Config) *rest.Config {
-	own := rest.CopyConfig(config)
-	// client-go shares no connections of clients with their own dialer
-	own.Dial = (&net.Dialer{}).DialContext
-	return own
-}
-
 // oneConnection returns a copy of config whose clients share one connection. Otherwise each request
 // without an idle connection dials, and thousands of concurrent requests open thousands of
 // connections.
@@ -81,12 +71,4 @@ func oneConnection(t testing.TB, config *rest.Config) *rest.Config {
 	one.TLSClientConfig, one.Dial = rest.TLSClientConfig{}, nil
 	one.Transport = &http.Transport{TLSClientConfig: tlsConfig, ForceAttemptHTTP2: true, MaxConnsPerHost: 1, TLSHandshakeTimeout: 10 * time.Second}
 	return one
-}
-
-// pause waits for d, or until ctx ends.
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
 }

@@ -61,13 +61,13 @@ func TestWatch_RandomReconnects_KeepEtcdOrder(t *testing.T) {
 		for i := 0; writing.Err() == nil; i++ {
 			// Several keys change in one revision.
 			storeMany(t, writing, rnd, client, i)
-			pause(writing, 5*time.Millisecond)
+			harness.Pause(writing, 5*time.Millisecond)
 		}
 	})
 	var apis []*harness.API
 	for i := range watchers / perClient * len(servers) {
 		server := servers[i%len(servers)]
-		apis = append(apis, server.APIFor(ownConnections(server.Config)))
+		apis = append(apis, server.APIFor(harness.OwnConnections(server.Config)))
 	}
 	var reading sync.WaitGroup
 	for i, w := range all {

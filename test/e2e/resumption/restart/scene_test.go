@@ -69,7 +69,7 @@ rules:
 		harness.Check(t, server.Await(ctx, "/readyz"))
 	}
 	s.balancer = e.Balancer(s.servers...)
-	s.api = s.servers[0].APIFor(ownConnections(s.balancer.Config))
+	s.api = s.servers[0].APIFor(harness.OwnConnections(s.balancer.Config))
 	createGizmos(t, ctx, s.servers)
 	s.history = recorded.Follow(t, ctx, s.etcd.Client(), "/registry/")
 	return s
@@ -91,7 +91,7 @@ func createGizmos(t *testing.T, ctx context.Context, servers []*harness.Server) 
 func (s *scene) config() *rest.Config {
 	config := s.servers[0].ConfigFor(informerToken)
 	config.Host = s.balancer.URL
-	return ownConnections(config)
+	return harness.OwnConnections(config)
 }
 
 // restartOne stops a server with SIGTERM and starts it again.

@@ -109,7 +109,7 @@ func (s *scene) startWriters(t *testing.T, ctx context.Context) *writers {
 // readOften gets objects through the balancer until the writers are stopped, and counts unexpected
 // answers.
 func (w *writers) readOften(s *scene, ctx context.Context, unexpected *atomic.Int64) {
-	api := s.servers[0].APIFor(ownConnections(s.balancer.Config))
+	api := s.servers[0].APIFor(harness.OwnConnections(s.balancer.Config))
 	w.group.Go(func() {
 		for i := 0; ctx.Err() == nil; i++ {
 			n := i % 80
@@ -120,7 +120,7 @@ func (w *writers) readOften(s *scene, ctx context.Context, unexpected *atomic.In
 			case r.Code != http.StatusOK:
 				unexpected.Add(1)
 			}
-			pause(ctx, writePause)
+			harness.Pause(ctx, writePause)
 		}
 	})
 }
@@ -143,7 +143,7 @@ func (w *writers) end() {
 
 // write creates, changes and deletes objects of one kind. rnd and body belong to its goroutine.
 func (w *writers) write(s *scene, ctx context.Context, rnd *rand.Rand, path func(i int) string, body func(name string, i int) object) {
-	api := s.servers[0].APIFor(ownConnections(s.balancer.Config))
+	api := s.servers[0].APIFor(harness.OwnConnections(s.balancer.Config))
 	id := uuid.NewUUID()[:6]
 	w.group.Go(func() {
 		const live = 40 // objects
@@ -176,7 +176,7 @@ func (w *writers) do(ctx context.Context, api *harness.API, method, path string,
 	} else {
 		w.writes.Add(1)
 	}
-	pause(ctx, writePause)
+	harness.Pause(ctx, writePause)
 }
 
 // storeMany writes several configmaps and gizmos in stored form, in one transaction; i is the
@@ -234,6 +234,6 @@ func (w *writers) writeToEtcd(ctx context.Context, client *clientv3.Client) {
 		} else {
 			w.writes.Add(1)
 		}
-		pause(ctx, writePause)
+		harness.Pause(ctx, writePause)
 	}
 }

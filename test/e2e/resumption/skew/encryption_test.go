@@ -4,49 +4,18 @@ import (
 	"bytes"
 	"context"
 	"encoding/base64"
-	"encoding/json"
 	"fmt"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stratakube/strata/test/harness"
 )
 
-// encryption is a file with an encryption configuration for Secrets that servers share.
-type encryption struct{ path string }
-
-// newEncryption writes a configuration with secretbox keys; the first one encrypts.
-func newEncryption(t *testing.T, keys ...string) encryption {
-	t.Helper()
-	e := encryption{filepath.Join(t.TempDir(), "encryption.json")}
-	e.write(t, keys...)
-	return e
-}
-
-func (e encryption) write(t *testing.T, keys ...string) {
-	t.Helper()
-	var list []any
-	for _, name := range keys {
-		key := fmt.Sprintf("%-32s", name) // padded to the length of a key
-		list = append(list, object{"name": name, "secret": base64.StdEncoding.EncodeToString([]byte(key))})
-	}
-	data, err := json.Marshal(object{
-		"apiVersion": "apiserver.config.k8s.io/v1", "kind": "EncryptionConfiguration",
-		"resources": []any{object{"resources": []any{"secrets"}, "providers": []any{object{"secretbox": object{"keys": list}}}}},
-	})
-	harness.Check(t, err)
-	harness.Check(t, os.WriteFile(e.path, data, 0o600))
-}
-
-func (e encryption) flag() string { return "--encryption-provider-config=" + e.path }
-
-// requireShared creates Secrets through each server; the other reads them. Then a restart of Strata
-// alone makes it encrypt with the second key, so that the servers use different keys, as in the
-// middle of a rotation.
-func (e encryption) requireShared(t *testing.T, ctx context.Context, p *pair) {
+// requireEncryptionShared creates Secrets through each server; the other reads them. Then a restart
+// of Strata alone makes it encrypt with the second key, so that the servers use different keys, as
+// in the middle of a rotation.
+func requireEncryptionShared(t *testing.T, ctx context.Context, p *pair, e harness.Encryption) {
 	keys := map[*harness.Server]string{p.strata: "one", p.peer: "one"}
 	written := 0
 	both := func() {
@@ -78,7 +47,7 @@ func (e encryption) requireShared(t *testing.T, ctx context.Context, p *pair) {
 		}
 	}
 	both()
-	e.write(t, "two", "one")
+	e.Write(t, harness.Keys("secretbox", "two", "one")...)
 	harness.Check(t, p.strata.Stop())
 	p.strata.Restart()
 	keys[p.strata] = "two"

@@ -19,8 +19,8 @@ import (
 func TestSideBySide_PeerAcceptsWritesAndTokens(t *testing.T) {
 	t.Parallel()
 	forEach(t, append([]combination{{upstream, "3.6"}}, stockCombinations...), func(t *testing.T, ctx context.Context, c combination) {
-		keys := newEncryption(t, "one", "two")
-		p := c.start(t, ctx, keys.flag())
+		keys := harness.NewEncryption(t, []string{"secrets"}, harness.Keys("secretbox", "one", "two")...)
+		p := c.start(t, ctx, keys.Flag())
 		type test struct {
 			name string
 			run  func(*testing.T, context.Context, *pair)
@@ -31,7 +31,7 @@ func TestSideBySide_PeerAcceptsWritesAndTokens(t *testing.T) {
 			{"ContinueTokens", requireTokensContinue},
 			{"Definitions", requireDefinitionsShared},
 			{"LeaderElection", requireOneLeader},
-			{"Encryption", keys.requireShared},
+			{"Encryption", func(t *testing.T, ctx context.Context, p *pair) { requireEncryptionShared(t, ctx, p, keys) }},
 		}
 		if c.peer != upstream { // its identity equals Strata's: it is the same command
 			tests = append(tests, test{"Identity", requireIdentities})

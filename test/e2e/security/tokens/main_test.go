@@ -9,8 +9,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -41,33 +39,10 @@ const (
 
 type object = map[string]any
 
-// encryption is a file with an encryption configuration for Secrets.
-type encryption string
-
-// newEncryption encrypts with the first key and decrypts with all of them.
-func newEncryption(t *testing.T, keys ...string) encryption {
-	t.Helper()
-	e := encryption(filepath.Join(t.TempDir(), "encryption.json"))
-	e.write(t, keys...)
-	return e
+// newEncryption encrypts Secrets with the first key and decrypts with all of them.
+func newEncryption(t *testing.T, keys ...string) harness.Encryption {
+	return harness.NewEncryption(t, []string{"secrets"}, harness.Keys("aescbc", keys...)...)
 }
-
-func (e encryption) write(t *testing.T, keys ...string) {
-	t.Helper()
-	var list []any
-	for _, name := range keys {
-		secret := fmt.Sprintf("%-32s", name)
-		list = append(list, object{"name": name, "secret": base64.StdEncoding.EncodeToString([]byte(secret))})
-	}
-	data := harness.Must[[]byte](t)(json.Marshal(object{
-		"apiVersion": "apiserver.config.k8s.io/v1", "kind": "EncryptionConfiguration",
-		"resources": []any{object{"resources": []any{"secrets"}, "providers": []any{object{"aescbc": object{"keys": list}}}}},
-	}))
-	harness.Check(t, os.WriteFile(string(e)+".new", data, 0o600))
-	harness.Check(t, os.Rename(string(e)+".new", string(e)))
-}
-
-func (e encryption) flag() string { return "--encryption-provider-config=" + string(e) }
 
 // fill creates objects of a resource in a namespace.
 func fill(t *testing.T, ctx context.Context, api *harness.API, path string, n int, more object) {

@@ -39,7 +39,7 @@ func TestSealedToken_OtherReplica_OpensIt(t *testing.T) {
 	env := harness.New(t)
 	etcd := env.Etcd()
 	config := newEncryption(t, "key1")
-	flags := []string{config.flag(), "--disable-admission-plugins=ServiceAccount"}
+	flags := []string{config.Flag(), "--disable-admission-plugins=ServiceAccount"}
 	start := func(more ...string) *harness.Server { return env.StartAPIServer(etcd, append(flags, more...)...) }
 	servers := []*harness.Server{start(sealing), start(sealing)} // concurrently, on an empty etcd
 	for _, s := range servers {
@@ -152,7 +152,7 @@ func TestSealedToken_OtherReplica_OpensIt(t *testing.T) {
 		// A server whose encryption configuration lacks the key: pages are refused for a while, all
 		// other requests succeed.
 		wrong := newEncryption(t, "another")
-		s := start(sealing, wrong.flag())
+		s := start(sealing, wrong.Flag())
 		api := s.API()
 		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			r, err := api.Do(ctx, http.MethodGet, maps, "", nil)
@@ -305,7 +305,7 @@ func TestKeyRing_EncryptionConfigReloaded_IsReencrypted(t *testing.T) {
 	env := harness.New(t)
 	etcd := env.Etcd()
 	config := newEncryption(t, "key1")
-	s := env.APIServer(etcd, config.flag(), "--encryption-provider-config-automatic-reload=true", sealing, "--disable-admission-plugins=ServiceAccount")
+	s := env.APIServer(etcd, config.Flag(), "--encryption-provider-config-automatic-reload=true", sealing, "--disable-admission-plugins=ServiceAccount")
 	fill(t, ctx, s.API(), maps, 10, nil)
 	token := readPage(t, ctx, s.API(), maps, "", 3, "").Metadata.Continue
 	requireSealed(t, token)
@@ -322,10 +322,10 @@ func TestKeyRing_EncryptionConfigReloaded_IsReencrypted(t *testing.T) {
 		}))
 	}
 	stored("key1")
-	config.write(t, "key2", "key1")
+	config.Write(t, harness.Keys("aescbc", "key2", "key1")...)
 	stored("key2")
 	harness.Check(t, s.Stop())
-	config.write(t, "key2")
+	config.Write(t, harness.Keys("aescbc", "key2")...)
 	s.Restart()
 	readPage(t, ctx, s.API(), maps, token, 3, "")
 }
