@@ -159,9 +159,7 @@ func FuzzFinders(f *testing.F) {
 		obj.GetObjectKind().SetGroupVersionKind(gvk)
 		pb, _ := runtime.SerializerInfoForMediaType(legacyscheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
 		data, err := runtime.Encode(pb.Serializer, obj)
-		if err != nil {
-			f.Fatal(err)
-		}
+		testcheck.NoError(f, err)
 		f.Add(data)
 		f.Add(data[:len(data)-1])
 	}
