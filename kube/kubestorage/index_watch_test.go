@@ -10,9 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	kruntime "k8s.io/apimachinery/pkg/runtime"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
-	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/value"
 
@@ -21,14 +19,6 @@ import (
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/mirror"
 )
-
-// put writes a pod into an in-memory etcd.
-func put(t testing.TB, etcd *memory.Store, pod *example.Pod) {
-	t.Helper()
-	data, err := kruntime.Encode(testCodec(), pod)
-	testcheck.NoError(t, err)
-	etcd.Put(etcdKey(pod), string(data))
-}
 
 // after starts a watch after a revision.
 func (f *fixture) after(ctx context.Context, t testing.TB, rev mirror.Revision, pred storage.SelectionPredicate) apiwatch.Interface {
@@ -81,36 +71,4 @@ func (s *slowTransformer) TransformFromStorage(ctx context.Context, _ []byte, _ 
 	case <-time.After(300 * time.Millisecond):
 	}
 	return nil, false, errors.New("too slow")
-}
-
-// nodeWatches counts what the watches of a benchmark do.
-type nodeWatches struct{ delivered, waiting, wakes atomic.Int64 }
-
-// nodeWatch is the Sink of one of them.
-type nodeWatch struct {
-	recorder
-	all   *nodeWatches
-	waits bool
-}
-
-func (w *nodeWatch) Refresh() error {
-	if w.waits {
-		w.waits = false
-		w.all.waiting.Add(-1)
-		w.all.wakes.Add(1)
-	}
-	return nil
-}
-
-func (w *nodeWatch) Flush() error {
-	if !w.waits {
-		w.waits = true
-		w.all.waiting.Add(1)
-	}
-	return nil
-}
-
-func (w *nodeWatch) Event(apiwatch.EventType, *mirror.Event) error {
-	w.all.delivered.Add(1)
-	return nil
 }

@@ -9,7 +9,6 @@ import (
 	"os"
 	"reflect"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -370,36 +369,16 @@ func (r *requests) tally() tally {
 	return tally{r.revisions.Load(), r.gets.Load(), r.ranges.Load(), r.writes.Load()}
 }
 
-// countingCodec records decoded objects.
+// countingCodec counts decoded objects.
 type countingCodec struct {
 	runtime.Codec
 	decodes atomic.Int64
-	mu      sync.Mutex
-	names   []string
 }
 
 func (c *countingCodec) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
 	obj, gvk, err := c.Codec.Decode(data, defaults, into)
 	c.decodes.Add(1)
-	name := "?"
-	if m, ok := obj.(metav1.Object); ok {
-		name = m.GetName()
-	}
-	c.mu.Lock()
-	c.names = append(c.names, name)
-	c.mu.Unlock()
 	return obj, gvk, err
-}
-
-// during returns the names of the objects decoded while f ran.
-func (c *countingCodec) during(f func()) []string {
-	c.mu.Lock()
-	before := len(c.names)
-	c.mu.Unlock()
-	f()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return append([]string(nil), c.names[before:]...)
 }
 
 // podAttrs are the labels of a pod and the fields that the suites select by.
