@@ -521,6 +521,52 @@ func TestPlan_TestsWithoutRace_Exist(t *testing.T) {
 	}
 }
 
+// selected matches a command of a makefile that runs some tests of a package.
+var selected = regexp.MustCompile(`cd (\S+) && .*-run ["']([^"']+)["'] .*?(\./\S+)`)
+
+// TestMakefiles_SelectedTests_Exist fails when a test was renamed that a target selects: go test
+// passes if it has no test to run.
+func TestMakefiles_SelectedTests_Exist(t *testing.T) {
+	const root = "../.."
+	makefiles, err := filepath.Glob(filepath.Join(root, "hack", "*.mk"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	declared := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	commands := 0
+	for _, makefile := range append(makefiles, filepath.Join(root, "Makefile")) {
+		text, err := os.ReadFile(makefile)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, command := range selected.FindAllStringSubmatch(string(text), -1) {
+			commands++
+			files, err := filepath.Glob(filepath.Join(root, command[1], command[3], "*_test.go"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var names []string
+			for _, file := range files {
+				text, err := os.ReadFile(file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, name := range declared.FindAllStringSubmatch(string(text), -1) {
+					names = append(names, name[1])
+				}
+			}
+			for pattern := range strings.SplitSeq(strings.ReplaceAll(command[2], "$$", "$"), "|") {
+				if !slices.ContainsFunc(names, regexp.MustCompile(pattern).MatchString) {
+					t.Errorf("%s: %s has no test %s", makefile, filepath.Join(command[1], command[3]), pattern)
+				}
+			}
+		}
+	}
+	if commands < 6 {
+		t.Errorf("found %d commands", commands)
+	}
+}
+
 // TestPlan_SecondPass_HasNoRaceDetector: whatever flags of the caller turn it on, and a -run of the
 // caller replaces the choice.
 func TestPlan_SecondPass_HasNoRaceDetector(t *testing.T) {
