@@ -20,10 +20,10 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 
 	"github.com/stratakube/strata/internal/test/testcheck"
-	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/representation"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/memo"
 )
 
 // reloaded is the transformers of an API server whose encryption configuration is reloaded
@@ -201,9 +201,9 @@ func TestReload_KeyRemoved_InvalidatesDerivedData(t *testing.T) {
 	reads["events"] = func() error { return d.events(t) }
 	requireReadable(t, reads, true)
 	open := f.watchPods(t, afterRevision(s.currentRevision(t)))
-	old := s.view.CurrentGeneration()
-	if s.cluster.blocks.Stats().Used == 0 {
-		t.Fatal("the cache is empty")
+	old := memos(t, s)
+	if used := s.cluster.blocks.Stats().Used; used == 0 || len(old) == 0 {
+		t.Fatalf("the cache has %d bytes, and memos of %d keys", used, len(old))
 	}
 
 	r.load(podtest.Encryption(t, "2"))
@@ -212,7 +212,14 @@ func TestReload_KeyRemoved_InvalidatesDerivedData(t *testing.T) {
 	if n := s.cluster.blocks.Stats().Used; n != 0 {
 		t.Errorf("%d bytes of derived data are held after its key was removed", n)
 	}
-	eventually(t, "memos are dropped", func() bool { return memos(t, s, old) == 0 })
+	eventually(t, "memos are dropped", func() bool {
+		for key := range memos(t, s) {
+			if old[key] > 0 {
+				return false
+			}
+		}
+		return true
+	})
 	// A watch that began before does not need the past, and continues.
 	other := newPod("third")
 	f.create(t, other)
@@ -230,13 +237,6 @@ func TestReload_KeyRemoved_InvalidatesDerivedData(t *testing.T) {
 	if n := s.cluster.blocks.Stats().Used; n == 0 {
 		t.Error("the cache is empty after the key returned")
 	}
-}
-
-func boolInt(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // currentRevision is the published revision as a resource version.
@@ -264,10 +264,10 @@ func firstEvent(t testing.TB, w watch.Interface) error {
 	return nil
 }
 
-// memos counts the memos of entries and events under the keys of the generation.
-func memos(t testing.TB, s *Store, g *objects.Generation) (n int) {
+// memos returns the number of memos of entries, events and leaves by key.
+func memos(t testing.TB, s *Store) map[*memo.Key]int {
 	t.Helper()
-	keys := g.MemoKeys()
+	n := map[*memo.Key]int{}
 	cursor, err := s.resource.CursorAfter(0, "", "")
 	if err != nil {
 		_, floor, _ := s.resource.Oldest()
@@ -276,19 +276,24 @@ func memos(t testing.TB, s *Store, g *objects.Generation) (n int) {
 		}
 	}
 	events, err := cursor.Next(nil, 256)
-	testcheck.NoError(t, err)
-	for run := range mustLatest(t, s).Runs("", "") {
-		n += boolInt(!run.Leaf.Memos().Empty()) // no other generation has read it
+	if err != nil {
+		t.Fatal(err)
 	}
-	for _, key := range keys {
-		for e := range mustLatest(t, s).All("", "") {
-			n += boolInt(e.Memos().Get(key) != nil)
+	count := func(memos *memo.List) {
+		for key := range memos.All() {
+			n[key]++
 		}
-		for _, ev := range events {
-			n += boolInt(ev.Memos().Get(key) != nil)
-			if ev.Prev != nil {
-				n += boolInt(ev.Prev.Memos().Get(key) != nil)
-			}
+	}
+	for run := range mustLatest(t, s).Runs("", "") {
+		count(run.Leaf.Memos())
+	}
+	for e := range mustLatest(t, s).All("", "") {
+		count(e.Memos())
+	}
+	for _, ev := range events {
+		count(ev.Memos())
+		if ev.Prev != nil {
+			count(ev.Prev.Memos())
 		}
 	}
 	return n

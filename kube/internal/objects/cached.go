@@ -110,6 +110,3 @@ func (c *Converted) Loop() func(context.Context, *mirror.Entry) (any, error) {
 
 // Close implements Derived.
 func (c *Converted) Close() { c.key.Close() }
-
-// MemoKeys implements Derived.
-func (c *Converted) MemoKeys() []*memo.Key { return []*memo.Key{&c.key} }

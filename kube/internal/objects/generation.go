@@ -38,11 +38,7 @@ type Generation struct {
 }
 
 // Derived is derived data of a package above, which is closed with its generation.
-type Derived interface {
-	Close()
-	// MemoKeys returns the memo keys that the data is cached under.
-	MemoKeys() []*memo.Key
-}
+type Derived interface{ Close() }
 
 func (v *View) newGeneration() *Generation {
 	g := &Generation{view: v, memoKey: &memo.Key{}, decodedKey: &memo.Key{}, convertedKey: &memo.Key{}}
@@ -92,17 +88,6 @@ func (g *Generation) end() {
 		return true
 	})
 	g.Blocks().ReleaseClosed()
-}
-
-// MemoKeys returns the memo keys under which data of the generation is cached, by packages above as
-// well.
-func (g *Generation) MemoKeys() []*memo.Key {
-	memoKeys := []*memo.Key{g.memoKey, g.decodedKey, g.convertedKey}
-	g.derived.Range(func(_, d any) bool {
-		memoKeys = append(memoKeys, d.(Derived).MemoKeys()...)
-		return true
-	})
-	return memoKeys
 }
 
 // Ended reports whether the keys of the generation are no longer in use. Data derived with them

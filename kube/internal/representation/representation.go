@@ -102,9 +102,6 @@ func (p *Representation) Close() {
 	p.deletedItemKey.Close()
 }
 
-// MemoKeys implements objects.Derived.
-func (p *Representation) MemoKeys() []*memo.Key { return []*memo.Key{p.memoKey, p.deletedItemKey} }
-
 // Fresh reports whether values are still decrypted with the keys of the representation's
 // generation. Cost is a few loads.
 func (p *Representation) Fresh() bool { return p.gen.InUse() }
