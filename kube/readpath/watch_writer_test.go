@@ -40,7 +40,7 @@ func TestWatchWriter_AfterInitialEvents_IsNotPaced(t *testing.T) {
 					if listed {
 						w.unpace()
 					}
-					client.reads = 2 * slowclient.Patience
+					client.reads = time.Minute // longer than a slow client may take
 					for range 2 {
 						testcheck.NoError(t, w.write([]byte("an event\n")))
 					}

@@ -13,13 +13,13 @@ const (
 	// events of watches together, before compression. A guess: a slower client does not finish a
 	// list of 15 MB within the request timeout.
 	MinBytesPerSecond = 256 << 10
-	// Patience is the time for which a client may be slower than that. A guess, well above the
+	// patience is the time for which a client may be slower than that. A guess, well above the
 	// needs of a live but busy client.
-	Patience = 10 * time.Second
+	patience = 10 * time.Second
 )
 
 // Pace measures how fast a client reads a response. The time that writes block is deducted from a
-// credit of at most Patience, and written bytes add credit at a rate. When the credit is used up,
+// credit of at most patience, and written bytes add credit at a rate. When the credit is used up,
 // slow is called once on a separate goroutine; slow may abort the pending write. The zero value is
 // not usable. Its methods are called by one goroutine.
 type Pace struct {
@@ -34,7 +34,7 @@ type Pace struct {
 
 // NewPace returns a Pace with full credit for a response on conn.
 func NewPace(conn *Conn, bytesPerSecond float64, slow func()) *Pace {
-	return &Pace{rate: bytesPerSecond, conn: conn, credit: Patience, slow: slow}
+	return &Pace{rate: bytesPerSecond, conn: conn, credit: patience, slow: slow}
 }
 
 // Connections counts the paced responses of each connection: they share its bandwidth and the
@@ -102,7 +102,7 @@ func (p *Pace) Write(write func() (int, error)) (int, error) {
 	if !p.timer.Stop() || err != nil {
 		p.done = true // slow was called, or the client is gone
 	}
-	p.credit = min(Patience, p.credit-time.Since(began))
+	p.credit = min(patience, p.credit-time.Since(began))
 	return n, err
 }
 

@@ -41,8 +41,8 @@ func TestPace_ClientReadsTooSlowly_IsEnded(t *testing.T) {
 		{"above the rate", 200 * time.Millisecond, 0, 0},
 		// half of the rate: patience is used up at half speed
 		{"below the rate", 500 * time.Millisecond, 0, 20 * time.Second},
-		{"hardly anything", 5 * time.Second, 0, Patience + time.Second},
-		{"nothing", time.Hour, 0, Patience + time.Second},
+		{"hardly anything", 5 * time.Second, 0, patience + time.Second},
+		{"nothing", time.Hour, 0, patience + time.Second},
 		{"a server that takes its time", 200 * time.Millisecond, 5 * time.Second, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -67,7 +67,7 @@ func TestPace_ClientReadsTooSlowly_IsEnded(t *testing.T) {
 				switch {
 				case tt.after == 0 && calls > 0:
 					t.Errorf("ended after %s", ended)
-				case tt.after > 0 && (calls != 1 || ended < Patience || ended > tt.after+time.Second):
+				case tt.after > 0 && (calls != 1 || ended < patience || ended > tt.after+time.Second):
 					t.Errorf("ended %d times, after %s; want once after %s", calls, ended, tt.after)
 				}
 			})
