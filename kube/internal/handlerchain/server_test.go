@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	basecompatibility "k8s.io/component-base/compatibility"
@@ -387,34 +388,34 @@ func TestFastChain_PastDeadline_ConnectionIsReused(t *testing.T) {
 // fast chain holds its seat of priority and fairness until they return, even if its timeout is
 // earlier.
 func TestFastChain_PassedOnRequest_HoldsSeat(t *testing.T) {
-	entered, leave := make(chan context.Context, 1), make(chan struct{})
-	slow := http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {
-		entered <- req.Context()
+	synctest.Test(t, func(t *testing.T) {
+		entered, leave := make(chan context.Context, 1), make(chan struct{})
+		slow := http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {
+			entered <- req.Context()
+			<-leave
+		})
+		c, seats := chainConfig()
+		h := New(slow, c, Options{Mount: func(next http.Handler) http.Handler { return next }})
+		h.complete.Store(true)
+		answered := make(chan *http.Response, 1)
+		go func() { answered <- send(requireFast{t, h}, readBy("reader", "?timeout=20ms")) }()
+		<-(<-entered).Done() // the timeout of the request
+		synctest.Wait()
+		if n := seats.taken.Load(); n != 1 {
+			t.Errorf("%d seats are taken while the handler works", n)
+		}
 		select {
-		case <-leave:
-		case <-time.After(patience):
+		case resp := <-answered:
+			t.Errorf("status %d while the handler works", resp.StatusCode)
+			answered <- resp
+		default:
+		}
+		close(leave)
+		if resp := <-answered; resp.StatusCode != http.StatusGatewayTimeout {
+			t.Errorf("status %d, want 504", resp.StatusCode)
+		}
+		if seats.taken.Load() != 0 {
+			t.Error("the request still holds its seat")
 		}
 	})
-	c, seats := chainConfig()
-	h := New(slow, c, Options{Mount: func(next http.Handler) http.Handler { return next }})
-	h.complete.Store(true)
-	answered := make(chan *http.Response, 1)
-	go func() { answered <- send(requireFast{t, h}, readBy("reader", "?timeout=20ms")) }()
-	ctx := <-entered
-	wait(t, "the timeout of the request", ctx.Done())
-	if n := seats.taken.Load(); n != 1 {
-		t.Errorf("%d seats are taken while the handler works", n)
-	}
-	select {
-	case resp := <-answered:
-		t.Errorf("status %d while the handler works", resp.StatusCode)
-	default:
-	}
-	close(leave)
-	if resp := <-answered; resp.StatusCode != http.StatusGatewayTimeout {
-		t.Errorf("status %d, want 504", resp.StatusCode)
-	}
-	if seats.taken.Load() != 0 {
-		t.Error("the request still holds its seat")
-	}
 }
