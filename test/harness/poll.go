@@ -12,7 +12,13 @@ const pollInterval = 50 * time.Millisecond
 // Poll calls condition until it returns true or ctx ends. An error of condition explains why it is
 // not true yet; Poll's error includes the last one.
 func Poll(ctx context.Context, condition func(context.Context) (bool, error)) error {
-	ticker := time.NewTicker(pollInterval)
+	return PollEvery(ctx, pollInterval, condition)
+}
+
+// PollEvery is Poll with another interval, for a condition that costs the server much and is true
+// only after seconds.
+func PollEvery(ctx context.Context, interval time.Duration, condition func(context.Context) (bool, error)) error {
+	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	var last error
 	for {

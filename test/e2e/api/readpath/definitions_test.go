@@ -247,20 +247,27 @@ func TestCRD_Changed_ReadsFollowDefinition(t *testing.T) {
 	})
 }
 
-// settled returns when reads of path are no longer passed to upstream's handlers: from then on a
-// change of the definition has to be detected by the byte path itself.
+// settled returns when reads of the paths are no longer preceded by a probe, ten seconds after a
+// change: from then on a change of the definition has to be detected by the byte path itself.
 func settled(t *testing.T, ctx context.Context, paths ...string) {
 	t.Helper()
 	if harness.Engine() == harness.Upstream {
 		return
 	}
-	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-		asked := metric(t, ctx, api, "strata_readpath_probes_total")
+	const probes = "strata_readpath_probes_total"
+	harness.Check(t, harness.PollEvery(ctx, 500*time.Millisecond, func(ctx context.Context) (bool, error) {
+		before, err := api.Metric(ctx, probes)
+		if err != nil {
+			return false, err
+		}
 		for _, path := range paths {
 			get(t, ctx, api, path, "")
 		}
-		n := metric(t, ctx, api, "strata_readpath_probes_total") - asked
-		return n == 0, fmt.Errorf("%v probes for %d reads", n, len(paths))
+		after, err := api.Metric(ctx, probes)
+		if err != nil {
+			return false, err
+		}
+		return after == before, fmt.Errorf("%v probes for %d reads", after-before, len(paths))
 	}))
 }
 

@@ -13,7 +13,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -171,11 +173,17 @@ func allByBytes(t *testing.T, ctx context.Context, reads ...[2]string) {
 	}
 }
 
+const (
+	answeredReads = "strata_readpath_requests_total"
+	passedReads   = "strata_readpath_passed_total"
+)
+
 // passedBeside sends reads at the same time and returns the series of reads that were passed on
-// meanwhile. Reads of indented JSON do not count: those of until in parallel tests.
+// meanwhile. Reads of indented JSON do not count: those of until in parallel tests. At least as many
+// reads have to be counted as answered with bytes.
 func passedBeside(t *testing.T, ctx context.Context, reads [][2]string) (why []string, err error) {
 	t.Helper()
-	before := passedReads(t, ctx)
+	before := series(t, ctx, api, answeredReads, passedReads)
 	errs := make([]error, len(reads))
 	var asking sync.WaitGroup
 	for i, read := range reads {
@@ -185,18 +193,19 @@ func passedBeside(t *testing.T, ctx context.Context, reads [][2]string) (why []s
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	for series, n := range passedReads(t, ctx) {
-		if n != before[series] && !strings.Contains(series, `reason="pretty"`) {
+	answered := 0.0
+	for series, n := range series(t, ctx, api, answeredReads, passedReads) {
+		switch {
+		case strings.HasPrefix(series, answeredReads):
+			answered += n - before[series]
+		case n != before[series] && !strings.Contains(series, `reason="pretty"`):
 			why = append(why, series)
 		}
 	}
+	if int(answered) < len(reads) {
+		why = append(why, fmt.Sprintf("%s: %v for %d reads", answeredReads, answered, len(reads)))
+	}
 	return why, nil
-}
-
-// passedReads returns the number of reads that were passed on, by series.
-func passedReads(t *testing.T, ctx context.Context) map[string]float64 {
-	t.Helper()
-	return series(t, ctx, api, "strata_readpath_passed_total")
 }
 
 // passedOn fails unless reads of path are passed on to upstream's handlers.
@@ -206,7 +215,7 @@ func passedOn(t *testing.T, ctx context.Context, path, reason string) {
 		return
 	}
 	const reads = 10
-	name := fmt.Sprintf("strata_readpath_passed_total{reason=%q}", reason)
+	name := fmt.Sprintf("%s{reason=%q}", passedReads, reason)
 	passed := metric(t, ctx, api, name)
 	for range reads {
 		get(t, ctx, api, path, "")
@@ -225,19 +234,26 @@ func metric(t *testing.T, ctx context.Context, of *harness.API, prefix string) (
 	return sum
 }
 
-// series returns the values of all series whose text begins with prefix, which has a whole name.
-func series(t *testing.T, ctx context.Context, of *harness.API, prefix string) map[string]float64 {
+// series returns the values of all series whose text begins with a prefix, which has a whole name.
+func series(t *testing.T, ctx context.Context, of *harness.API, prefixes ...string) map[string]float64 {
 	t.Helper()
-	name, _, _ := strings.Cut(prefix, "{")
-	name = strings.TrimSuffix(name, "_count") // of a histogram
-	r, err := of.DoAs(ctx, http.MethodGet, "/metrics", "name[]="+name, "", "text/plain", nil)
+	names := url.Values{}
+	for _, prefix := range prefixes {
+		name, _, _ := strings.Cut(prefix, "{")
+		names.Add("name[]", strings.TrimSuffix(name, "_count")) // of a histogram
+	}
+	r, err := of.DoAs(ctx, http.MethodGet, "/metrics", names.Encode(), "", "text/plain", nil)
 	harness.Check(t, err)
+	if r.Code != http.StatusOK {
+		t.Fatalf("metrics: %v", r.Err())
+	}
 	values := map[string]float64{}
 	lines := bufio.NewScanner(bytes.NewReader(r.Body))
 	lines.Buffer(nil, len(r.Body)+1)
 	for lines.Scan() {
 		line := lines.Text()
-		if i := strings.LastIndexByte(line, ' '); strings.HasPrefix(line, prefix) {
+		begins := func(prefix string) bool { return strings.HasPrefix(line, prefix) }
+		if i := strings.LastIndexByte(line, ' '); slices.ContainsFunc(prefixes, begins) {
 			value, err := strconv.ParseFloat(line[i+1:], 64)
 			harness.Check(t, err)
 			values[line[:i]] = value
