@@ -19,6 +19,7 @@ func (s *Server) Dial(ctx context.Context) (net.Conn, error) {
 		return nil, err
 	}
 	config.NextProtos = []string{"http/1.1"}
+	s.Used(ctx)
 	dialer := tls.Dialer{Config: config}
 	return dialer.DialContext(ctx, "tcp", strings.TrimPrefix(s.URL, "https://"))
 }

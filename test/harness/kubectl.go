@@ -26,7 +26,7 @@ func (s *Server) History(ctx context.Context, args ...string) (Result, error) {
 }
 
 func (s *Server) run(ctx context.Context, stdin string, args ...string) (Result, error) {
-	s.used(ctx)
+	s.Used(ctx)
 	return s.env.Run(ctx, stdin, args...)
 }
 

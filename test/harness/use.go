@@ -39,8 +39,9 @@ func withUse(t testing.TB) context.Context {
 	return context.WithValue(t.Context(), useKey{}, u)
 }
 
-// used records that the test of ctx uses the server, unless the server is the test's own.
-func (s *Server) used(ctx context.Context) {
+// Used records that the test of ctx uses the server, unless the server is the test's own. Requests
+// of APIs, of clients with a Config of the server, and of its commands are recorded without a call.
+func (s *Server) Used(ctx context.Context) {
 	u, _ := ctx.Value(useKey{}).(*use)
 	if u == nil || !s.env.shared {
 		return
@@ -79,7 +80,7 @@ type observed struct {
 }
 
 func (o *observed) RoundTrip(r *http.Request) (*http.Response, error) {
-	o.server.used(r.Context())
+	o.server.Used(r.Context())
 	return o.RoundTripper.RoundTrip(r)
 }
 

@@ -45,6 +45,16 @@ func TestContext_SharedServers_ShowLogsSinceFirstRequest(t *testing.T) {
 	requireLogs(end + "after\n")
 	one.before, one.Process = append(one.before, one.Process), start("started again")
 	requireLogs(end + "after\n" + end + "started again\n")
+	t.Run("own connection", func(t *testing.T) {
+		ctx := Context(t, time.Minute)
+		other.URL, other.Config = "https://127.0.0.1:1", &rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
+		if conn, err := other.Dial(ctx); err == nil {
+			t.Error("a reserved port accepts a connection", conn.Close())
+		}
+		if got, want := ctx.Value(useKey{}).(*use).ends(), end+"(no lines)\n"; got != want {
+			t.Errorf("logs %q, want %q", got, want)
+		}
+	})
 	if own := other.env.tails(); own != end+"before\nafter\n"+end+"other\n"+end+"started again\n" {
 		t.Errorf("logs of all %q", own)
 	}

@@ -38,6 +38,7 @@ func (e *engine) firstMessage(ctx context.Context, target string) (string, error
 	if err != nil {
 		return "", err
 	}
+	e.Used(ctx)
 	dialer := websocket.Dialer{TLSClientConfig: tlsConfig}
 	conn, resp, err := dialer.DialContext(ctx, "wss"+strings.TrimPrefix(e.URL, "https")+target, http.Header{
 		// without an Origin header the handshake fails

@@ -179,8 +179,8 @@ const (
 )
 
 // passedBeside sends reads at the same time and returns the series of reads that were passed on
-// meanwhile. Reads of indented JSON do not count: those of until in parallel tests. At least as many
-// reads have to be counted as answered with bytes.
+// meanwhile. Reads of indented JSON do not count: those of until in parallel tests. At least as
+// many reads have to be counted as answered with bytes.
 func passedBeside(t *testing.T, ctx context.Context, reads [][2]string) (why []string, err error) {
 	t.Helper()
 	before := series(t, ctx, api, answeredReads, passedReads)

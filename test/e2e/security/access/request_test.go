@@ -88,6 +88,7 @@ func (e *engine) letGo(w *wire, resp *http.Response) {
 // send sends a request unchanged: no library canonicalizes it. A compressed body is returned
 // decompressed.
 func (e *engine) send(ctx context.Context, r request) (*harness.Response, error) {
+	e.Used(ctx) // also of a connection that another test has opened
 	w, err := e.connect(ctx)
 	if err != nil {
 		return nil, err
