@@ -19,7 +19,7 @@ import (
 // dropped within a minute after their last read, so a burst of reads does not occupy memory for
 // longer. Methods may be called concurrently.
 type Cache struct {
-	limit       atomic.Int64
+	limit       int64
 	rest        int64
 	objectLimit int64
 	trimming    atomic.Bool // trim is scheduled
@@ -64,9 +64,7 @@ const (
 // New returns a cache of at most limit bytes, of which rest bytes stay when they are not read, and
 // objectLimit may be decoded objects.
 func New(limit, rest, objectLimit int64) *Cache {
-	c := &Cache{rest: rest, objectLimit: objectLimit, start: time.Now()}
-	c.limit.Store(limit)
-	return c
+	return &Cache{limit: limit, rest: rest, objectLimit: objectLimit, start: time.Now()}
 }
 
 // Stats are the counters of a cache at one call.
@@ -77,12 +75,8 @@ type Stats struct {
 
 // Stats returns the counters. Cost is a few loads.
 func (c *Cache) Stats() Stats {
-	return Stats{Used: c.used.Load(), Limit: c.limit.Load(), Evictions: c.evictions.Load(), Refusals: c.refusals.Load()}
+	return Stats{Used: c.used.Load(), Limit: c.limit, Evictions: c.evictions.Load(), Refusals: c.refusals.Load()}
 }
-
-// SetLimit changes the limit for additions from now on. Blocks are evicted when the next one needs
-// room.
-func (c *Cache) SetLimit(bytes int64) { c.limit.Store(bytes) }
 
 // Now is the coarse time at which a block was read.
 func (c *Cache) Now() uint32 { return 1 + uint32(time.Since(c.start)/time.Second) }
@@ -187,13 +181,13 @@ func (c *Cache) HasRoom(size int64) bool {
 }
 
 // HalfEmpty reports whether less than half of the limit is used.
-func (c *Cache) HalfEmpty() bool { return c.used.Load() < c.limit.Load()/2 }
+func (c *Cache) HalfEmpty() bool { return c.used.Load() < c.limit/2 }
 
 // Charge counts bytes of data outside of the cache towards its limit, even if there is no room;
 // blocks are evicted for them. A negative number releases them.
 func (c *Cache) Charge(bytes int64) {
 	c.charged.Add(bytes)
-	if c.used.Add(bytes) > c.limit.Load() && bytes > 0 {
+	if c.used.Add(bytes) > c.limit && bytes > 0 {
 		c.makeRoom(bytes, false)
 	}
 }
@@ -202,7 +196,7 @@ func (c *Cache) Charge(bytes int64) {
 func (c *Cache) Charged() int64 { return c.charged.Load() }
 
 func (c *Cache) take(size int64) bool {
-	if c.used.Add(size) > c.limit.Load() && !c.makeRoom(size, false) {
+	if c.used.Add(size) > c.limit && !c.makeRoom(size, false) {
 		c.used.Add(-size)
 		c.refusals.Add(1)
 		return false
@@ -265,11 +259,6 @@ func (c *Cache) ReleaseClosed() {
 	c.releaseIf(func(b *Block) bool { return b.memoKey.Closed() })
 }
 
-// Flush drops all payloads. Cost is O(blocks).
-func (c *Cache) Flush() {
-	c.releaseIf(func(*Block) bool { return true })
-}
-
 func (c *Cache) releaseIf(f func(*Block) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -298,7 +287,7 @@ func (c *Cache) fits(objects bool) bool {
 	if objects {
 		return c.objects.Load() <= c.objectLimit
 	}
-	return c.used.Load() <= c.limit.Load()
+	return c.used.Load() <= c.limit
 }
 
 // makeRoom evicts idle blocks until the cache is within its limit, or only objects until they are

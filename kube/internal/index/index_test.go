@@ -7,6 +7,8 @@ import (
 	"time"
 	"weak"
 
+	"k8s.io/apiserver/pkg/apis/example"
+
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/mirror"
 )
@@ -183,13 +185,14 @@ func TestIndexes_MoreLabelsThanBound_AreDropped(t *testing.T) {
 // budget is scanned until it is tried again, and the reports show it.
 func TestIndexes_LargerThanBudget_IsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t)
-		for i := range 2000 {
-			f.Put(t, podtest.Labelled(fmt.Sprintf("pod-%04d", i), "unique", fmt.Sprint(i)))
+		f := newFixture(t, func(o *podtest.Options) { o.Bytes = 4 * 4096 })
+		var all []*example.Pod
+		// more than fit into a quarter of the budget, less than into half
+		for i := range 500 {
+			all = append(all, podtest.Labelled(fmt.Sprintf("pod-%04d", i), "unique", fmt.Sprint(i)))
+			f.Put(t, all[i])
 		}
 		f.CatchUp(t)
-		limit := f.Blocks.Stats().Limit
-		f.Blocks.SetLimit(4 * 4096)
 		scans := func() (n int) {
 			t.Helper()
 			for i := range 3 {
@@ -216,7 +219,10 @@ func TestIndexes_LargerThanBudget_IsRefused(t *testing.T) {
 		}
 		time.Sleep(indexIdle * 3 / 2)
 		synctest.Wait()
-		f.Blocks.SetLimit(limit)
+		for _, pod := range all[200:] {
+			f.Etcd.Delete(podtest.Key(pod))
+		}
+		f.CatchUp(t)
 		if n := scans(); n > 1 {
 			t.Errorf("%d of 3 lists were scans after the time of the refusal, want at most the first", n)
 		}
@@ -231,15 +237,14 @@ func TestIndexes_LargerThanBudget_IsRefused(t *testing.T) {
 func TestIndexes_AllResourcesAtBound_RefuseAnother(t *testing.T) {
 	const pods = 500
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t)
+		const limit = 1 << 20
+		f := newFixture(t, func(o *podtest.Options) { o.Bytes = limit })
 		for i := range pods {
 			pod := podOn(fmt.Sprintf("pod-%04d", i), fmt.Sprint("node-", i%50))
 			pod.Labels = map[string]string{"app": fmt.Sprint(i % 50)}
 			f.Put(t, pod)
 		}
 		f.CatchUp(t)
-		const limit = 1 << 20
-		f.Blocks.SetLimit(limit)
 		f.Blocks.Charge(limit / 2)
 		for range 5 {
 			if _, n := f.list(t, podtest.Selecting(t, "app=7", "")); n != pods/50 {

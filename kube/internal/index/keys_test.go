@@ -472,22 +472,36 @@ func TestKeys_Undecodable_AreCandidates(t *testing.T) {
 	})
 }
 
-// TestKeys_NoRoom_AreRefused: without room in the budget there are no keys.
+// TestKeys_NoRoom_AreRefused: without room in the part of the budget for one resource, or for all,
+// there are no keys.
 func TestKeys_NoRoom_AreRefused(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := keeping(t, func(o *podtest.Options) { o.Bytes = 24 << 10 })
-		f.fillNodes(t, 400)
-		time.Sleep(2 * keysRetry)
-		if plan := f.of(t, onNode(t, "node-7")).requireScan(t); plan != byIndex || f.refused.Load() == 0 || f.bytes.Load() != 0 {
-			t.Errorf("plan %s; %d refusals, %d bytes", plan, f.refused.Load(), f.bytes.Load())
-		}
-		f.Blocks.SetLimit(1 << 20)
-		time.Sleep(2 * keysRetry)
-		f.require(t, onNode(t, "node-7"), byKeys, 4)
-		if f.bytes.Load() == 0 || f.Blocks.Charged() < 400*12 {
-			t.Errorf("%d bytes are reported, %d counted in the budget", f.bytes.Load(), f.Blocks.Charged())
-		}
-	})
+	const all = 1 << 20
+	for name, test := range map[string]struct{ limit, others int64 }{
+		"of the resource": {limit: 24 << 10},
+		// others are bytes of the indexes of other resources
+		"of all": {limit: all, others: all/4*3 - 4<<10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := keeping(t, func(o *podtest.Options) { o.Bytes = test.limit })
+				f.Blocks.Charge(test.others)
+				f.fillNodes(t, 400)
+				time.Sleep(2 * keysRetry)
+				if plan := f.of(t, onNode(t, "node-7")).requireScan(t); plan != byIndex || f.refused.Load() == 0 || f.bytes.Load() != 0 {
+					t.Errorf("plan %s; %d refusals, %d bytes", plan, f.refused.Load(), f.bytes.Load())
+				}
+				if test.others == 0 {
+					return
+				}
+				f.Blocks.Charge(-test.others)
+				time.Sleep(2 * keysRetry)
+				f.require(t, onNode(t, "node-7"), byKeys, 4)
+				if f.bytes.Load() == 0 || f.Blocks.Charged() < 400*12 {
+					t.Errorf("%d bytes are reported, %d counted in the budget", f.bytes.Load(), f.Blocks.Charged())
+				}
+			})
+		})
+	}
 }
 
 // TestKeys_KeysReplaced_AreBuiltAgain: lists of the next generation use digests until then.

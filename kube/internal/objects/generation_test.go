@@ -5,6 +5,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -22,29 +23,31 @@ import (
 // TestObject_SecondRead_IsShared: a decoded object is shared by readers until its entry is
 // replaced; one of an entry that is in no version is not cached.
 func TestObject_SecondRead_IsShared(t *testing.T) {
-	c := podtest.New(t)
-	c.Put(t, podtest.Pod("a"))
-	c.CatchUp(t)
-	gen, ctx, e := c.View.CurrentGeneration(), podtest.Context(t), c.Entry(t, podtest.Pod("a"))
-	first, err := gen.Object(ctx, e, c.Blocks.Now())
-	if err != nil || c.Blocks.Stats().Used == 0 {
-		t.Fatalf("nothing is cached: %v", err)
-	}
-	if again, err := gen.Object(ctx, e, c.Blocks.Now()); err != nil || again != first || first.(*example.Pod).ResourceVersion != fmt.Sprint(e.ModRevision()) {
-		t.Errorf("the second read has another object (%v)", err)
-	}
-	c.Blocks.Flush()
-	if again, err := gen.Object(ctx, e, c.Blocks.Now()); err != nil || again == first {
-		t.Errorf("an evicted object is read again (%v)", err)
-	}
-	c.Put(t, podtest.Labelled("a", "b", "c"))
-	c.CatchUp(t)
-	podtest.Eventually(t, "the replaced object is released", func() bool { return c.Blocks.Stats().Used == 0 })
+	synctest.Test(t, func(t *testing.T) {
+		c := podtest.New(t)
+		c.Put(t, podtest.Pod("a"))
+		c.CatchUp(t)
+		gen, ctx, e := c.View.CurrentGeneration(), podtest.Context(t), c.Entry(t, podtest.Pod("a"))
+		first, err := gen.Object(ctx, e, c.Blocks.Now())
+		if err != nil || c.Blocks.Stats().Used == 0 {
+			t.Fatalf("nothing is cached: %v", err)
+		}
+		if again, err := gen.Object(ctx, e, c.Blocks.Now()); err != nil || again != first || first.(*example.Pod).ResourceVersion != fmt.Sprint(e.ModRevision()) {
+			t.Errorf("the second read has another object (%v)", err)
+		}
+		c.Evict()
+		if again, err := gen.Object(ctx, e, c.Blocks.Now()); err != nil || again == first {
+			t.Errorf("an evicted object is read again (%v)", err)
+		}
+		c.Put(t, podtest.Labelled("a", "b", "c"))
+		c.CatchUp(t)
+		podtest.Eventually(t, "the replaced object is released", func() bool { return c.Blocks.Stats().Used == 0 })
 
-	run, _ := c.Latest(t).DetachedRun([]driver.KV{{Key: []byte(e.Key()), Value: e.Value(), CreateRevision: e.CreateRevision(), ModRevision: e.ModRevision()}})
-	if _, err := gen.Object(ctx, run.Items()[0], c.Blocks.Now()); err != nil || c.Blocks.Stats().Used != 0 {
-		t.Errorf("%d bytes are cached of an entry that is in no version (%v)", c.Blocks.Stats().Used, err)
-	}
+		run, _ := c.Latest(t).DetachedRun([]driver.KV{{Key: []byte(e.Key()), Value: e.Value(), CreateRevision: e.CreateRevision(), ModRevision: e.ModRevision()}})
+		if _, err := gen.Object(ctx, run.Items()[0], c.Blocks.Now()); err != nil || c.Blocks.Stats().Used != 0 {
+			t.Errorf("%d bytes are cached of an entry that is in no version (%v)", c.Blocks.Stats().Used, err)
+		}
+	})
 }
 
 // TestEvent_Objects_AreSharedByWatches: both states are decoded once for all watches, with the

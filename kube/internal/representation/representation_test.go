@@ -88,8 +88,8 @@ func TestRepresentation_Budget_BoundsCachedBytes(t *testing.T) {
 	if all == 0 {
 		t.Fatal("the cache is empty")
 	}
-	limit := all + all/2
-	c.Blocks.SetLimit(limit)
+	limit := c.Blocks.Stats().Limit
+	c.Blocks.Charge(limit - all - all/2) // half of the next representation has room
 	rep, want := newRep(t, c, Format{}), encodedOneByOne(t, c)
 	for range 3 {
 		if got := list(t, c, rep); !bytes.Equal(got, want) {
@@ -99,6 +99,7 @@ func TestRepresentation_Budget_BoundsCachedBytes(t *testing.T) {
 	if used := c.Blocks.Stats().Used; used > limit {
 		t.Fatalf("%d cached bytes, want at most %d", used, limit)
 	}
+	c.Blocks.Charge(-c.Blocks.Charged())
 	for e := range c.Latest(t).All("", "") {
 		c.Etcd.Delete(e.Key())
 	}
@@ -148,7 +149,7 @@ func TestRepresentation_SpliceableItems_NeedNoCache(t *testing.T) {
 		item = bytes.Replace(item, rv, nil, 1)
 		return append(dst, bytes.Replace(item, []byte(`"metadata":{`), append([]byte(`"metadata":{`), rv...), 1)...), err
 	}})
-	c.Blocks.SetLimit(0)
+	c.Blocks.Charge(c.Blocks.Stats().Limit)
 	first := list(t, c, rep)
 	if n := c.Decoded(func() {
 		if again := list(t, c, rep); !bytes.Equal(again, first) {
@@ -165,7 +166,7 @@ func TestRepresentation_SpliceableItems_NeedNoCache(t *testing.T) {
 	}); n != 0 {
 		t.Errorf("%d objects were decoded again", n)
 	}
-	if used := c.Blocks.Stats().Used; used != 0 {
+	if used := c.Blocks.Stats().Used - c.Blocks.Charged(); used != 0 {
 		t.Errorf("%d bytes are cached, where none are allowed", used)
 	}
 	wrong.Store(true)
@@ -214,136 +215,150 @@ func TestRepresentation_CutFromWhole_DecodesNothing(t *testing.T) {
 // TestRepresentation_ItemSizeChanges_NextListMeasuresAgain: a webhook may convert an object
 // differently each time. From the next list on, the announced size equals the sent size.
 func TestRepresentation_ItemSizeChanges_NextListMeasuresAgain(t *testing.T) {
-	c := podtest.New(t)
-	c.Fill(t, 300)
-	var more atomic.Int32
-	rep := newRep(t, c, Format{Encode: func(dst []byte, obj runtime.Object) ([]byte, error) {
-		dst, err := podItem(dst, obj)
-		return append(dst, bytes.Repeat([]byte(" "), int(more.Load()))...), err
-	}})
-	// announced and sent are the sizes of one list.
-	sizes := func() (announced, sent int64) {
-		t.Helper()
-		announced, known := rep.Measure(c.Latest(t), "", "")
-		if !known {
-			var err error
-			if announced, err = (&List{Rep: rep}).Prepare(podtest.Context(t), c.Latest(t).Runs("", "")); err != nil {
-				t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) {
+		c := podtest.New(t)
+		c.Fill(t, 300)
+		var more atomic.Int32
+		rep := newRep(t, c, Format{Encode: func(dst []byte, obj runtime.Object) ([]byte, error) {
+			dst, err := podItem(dst, obj)
+			return append(dst, bytes.Repeat([]byte(" "), int(more.Load()))...), err
+		}})
+		// announced and sent are the sizes of one list.
+		sizes := func() (announced, sent int64) {
+			t.Helper()
+			announced, known := rep.Measure(c.Latest(t), "", "")
+			if !known {
+				var err error
+				if announced, err = (&List{Rep: rep}).Prepare(podtest.Context(t), c.Latest(t).Runs("", "")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			return announced, int64(len(list(t, c, rep)))
+		}
+		for range 2 {
+			if announced, sent := sizes(); announced != sent {
+				t.Fatalf("%d bytes are announced, and %d sent", announced, sent)
 			}
 		}
-		return announced, int64(len(list(t, c, rep)))
-	}
-	for range 2 {
-		if announced, sent := sizes(); announced != sent {
-			t.Fatalf("%d bytes are announced, and %d sent", announced, sent)
+		more.Store(7)
+		c.Evict()
+		sizes() // detects the change, too late
+		for range 2 {
+			if announced, sent := sizes(); announced != sent {
+				t.Fatalf("after a change %d bytes are announced, and %d sent", announced, sent)
+			}
 		}
-	}
-	more.Store(7)
-	c.Blocks.Flush()
-	sizes() // detects the change, too late
-	for range 2 {
+		more.Store(9)
+		c.Evict()
 		if announced, sent := sizes(); announced != sent {
-			t.Fatalf("after a change %d bytes are announced, and %d sent", announced, sent)
+			t.Fatalf("after a second change %d bytes are announced, and %d sent", announced, sent)
 		}
-	}
-	more.Store(9)
-	c.Blocks.Flush()
-	if announced, sent := sizes(); announced != sent {
-		t.Fatalf("after a second change %d bytes are announced, and %d sent", announced, sent)
-	}
+	})
 }
 
 // TestRepresentation_ItemSizeChanges_CompressedListMeasuresAgain: a compressed run whose items were
 // not cached is not sent with the size of items that were made later.
 func TestRepresentation_ItemSizeChanges_CompressedListMeasuresAgain(t *testing.T) {
-	c := podtest.New(t)
-	c.Fill(t, 600)
-	var more atomic.Int32
-	more.Store(2000)
-	rep := newRep(t, c, Format{Encode: func(dst []byte, obj runtime.Object) ([]byte, error) {
-		dst, err := podItem(dst, obj)
-		return append(dst, bytes.Repeat([]byte(" "), int(more.Load()))...), err
-	}})
-	// check compares the sizes of one compressed list.
-	check := func() {
-		t.Helper()
-		l := &List{Rep: rep, Compressed: true}
-		announced, err := l.Prepare(podtest.Context(t), c.Latest(t).Runs("", ""))
-		testcheck.NoError(t, err)
-		sent, whole := int64(0), 0
-		for p, err := range l.Parts(podtest.Context(t), c.Latest(t).Runs("", "")) {
-			testcheck.NoError(t, err)
-			if p.Deflated.Len > 0 {
-				whole++
+	synctest.Test(t, func(t *testing.T) {
+		c := podtest.New(t)
+		c.Fill(t, 600)
+		var more atomic.Int32
+		more.Store(2000)
+		rep := newRep(t, c, Format{Encode: func(dst []byte, obj runtime.Object) ([]byte, error) {
+			dst, err := podItem(dst, obj)
+			return append(dst, bytes.Repeat([]byte(" "), int(more.Load()))...), err
+		}})
+		// check compares the sizes of one compressed list.
+		check := func() {
+			t.Helper()
+			l := &List{Rep: rep, Compressed: true}
+			announced, err := l.Prepare(podtest.Context(t), c.Latest(t).Runs("", ""))
+			if err != nil {
+				t.Fatal(err)
 			}
-			sent += p.Deflated.Len
-			for _, span := range p.Spans {
-				sent += int64(len(span))
+			sent, whole := int64(0), 0
+			for p, err := range l.Parts(podtest.Context(t), c.Latest(t).Runs("", "")) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if p.Deflated.Len > 0 {
+					whole++
+				}
+				sent += p.Deflated.Len
+				for _, span := range p.Spans {
+					sent += int64(len(span))
+				}
 			}
-		}
-		if announced != sent || whole == 0 {
-			t.Fatalf("%d bytes are announced, and %d sent, %d leaves compressed", announced, sent, whole)
-		}
-	}
-	list(t, c, rep) // the size of the items is known
-	c.Blocks.Flush()
-	check() // keeps the compressed runs
-	more.Store(2007)
-	for _, run := range runs(t, c) {
-		// what an eviction of all items, but not of the compressed runs, leaves
-		kept := rep.itemsOf(run.Leaf)
-		kept.parts = nil
-		for _, e := range run.Items() {
-			for key := e.Memos().Get(rep.memoKey); key != nil; key = e.Memos().Get(rep.memoKey) {
-				e.Memos().Swap(rep.memoKey, key, nil)
+			if announced != sent || whole == 0 {
+				t.Fatalf("%d bytes are announced, and %d sent, %d leaves compressed", announced, sent, whole)
 			}
 		}
-	}
-	list(t, c, rep) // makes the items again, with another size
-	check()
-	check()
+		list(t, c, rep) // the size of the items is known
+		c.Evict()
+		check() // keeps the compressed runs
+		more.Store(2007)
+		for _, run := range runs(t, c) {
+			// what an eviction of all items, but not of the compressed runs, leaves
+			kept := rep.itemsOf(run.Leaf)
+			kept.parts = nil
+			for _, e := range run.Items() {
+				for key := e.Memos().Get(rep.memoKey); key != nil; key = e.Memos().Get(rep.memoKey) {
+					e.Memos().Swap(rep.memoKey, key, nil)
+				}
+			}
+		}
+		list(t, c, rep) // makes the items again, with another size
+		check()
+		check()
+	})
 }
 
 // TestRepresentation_LargeLeaf_BuildsItemsOneByOne: the items of a leaf of large objects are not
 // held together, but their total size is known.
 func TestRepresentation_LargeLeaf_BuildsItemsOneByOne(t *testing.T) {
-	c := podtest.New(t)
-	c.Fill(t, 100)
-	padding := bytes.Repeat([]byte(" "), (1<<20)/20)
-	rep := newRep(t, c, Format{Encode: func(dst []byte, obj runtime.Object) ([]byte, error) {
-		dst, err := podItem(dst, obj)
-		return append(dst, padding...), err
-	}})
-	for _, run := range runs(t, c) {
-		if isLarge(rep, run) {
-			t.Error("the stored object is too small for the test")
+	synctest.Test(t, func(t *testing.T) {
+		c := podtest.New(t)
+		c.Fill(t, 100)
+		padding := bytes.Repeat([]byte(" "), (1<<20)/20)
+		rep := newRep(t, c, Format{Encode: func(dst []byte, obj runtime.Object) ([]byte, error) {
+			dst, err := podItem(dst, obj)
+			return append(dst, padding...), err
+		}})
+		for _, run := range runs(t, c) {
+			if isLarge(rep, run) {
+				t.Error("the stored object is too small for the test")
+			}
 		}
-	}
-	all, err := (&List{Rep: rep}).Prepare(podtest.Context(t), c.Latest(t).Runs("", ""))
-	testcheck.NoError(t, err)
-	c.Blocks.SetLimit(0)
-	c.Blocks.Flush()
-	for _, run := range runs(t, c) {
-		if !isLarge(rep, run) {
-			t.Errorf("%d objects are not large", len(run.Items()))
+		all, err := (&List{Rep: rep}).Prepare(podtest.Context(t), c.Latest(t).Runs("", ""))
+		if err != nil {
+			t.Fatal(err)
 		}
-		var n int64
-		var buf []byte
-		for _, e := range run.Items() {
-			item, err := rep.ItemIn(podtest.Context(t), e, &buf)
-			testcheck.NoError(t, err)
-			n += int64(len(item))
+		c.Evict()
+		c.Blocks.Charge(c.Blocks.Stats().Limit)
+		for _, run := range runs(t, c) {
+			if !isLarge(rep, run) {
+				t.Errorf("%d objects are not large", len(run.Items()))
+			}
+			var n int64
+			var buf []byte
+			for _, e := range run.Items() {
+				item, err := rep.ItemIn(podtest.Context(t), e, &buf)
+				if err != nil {
+					t.Fatal(err)
+				}
+				n += int64(len(item))
+			}
+			if size, known := rep.size(run); !known || n != size {
+				t.Errorf("%d bytes; the size is %d, %v", n, size, known)
+			}
 		}
-		if size, known := rep.size(run); !known || n != size {
-			t.Errorf("%d bytes; the size is %d, %v", n, size, known)
+		if again, err := (&List{Rep: rep}).Prepare(podtest.Context(t), c.Latest(t).Runs("", "")); err != nil || again != all {
+			t.Errorf("%d bytes and then %d, %v", all, again, err)
 		}
-	}
-	if again, err := (&List{Rep: rep}).Prepare(podtest.Context(t), c.Latest(t).Runs("", "")); err != nil || again != all {
-		t.Errorf("%d bytes and then %d, %v", all, again, err)
-	}
-	if n, known := rep.Measure(c.Latest(t), "", ""); !known || n != all {
-		t.Errorf("measured %d bytes, %v; want %d", n, known, all)
-	}
+		if n, known := rep.Measure(c.Latest(t), "", ""); !known || n != all {
+			t.Errorf("measured %d bytes, %v; want %d", n, known, all)
+		}
+	})
 }
 
 // TestPrepare_Deflated_KeepsCompressedRuns: a list that is sent compressed is prepared compressed,
@@ -525,7 +540,7 @@ func TestParts_SlowReader_MakesFewLeaves(t *testing.T) {
 			made.Add(int64(len(dst) - n))
 			return dst, err
 		}})
-		c.Blocks.SetLimit(0)
+		c.Blocks.Charge(c.Blocks.Stats().Limit)
 		l, all := &List{Rep: rep}, c.Latest(t).Runs("", "")
 		total, err := l.Prepare(podtest.Context(t), all)
 		if err != nil || total < 8*readyBytes {

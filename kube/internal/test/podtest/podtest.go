@@ -154,6 +154,15 @@ func (c *Cluster) CatchUp(t testing.TB) {
 	}
 }
 
+// Evict evicts all blocks of the cache, as a large addition does if they were not read for a while.
+// The test is in a bubble of synctest.
+func (c *Cluster) Evict() {
+	time.Sleep(time.Minute)
+	limit := c.Blocks.Stats().Limit
+	c.Blocks.Charge(limit)
+	c.Blocks.Charge(-limit)
+}
+
 // Latest returns the newest snapshot of the pods.
 func (c *Cluster) Latest(t testing.TB) mirror.Snapshot {
 	t.Helper()
