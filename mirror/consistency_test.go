@@ -169,7 +169,7 @@ func TestCheck_LostEvents_AreFoundAndRepaired(t *testing.T) {
 		}
 		barrier(t, m)
 		if got := check(t, a); got != nil || a.Inconsistent() {
-			t.Fatalf("after the repair differ %v, suspect: %t", got, a.Inconsistent())
+			t.Fatalf("after the repair differ %v, inconsistent: %t", got, a.Inconsistent())
 		}
 		// Later events follow the repaired keys.
 		for _, k := range []string{"001", "07", "19", "zz"} {
@@ -196,16 +196,16 @@ func TestClaim_InsideInconsistentResource_IsInconsistent(t *testing.T) {
 		reach(t, m, store.Revision(), outer)
 		lose(t, m, store, memory.Op{Key: "/registry/a/inner/2", Value: "lost"})
 		if got := check(t, outer); len(got) != 1 || !outer.Inconsistent() {
-			t.Fatalf("differ %v, suspect: %t", got, outer.Inconsistent())
+			t.Fatalf("differ %v, inconsistent: %t", got, outer.Inconsistent())
 		}
 		inner := claim(t, m, "/registry/a/inner/")
 		reach(t, m, store.Revision(), inner)
 		barrier(t, m)
 		if !inner.Inconsistent() || !outer.Inconsistent() {
-			t.Errorf("after the claim suspect: inside %t, around it %t", inner.Inconsistent(), outer.Inconsistent())
+			t.Errorf("after the claim inconsistent: inside %t, around it %t", inner.Inconsistent(), outer.Inconsistent())
 		}
 		if got := check(t, inner); got != nil || inner.Inconsistent() || !outer.Inconsistent() {
-			t.Errorf("inside differ %v, suspect: %t; around it %t", got, inner.Inconsistent(), outer.Inconsistent())
+			t.Errorf("inside differ %v, inconsistent: %t; around it %t", got, inner.Inconsistent(), outer.Inconsistent())
 		}
 	})
 }
@@ -377,7 +377,7 @@ func TestCheck_RepairImpossible_RelistsResource(t *testing.T) {
 					t.Error("the relisted resource is not inconsistent")
 				}
 				if got := check(t, r); got != nil || r.Inconsistent() {
-					t.Errorf("after the list differ %v, suspect: %t", got, r.Inconsistent())
+					t.Errorf("after the list differ %v, inconsistent: %t", got, r.Inconsistent())
 				}
 
 				// A restored history does not reach back to the lost event either.

@@ -13,7 +13,7 @@ func TestChecker_WaitBetweenChecks_IsWithinBounds(t *testing.T) {
 	for _, c := range []struct {
 		interval      time.Duration
 		checksArrival bool
-		suspect       bool
+		inconsistent  bool
 		min, max      time.Duration
 	}{
 		{5 * time.Minute, true, false, 5 * time.Minute, 450 * time.Second},
@@ -24,7 +24,7 @@ func TestChecker_WaitBetweenChecks_IsWithinBounds(t *testing.T) {
 	} {
 		seen := map[time.Duration]bool{}
 		for range 1000 {
-			wait := checkWait(c.interval, c.checksArrival, c.suspect)
+			wait := checkWait(c.interval, c.checksArrival, c.inconsistent)
 			if wait < c.min || wait > c.max {
 				t.Fatalf("%+v: waits %v", c, wait)
 			}

@@ -175,15 +175,15 @@ func requireExpired(t *testing.T, w watch.Interface) {
 // because memory was inconsistent.
 func (c *checkedPods) listExactly(t *testing.T, resourceVersion string) (names string, fromEtcd bool) {
 	t.Helper()
-	suspect := func() float64 {
+	inconsistent := func() float64 {
 		n, _ := series(t, "strata_lists_total", c.resource, "source", metrics.SourceEtcd, "reason", metrics.ReasonDifference)
 		return n
 	}
 	opts := everything()
 	opts.ResourceVersion, opts.ResourceVersionMatch = resourceVersion, metav1.ResourceVersionMatchExact
-	before := suspect()
+	before := inconsistent()
 	names = podNames(c.f.list(t, opts))
-	return names, suspect() == before+1
+	return names, inconsistent() == before+1
 }
 
 // TestConsistencyCheck_LostChanges_AreFoundAndRepaired: lost changes are found, logged, counted and
@@ -321,7 +321,7 @@ func TestConsistencyCheck_ConcurrentChanges_AreNoDifference(t *testing.T) {
 		t.Fatalf("%+v, %v", all, err)
 	}
 	if f.engine(t).resource.Inconsistent() {
-		t.Error("the resource is suspect")
+		t.Error("the resource is inconsistent")
 	}
 }
 

@@ -148,7 +148,7 @@ var resourceMetrics = families[mirror.ResourceStats]{
 		func(s mirror.ResourceStats) int { return s.Versions }),
 	gauge(ofResource, "resource_version_bytes", "Bytes of retained old versions that the newest one does not share.",
 		func(s mirror.ResourceStats) int64 { return s.VersionBytes }),
-	gauge(ofResource, "resource_suspect", "1 from a difference found by a consistency check until a check finds none, otherwise 0.",
+	gauge(ofResource, "resource_inconsistent", "1 from a difference found by a consistency check until a check finds none, otherwise 0.",
 		func(s mirror.ResourceStats) int { return oneIf(s.Inconsistent) }),
 	gauge(ofResource, "resource_oldest_revision", "Oldest revision at which memory can answer a list.",
 		func(s mirror.ResourceStats) int64 { return s.OldestRevision }),

@@ -30,9 +30,9 @@ const (
 	ReasonInconsistent = "inconsistent"   // a token that continues at the latest revision
 
 	ReasonPast       = "older_than_memory"
-	ReasonDifference = "suspect"    // a check has found memory to differ from etcd
-	ReasonGate       = "gate"       // a gate is off
-	ReasonNotLoaded  = "not_loaded" // a small page, before memory is ready
+	ReasonDifference = "memory_inconsistent" // a check has found memory to differ from etcd
+	ReasonGate       = "gate"                // a gate is off
+	ReasonNotLoaded  = "not_loaded"          // a small page, before memory is ready
 	ReasonNoProgress = "no_progress"
 	ReasonUncached   = "uncached" // the resource is not held in memory
 )

@@ -106,15 +106,15 @@ func requireRepairOnSchedule(t *testing.T, ctx context.Context) {
 	lost := commit(t, ctx, things.put("lost-unseen", ""))
 	harness.Check(t, rule.Await(ctx, 1))
 	commit(t, ctx, things.put("fence", "unseen"))
-	suspect := func() int {
+	inconsistent := func() int {
 		t.Helper()
-		n, err := lossy.API().Sum(ctx, "strata_mirror_resource_suspect")
+		n, err := lossy.API().Sum(ctx, "strata_mirror_resource_inconsistent")
 		harness.Check(t, err)
 		return int(n)
 	}
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		n := checks(t, ctx, lossy, things, "failure")
-		return n == 1 && suspect() == 0, fmt.Errorf("%d failures, %d suspects", n, suspect())
+		return n == 1 && inconsistent() == 0, fmt.Errorf("%d failures, %d inconsistent resources", n, inconsistent())
 	}))
 	now := commit(t, ctx, things.put("fence", "seen"))
 	commit(t, ctx, things.put("fence", "past"))
