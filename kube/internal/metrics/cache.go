@@ -20,24 +20,18 @@ import (
 // collectors that v0.36 does not have are made here, with the names, labels and buckets of v0.37.
 var (
 	initializationErrors = sync.OnceValue(func() *metrics.CounterVec {
-		return registered(metrics.NewCounterVec(&metrics.CounterOpts{
-			Name: "apiserver_watch_cache_initialization_errors_total", StabilityLevel: metrics.ALPHA,
-			Help: "Counter of watch cache initialization errors broken by resource type.",
-		}, []string{"group", "resource"}))
+		return registered(newCounters("apiserver_watch_cache_initialization_errors_total",
+			"Counter of watch cache initialization errors broken by resource type."))
 	})
 	initializationDuration = sync.OnceValue(func() *metrics.HistogramVec {
-		return registered(metrics.NewHistogramVec(&metrics.HistogramOpts{
-			Name: "apiserver_watch_cache_initialization_duration_seconds", StabilityLevel: metrics.ALPHA,
-			Help:    "Histogram of watch cache initialization duration in seconds, broken by resource type.",
-			Buckets: []float64{.05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 180, 600},
-		}, []string{"group", "resource"}))
+		return registered(newHistograms("apiserver_watch_cache_initialization_duration_seconds",
+			"Histogram of watch cache initialization duration in seconds, broken by resource type.",
+			[]float64{.05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 180, 600}))
 	})
 	dispatchDuration = sync.OnceValue(func() *metrics.HistogramVec {
-		return registered(metrics.NewHistogramVec(&metrics.HistogramOpts{
-			Name: "apiserver_watch_events_dispatch_duration_seconds", StabilityLevel: metrics.ALPHA,
-			Help:    "Histogram of watch event dispatch latency broken by resource type and pipeline stage. The 'total' stage is the end-to-end latency of a delivered event.",
-			Buckets: []float64{.0001, .0005, .001, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5},
-		}, []string{"group", "resource", "stage"}))
+		return registered(newHistograms("apiserver_watch_events_dispatch_duration_seconds",
+			"Histogram of watch event dispatch latency broken by resource type and pipeline stage. The 'total' stage is the end-to-end latency of a delivered event.",
+			[]float64{.0001, .0005, .001, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5}, "stage"))
 	})
 )
 

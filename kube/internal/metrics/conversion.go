@@ -9,10 +9,8 @@ import (
 )
 
 var (
-	conversions = metrics.NewGaugeVec(&metrics.GaugeOpts{
-		Name: "strata_conversions", StabilityLevel: metrics.ALPHA,
-		Help: "Conversions in progress that may call a webhook, by state: awaited, abandoned by all readers.",
-	}, []string{"group", "resource", "state"})
+	conversions = newGauges("strata_conversions",
+		"Conversions in progress that may call a webhook, by state: awaited, abandoned by all readers.", "state")
 
 	registerConversions = sync.OnceFunc(func() { legacyregistry.MustRegister(conversions) })
 )

@@ -37,53 +37,43 @@ const (
 	ReasonUncached   = "uncached" // the resource is not held in memory
 )
 
-// Metrics of lists, by resource.
+// Metrics of lists.
 var (
-	listsTotal = metrics.NewCounterVec(&metrics.CounterOpts{
-		Name: "strata_lists_total", StabilityLevel: metrics.ALPHA,
-		Help: "Lists and pages of lists, by source (memory_present, memory_past, etcd) and reason.",
-	}, []string{"group", "resource", "source", "reason"})
-	listPages = metrics.NewCounterVec(&metrics.CounterOpts{
-		Name: "strata_list_pages_total", StabilityLevel: metrics.ALPHA,
-		Help: "Lists with a limit or a continue token; continued: with a token.",
-	}, []string{"group", "resource", "continued"})
-	listsExpired = metrics.NewCounterVec(&metrics.CounterOpts{
-		Name: "strata_lists_expired_total", StabilityLevel: metrics.ALPHA,
-		Help: "Lists answered with 410: their revision was compacted, or the key of their token deleted.",
-	}, []string{"group", "resource"})
-	listPlans = metrics.NewCounterVec(&metrics.CounterOpts{
-		Name: "strata_list_plans_total", StabilityLevel: metrics.ALPHA,
-		Help: "Lists and initial events with a selector, by plan: keys, index, stored, shard, scan.",
-	}, []string{"group", "resource", "plan"})
-	listExamined = metrics.NewCounterVec(&metrics.CounterOpts{
-		Name: "strata_list_examined_objects_total", StabilityLevel: metrics.ALPHA,
-		Help: "Objects that lists with a selector compared with it, by plan.",
-	}, []string{"group", "resource", "plan"})
-	listSelected = metrics.NewCounterVec(&metrics.CounterOpts{
-		Name: "strata_list_selected_objects_total", StabilityLevel: metrics.ALPHA,
-		Help: "Objects that lists with a selector returned, by plan.",
-	}, []string{"group", "resource", "plan"})
-	listValues = metrics.NewCounterVec(&metrics.CounterOpts{
-		Name: "strata_list_read_values_total", StabilityLevel: metrics.ALPHA,
-		Help: "Values of labels and fields that plans read, by source: stored, decoded.",
-	}, []string{"group", "resource", "source"})
-	indexes = metrics.NewGaugeVec(&metrics.GaugeOpts{
-		Name: "strata_indexes", StabilityLevel: metrics.ALPHA,
-		Help: "Labels and fields that are indexed.",
-	}, []string{"group", "resource"})
-	indexBytes = metrics.NewGaugeVec(&metrics.GaugeOpts{
-		Name: "strata_index_bytes", StabilityLevel: metrics.ALPHA,
-		Help: "Memory of the indexes, a part of strata_representation_bytes.",
-	}, []string{"group", "resource"})
-	indexRefusals = metrics.NewCounterVec(&metrics.CounterOpts{
-		Name: "strata_index_refusals_total", StabilityLevel: metrics.ALPHA,
-		Help: "Indexes dropped for ten minutes for lack of room.",
-	}, []string{"group", "resource"})
+	listsTotal = newCounters("strata_lists_total",
+		"Lists and pages of lists, by source (memory_present, memory_past, etcd) and reason.", "source", "reason")
+	listPages    = newCounters("strata_list_pages_total", "Lists with a limit or a continue token; continued: with a token.", "continued")
+	listsExpired = newCounters("strata_lists_expired_total",
+		"Lists answered with 410: their revision was compacted, or the key of their token deleted.")
+	listPlans = newCounters("strata_list_plans_total",
+		"Lists and initial events with a selector, by plan: keys, index, stored, shard, scan.", "plan")
+	listExamined  = newCounters("strata_list_examined_objects_total", "Objects that lists with a selector compared with it, by plan.", "plan")
+	listSelected  = newCounters("strata_list_selected_objects_total", "Objects that lists with a selector returned, by plan.", "plan")
+	listValues    = newCounters("strata_list_read_values_total", "Values of labels and fields that plans read, by source: stored, decoded.", "source")
+	indexes       = newGauges("strata_indexes", "Labels and fields that are indexed.")
+	indexBytes    = newGauges("strata_index_bytes", "Memory of the indexes, a part of strata_representation_bytes.")
+	indexRefusals = newCounters("strata_index_refusals_total", "Indexes dropped for ten minutes for lack of room.")
 
 	registerListMetrics = sync.OnceFunc(func() {
 		legacyregistry.MustRegister(listsTotal, listPages, listsExpired, listPlans, listExamined, listSelected, listValues, indexes, indexBytes, indexRefusals)
 	})
 )
+
+// newCounters returns counters with the labels group and resource, and others.
+func newCounters(name, help string, others ...string) *metrics.CounterVec {
+	return metrics.NewCounterVec(&metrics.CounterOpts{Name: name, Help: help, StabilityLevel: metrics.ALPHA}, byResource(others))
+}
+
+// newGauges returns gauges with the labels group and resource, and others.
+func newGauges(name, help string, others ...string) *metrics.GaugeVec {
+	return metrics.NewGaugeVec(&metrics.GaugeOpts{Name: name, Help: help, StabilityLevel: metrics.ALPHA}, byResource(others))
+}
+
+// newHistograms returns histograms with the labels group and resource, and others.
+func newHistograms(name, help string, buckets []float64, others ...string) *metrics.HistogramVec {
+	return metrics.NewHistogramVec(&metrics.HistogramOpts{Name: name, Help: help, Buckets: buckets, StabilityLevel: metrics.ALPHA}, byResource(others))
+}
+
+func byResource(others []string) []string { return append([]string{"group", "resource"}, others...) }
 
 // Lists are the metrics of the lists of one resource.
 type Lists struct{ group schema.GroupResource }

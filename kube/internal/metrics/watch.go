@@ -14,27 +14,14 @@ import (
 
 // Metrics of watches, by resource.
 var (
-	watchReplayed = metrics.NewCounterVec(&metrics.CounterOpts{
-		Name: "strata_watch_replayed_events_total", StabilityLevel: metrics.ALPHA,
-		Help: "Events before the start of a watch that it examined, before selectors.",
-	}, []string{"group", "resource"})
-	watchBookmarks = metrics.NewCounterVec(&metrics.CounterOpts{
-		Name: "strata_watch_bookmarks_total", StabilityLevel: metrics.ALPHA,
-		Help: "Bookmarks sent, including those that end initial events.",
-	}, []string{"group", "resource"})
-	watchesEnded = metrics.NewCounterVec(&metrics.CounterOpts{
-		Name: "strata_watches_ended_total", StabilityLevel: metrics.ALPHA,
-		Help: "Watches that have ended, by reason: timeout, client, shutdown, storage, expired (410), slow_client, error.",
-	}, []string{"group", "resource", "reason"})
-	watchesUnindexed = metrics.NewCounterVec(&metrics.CounterOpts{
-		Name: "strata_watches_unindexed_total", StabilityLevel: metrics.ALPHA,
-		Help: "Watches by a label or field beyond 8 others, which every event wakes.",
-	}, []string{"group", "resource"})
-	watchDelivery = metrics.NewHistogramVec(&metrics.HistogramOpts{
-		Name: "strata_watch_delivery_seconds", StabilityLevel: metrics.ALPHA,
-		Help:    "Time from the arrival of a batch from etcd to the end of the write to the client.",
-		Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30},
-	}, []string{"group", "resource"})
+	watchReplayed  = newCounters("strata_watch_replayed_events_total", "Events before the start of a watch that it examined, before selectors.")
+	watchBookmarks = newCounters("strata_watch_bookmarks_total", "Bookmarks sent, including those that end initial events.")
+	watchesEnded   = newCounters("strata_watches_ended_total",
+		"Watches that have ended, by reason: timeout, client, shutdown, storage, expired (410), slow_client, error.", "reason")
+	watchesUnindexed = newCounters("strata_watches_unindexed_total", "Watches by a label or field beyond 8 others, which every event wakes.")
+	watchDelivery    = newHistograms("strata_watch_delivery_seconds",
+		"Time from the arrival of a batch from etcd to the end of the write to the client.",
+		[]float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30})
 
 	registerWatchMetrics = sync.OnceFunc(func() {
 		legacyregistry.MustRegister(watchReplayed, watchBookmarks, watchesEnded, watchesUnindexed, watchDelivery)
@@ -47,7 +34,11 @@ type Watches struct {
 	initial, replayed, marks func() metrics.CounterMetric
 	terminated               func() metrics.CounterMetric
 	delivery                 func() metrics.ObserverMetric
-	dispatch                 dispatchMetrics
+	// Stages of apiserver_watch_events_dispatch_duration_seconds, which a watch observes once for
+	// each write, for its oldest event: from the arrival of the event from etcd, and from the time
+	// when it was ready, to its delivery to the client. The third stage, storage_to_cache, is the
+	// same for all watches.
+	total, handOver func() metrics.ObserverMetric
 }
 
 // NewWatches returns the metrics of a resource.
@@ -57,13 +48,17 @@ func NewWatches(r schema.GroupResource) Watches {
 	counter := func(vec *metrics.CounterVec) func() metrics.CounterMetric {
 		return sync.OnceValue(func() metrics.CounterMetric { return vec.WithLabelValues(r.Group, r.Resource) })
 	}
+	stage := func(name string) func() metrics.ObserverMetric {
+		return sync.OnceValue(func() metrics.ObserverMetric { return dispatchDuration().WithLabelValues(r.Group, r.Resource, name) })
+	}
 	return Watches{
 		resource:   r,
 		initial:    counter(cachermetrics.InitCounter),
 		replayed:   counter(watchReplayed),
 		marks:      counter(watchBookmarks),
 		terminated: counter(cachermetrics.TerminatedWatchersCounter),
-		dispatch:   newDispatchMetrics(r),
+		total:      stage("total"),
+		handOver:   stage("cache_to_watcher"),
 		delivery:   sync.OnceValue(func() metrics.ObserverMetric { return watchDelivery.WithLabelValues(r.Group, r.Resource) }),
 	}
 }
@@ -112,36 +107,14 @@ func (m *Watches) Terminated() { m.terminated().Inc() }
 // times at which the oldest of them arrived and was ready to be written, on the clock of
 // driver.Now.
 func (m *Watches) Delivered(arrived, ready int64) {
-	now := driver.Now()
-	m.delivery().Observe(time.Duration(now - arrived).Seconds())
-	m.dispatch.observe(arrived, ready, now)
+	m.delivery().Observe(time.Duration(driver.Now() - arrived).Seconds())
+	m.Dispatched(arrived, ready)
 }
 
 // Dispatched records that an event was sent to the client now; arrived and ready are as in
 // Delivered.
-func (m *Watches) Dispatched(arrived, ready int64) { m.dispatch.observe(arrived, ready, driver.Now()) }
-
-// dispatchMetrics are the stages of apiserver_watch_events_dispatch_duration_seconds that a watch
-// observes, once for each write, for its oldest event. The third stage, storage_to_cache, is the
-// same for all watches.
-type dispatchMetrics struct {
-	// total is from the arrival of an event from etcd to its delivery to the client.
-	total func() metrics.ObserverMetric
-	// handOver is from the time when the event was ready for the client to its delivery.
-	handOver func() metrics.ObserverMetric
-}
-
-func newDispatchMetrics(r schema.GroupResource) dispatchMetrics {
-	stage := func(name string) func() metrics.ObserverMetric {
-		return sync.OnceValue(func() metrics.ObserverMetric {
-			return dispatchDuration().WithLabelValues(r.Group, r.Resource, name)
-		})
-	}
-	return dispatchMetrics{total: stage("total"), handOver: stage("cache_to_watcher")}
-}
-
-// observe records that an event was delivered now. The times are those of driver.Now.
-func (d *dispatchMetrics) observe(arrived, ready, now int64) {
-	d.total().Observe(time.Duration(now - arrived).Seconds())
-	d.handOver().Observe(time.Duration(now - ready).Seconds())
+func (m *Watches) Dispatched(arrived, ready int64) {
+	now := driver.Now()
+	m.total().Observe(time.Duration(now - arrived).Seconds())
+	m.handOver().Observe(time.Duration(now - ready).Seconds())
 }

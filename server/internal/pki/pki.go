@@ -29,7 +29,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"math/big"
 	"net"
 	"os"
 	"path/filepath"
@@ -214,8 +213,8 @@ func IssueClient(dir, user string, groups []string, now time.Time) (certs, key [
 		certs, key = split(data)
 		return nil
 	}}
-	e.create("", "client certificate", ca, clientTemplate(user, groups...))
-	return certs, key, e.err
+	err = e.create("", "client certificate", ca, clientTemplate(user, groups...))
+	return certs, key, err
 }
 
 // split returns the certificates and the key in data.
@@ -248,139 +247,118 @@ type ensurer struct {
 	err   error
 }
 
-func (e *ensurer) authority(path, certPath, commonName, what string) *pair {
+// step runs a step unless an earlier one has failed.
+func (e *ensurer) step(what string, run func() error) {
 	if e.err != nil {
-		return nil
+		return
 	}
-	found, err := readPair(path)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		key, err := newKey()
-		if err != nil {
-			e.err = fmt.Errorf("%s: %w", what, err)
-			return nil
-		}
-		found = &pair{key: key}
-	case err != nil:
+	if err := run(); err != nil {
 		e.err = fmt.Errorf("%s: %w", what, err)
-		return nil
 	}
-	if found.cert == nil || e.endsSoon(found.cert) {
-		template := &x509.Certificate{
-			Subject:               pkix.Name{CommonName: commonName},
-			NotBefore:             e.now.Add(-backdate),
-			NotAfter:              e.now.Add(authorityLifetime),
-			KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-			BasicConstraintsValid: true,
-			IsCA:                  true,
+}
+
+func (e *ensurer) authority(path, certPath, commonName, what string) (found *pair) {
+	e.step(what, func() (err error) {
+		found, err = readPair(path)
+		if errors.Is(err, os.ErrNotExist) {
+			found = &pair{}
+			found.key, err = newKey()
 		}
-		found = e.issue(path, what, template, &pair{cert: template, key: found.key}, found.key)
-		if e.err != nil {
+		if err != nil {
+			return err
+		}
+		if found.cert == nil || e.endsSoon(found.cert) {
+			template := &x509.Certificate{
+				Subject:               pkix.Name{CommonName: commonName},
+				NotBefore:             e.now.Add(-backdate),
+				NotAfter:              e.now.Add(authorityLifetime),
+				KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+				BasicConstraintsValid: true,
+				IsCA:                  true,
+			}
+			if found, err = e.issue(path, what, template, &pair{cert: template, key: found.key}, found.key); err != nil {
+				return err
+			}
+		}
+		want := encodeCert(found.cert)
+		if got, err := os.ReadFile(certPath); err == nil && string(got) == string(want) {
 			return nil
 		}
-	}
-	want := encodeCert(found.cert)
-	if got, err := os.ReadFile(certPath); err != nil || string(got) != string(want) {
-		if err := e.write(certPath, want); err != nil {
-			e.err = fmt.Errorf("%s: %w", what, err)
-			return nil
-		}
-	}
+		return e.write(certPath, want)
+	})
 	return found
 }
 
 // leaf creates the certificate at path unless a usable one exists: signed by authority, not about
 // to expire, and with the same name, use and hosts as template.
 func (e *ensurer) leaf(path, what string, authority *pair, template *x509.Certificate) {
-	if e.err != nil {
-		return
-	}
-	found, err := readPair(path)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-	case err != nil:
-		e.err = fmt.Errorf("%s: %w", what, err)
-		return
-	case !e.endsSoon(found.cert) && found.cert.CheckSignatureFrom(authority.cert) == nil && covers(found.cert, template):
-		return
-	}
-	e.create(path, what, authority, template)
+	e.step(what, func() error {
+		found, err := readPair(path)
+		switch {
+		case errors.Is(err, os.ErrNotExist):
+		case err != nil:
+			return err
+		case !e.endsSoon(found.cert) && found.cert.CheckSignatureFrom(authority.cert) == nil && covers(found.cert, template):
+			return nil
+		}
+		return e.create(path, what, authority, template)
+	})
 }
 
 // create issues a certificate for a new key.
-func (e *ensurer) create(path, what string, authority *pair, template *x509.Certificate) {
+func (e *ensurer) create(path, what string, authority *pair, template *x509.Certificate) error {
 	key, err := newKey()
 	if err != nil {
-		e.err = fmt.Errorf("%s: %w", what, err)
-		return
+		return err
 	}
 	template.NotBefore = e.now.Add(-backdate)
 	template.NotAfter = e.now.Add(leafLifetime)
 	template.KeyUsage = x509.KeyUsageDigitalSignature
 	template.BasicConstraintsValid = true
-	e.issue(path, what, template, authority, key)
+	_, err = e.issue(path, what, template, authority, key)
+	return err
 }
 
 // issue signs template for key, and writes the certificate and the key to path.
-func (e *ensurer) issue(path, what string, template *x509.Certificate, authority *pair, key crypto.Signer) *pair {
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
-	if err != nil {
-		e.err = fmt.Errorf("%s: %w", what, err)
-		return nil
-	}
-	template.SerialNumber = serial.Add(serial, big.NewInt(1)) // RFC 5280 requires a positive number
+func (e *ensurer) issue(path, what string, template *x509.Certificate, authority *pair, key crypto.Signer) (*pair, error) {
 	der, err := x509.CreateCertificate(rand.Reader, template, authority.cert, key.Public(), authority.key)
 	if err != nil {
-		e.err = fmt.Errorf("%s: %w", what, err)
-		return nil
+		return nil, err
 	}
-	issued := &pair{key: key}
-	if issued.cert, err = x509.ParseCertificate(der); err != nil {
-		e.err = fmt.Errorf("%s: %w", what, err)
-		return nil
+	issued, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, err
 	}
+	return &pair{issued, key}, e.writeKey(path, what, encodeCert(issued), key)
+}
+
+// writeKey writes a key, after its certificate, to path.
+func (e *ensurer) writeKey(path, what string, certPEM []byte, key crypto.Signer) error {
 	keyPEM, err := keyutil.MarshalPrivateKeyToPEM(key)
 	if err != nil {
-		e.err = fmt.Errorf("%s: %w", what, err)
-		return nil
+		return err
 	}
-	if err := e.write(path, append(encodeCert(issued.cert), keyPEM...)); err != nil {
-		e.err = fmt.Errorf("%s: %w", what, err)
-		return nil
+	if err := e.write(path, append(certPEM, keyPEM...)); err != nil {
+		return err
 	}
 	e.made = append(e.made, what)
-	return issued
+	return nil
 }
 
 // key creates the private key at path unless it exists.
 func (e *ensurer) key(path, what string) {
-	if e.err != nil {
-		return
-	}
-	_, err := keyutil.PrivateKeyFromFile(path)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-	case err != nil:
-		e.err = fmt.Errorf("%s %s: %w", what, path, err)
-		return
-	default:
-		return
-	}
-	key, err := newKey()
-	if err != nil {
-		e.err = fmt.Errorf("%s: %w", what, err)
-		return
-	}
-	keyPEM, err := keyutil.MarshalPrivateKeyToPEM(key)
-	if err != nil {
-		e.err = fmt.Errorf("%s: %w", what, err)
-		return
-	}
-	if err := e.write(path, keyPEM); err != nil {
-		e.err = fmt.Errorf("%s: %w", what, err)
-		return
-	}
-	e.made = append(e.made, what)
+	e.step(what, func() error {
+		if _, err := keyutil.PrivateKeyFromFile(path); err == nil {
+			return nil
+		} else if !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		key, err := newKey()
+		if err != nil {
+			return err
+		}
+		return e.writeKey(path, what, nil, key)
+	})
 }
 
 func (e *ensurer) endsSoon(c *x509.Certificate) bool { return e.now.Add(renewBefore).After(c.NotAfter) }
