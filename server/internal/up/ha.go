@@ -1,6 +1,7 @@
 package up
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -94,8 +95,8 @@ func (p *haControlPlane) prepare() (err error) {
 	if p.layout, err = openLayout(p.dir); err != nil {
 		return err
 	}
-	for _, name := range p.layout.names() {
-		if err := supervise.RemoveStale(p.dir.HA(), name); err != nil {
+	for _, each := range p.layout.all() {
+		if err := supervise.RemoveStale(p.dir.HA(), each.Name); err != nil {
 			return fmt.Errorf("%w; make the data directory writable", err)
 		}
 	}
@@ -411,10 +412,10 @@ func (p *haControlPlane) stop(err error) error {
 		end = p.show.waiting(func() string { return "stopping; see the logs in " + p.dir.HA() })
 	}
 	if p.kubelet != nil {
-		err = firstError(err, p.kubelet.stop())
+		err = cmp.Or(err, p.kubelet.stop())
 	}
 	if p.manager != nil {
-		err = firstError(err, p.manager.stop())
+		err = cmp.Or(err, p.manager.stop())
 	}
 	p.kubelet, p.manager = nil, nil
 	for _, l := range p.listeners {
@@ -426,14 +427,15 @@ func (p *haControlPlane) stop(err error) error {
 	p.mu.Lock()
 	programs := p.mu.programs
 	p.mu.Unlock()
-	err = firstError(err, stopTogether(programs, p.layout.replicas()))
-	err = firstError(err, stopTogether(programs, p.layout.servers()))
-	for _, member := range p.layout.members() {
+	layout := cmp.Or(p.layout, &haLayout{})
+	err = cmp.Or(err, stopTogether(programs, layout.Replicas))
+	err = cmp.Or(err, stopTogether(programs, layout.Servers))
+	for _, member := range layout.Members {
 		// One after the other: a leader that ends waits for another member to take over, which must
 		// not end at the same time.
-		err = firstError(err, stopTogether(programs, []haProcess{member}))
+		err = cmp.Or(err, stopTogether(programs, []haProcess{member}))
 	}
-	p.layout.release()
+	layout.release()
 	end()
 	if len(programs) > 0 && err == nil {
 		p.show.step("stopped; the data remains in %s", p.dir.Path)

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -149,49 +150,17 @@ func (l *haLayout) parse(path string, data []byte) error {
 	return nil
 }
 
-// release ends the reservations. It may be called on nil.
+// release ends the reservations.
 func (l *haLayout) release() {
-	if l == nil {
-		return
-	}
 	for _, port := range l.reserved {
 		_ = port.Release() // of a port that nothing uses any more
 	}
 	l.reserved = nil
 }
 
-// members, servers and replicas may be called on nil.
-func (l *haLayout) members() []haProcess {
-	if l == nil {
-		return nil
-	}
-	return l.Members
-}
-
-func (l *haLayout) servers() []haProcess {
-	if l == nil {
-		return nil
-	}
-	return l.Servers
-}
-
-func (l *haLayout) replicas() []haProcess {
-	if l == nil {
-		return nil
-	}
-	return l.Replicas
-}
-
 // all returns the processes in the order of their starts.
 func (l *haLayout) all() []haProcess {
-	return append(append(append([]haProcess{}, l.Members...), l.Servers...), l.Replicas...)
-}
-
-func (l *haLayout) names() (names []string) {
-	for _, each := range l.all() {
-		names = append(names, each.Name)
-	}
-	return names
+	return slices.Concat(l.Members, l.Servers, l.Replicas)
 }
 
 // endpoints returns the value of --etcd-servers.

@@ -9,6 +9,7 @@
 package up
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -121,7 +122,7 @@ func (p *controlPlane) prepare() (err error) {
 	if p.addr, err = (address{p.bindAddress, p.securePort}).reserve(); err != nil {
 		// If strata up is already running, both the port and the directory are in use; the error of
 		// the directory is more specific.
-		return firstError(datadir.CheckFree(p.dataDir), err)
+		return cmp.Or(datadir.CheckFree(p.dataDir), err)
 	}
 	if p.kubeconfig != "" {
 		if _, err := ourKubeconfig(p.kubeconfig); err != nil {
@@ -272,13 +273,13 @@ func (p *controlPlane) stop(err error) error {
 	end := p.show.waiting(func() string { return "stopping; see " + p.dir.Log() })
 	defer end()
 	if p.kubelet != nil {
-		err = firstError(err, p.kubelet.stop())
+		err = cmp.Or(err, p.kubelet.stop())
 	}
 	if p.manager != nil {
-		err = firstError(err, p.manager.stop())
+		err = cmp.Or(err, p.manager.stop())
 	}
 	if p.server != nil {
-		err = firstError(err, p.server.stop())
+		err = cmp.Or(err, p.server.stop())
 	}
 	p.closeShards()
 	if p.etcd != nil {
@@ -457,11 +458,3 @@ func quote(path string) string {
 }
 
 func isEmpty(s string) bool { return s == "" }
-
-// firstError returns the error that came first; the later one is usually its consequence.
-func firstError(first, later error) error {
-	if first != nil {
-		return first
-	}
-	return later
-}
