@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -41,11 +42,10 @@ type fieldDiff struct {
 
 // diffResult is the result of diff.
 type diffResult struct {
-	Kind       string       `json:"kind"`
-	APIVersion string       `json:"apiVersion"`
-	From       stamp        `json:"from"`
-	To         stamp        `json:"to"`
-	Items      []objectDiff `json:"items"`
+	metav1.TypeMeta
+	From  stamp        `json:"from"`
+	To    stamp        `json:"to"`
+	Items []objectDiff `json:"items"`
 }
 
 type diffOptions struct {
@@ -108,24 +108,30 @@ func (c *client) window(ctx context.Context, t target, since, until *moment) (wi
 	if err != nil {
 		return window{}, err
 	}
-	since.fix(times.Now)
-	until.fix(times.Now)
 	w := window{target: t, times: times}
 	var capped bool
-	if w.from, capped, err = since.begin(t.resource(), times, times.Oldest); err != nil {
+	if w.from, w.to, capped, err = span(t.resource(), times, times.Oldest, since, until); err != nil {
 		return window{}, err
 	}
 	if capped {
 		since.noteCapped(c.errOut, t.resource(), stampOf(times, w.from))
 	}
-	if w.to, err = until.in(t.resource(), times, times.Latest); err != nil {
-		return window{}, err
-	}
-	if w.from > w.to {
-		return window{}, fmt.Errorf("the window is empty: it begins at %s, after its end, %s; exchange --since and --until",
-			stampOf(times, w.from), stampOf(times, w.to))
-	}
 	return w, nil
+}
+
+// span returns the first and the last revision of a window in a history that is readable from
+// oldest on. capped: see moment.begin.
+func span(resource string, times *revisiontimes.RevisionTimes, oldest int64, since, until *moment) (from, to int64, capped bool, err error) {
+	since.fix(times.Now)
+	until.fix(times.Now)
+	if from, capped, err = since.begin(resource, times, oldest); err != nil {
+		return 0, 0, false, err
+	}
+	if to, err = until.in(resource, times, times.Latest); err == nil && from > to {
+		err = fmt.Errorf("the window is empty: it begins at %s, after its end, %s; exchange --since and --until",
+			stampOf(times, from), stampOf(times, to))
+	}
+	return from, to, capped, err
 }
 
 func (o *diffOptions) run(ctx context.Context, args []string) error {
@@ -146,7 +152,7 @@ func (o *diffOptions) run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	result := diffResult{Kind: "HistoryDiff", APIVersion: apiVersion, Items: []objectDiff{},
+	result := diffResult{TypeMeta: typeOf("HistoryDiff"), Items: []objectDiff{},
 		From: stampOf(windows[0].times, windows[0].from), To: stampOf(windows[0].times, windows[0].to)}
 	for _, w := range windows {
 		items, err := c.diff(ctx, w, shown)

@@ -175,16 +175,12 @@ func (o *getOptions) printTables(ctx context.Context, c *client, all []snapshot,
 			printed++
 		}
 		if len(all) == n && printed == 0 {
-			return o.printNone(all)
+			_, err := fmt.Fprintf(o.ErrOut, "No resources found%s at %s.\n", all[0].where(), stampOf(all[0].times, all[0].revision))
+			return err
 		}
 		all = all[n:]
 	}
 	return nil
-}
-
-func (o *getOptions) printNone(all []snapshot) error {
-	_, err := fmt.Fprintf(o.ErrOut, "No resources found%s at %s.\n", all[0].where(), stampOf(all[0].times, all[0].revision))
-	return err
 }
 
 // table returns the table of snapshots of one resource.

@@ -2,6 +2,7 @@ package history
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
@@ -49,9 +50,8 @@ func (m manager) String() string {
 
 // logResult is the result of log.
 type logResult struct {
-	Kind       string    `json:"kind"`
-	APIVersion string    `json:"apiVersion"`
-	Items      []version `json:"items"`
+	metav1.TypeMeta
+	Items []version `json:"items"`
 }
 
 type logOptions struct {
@@ -92,7 +92,7 @@ func (o *logOptions) run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	result := logResult{Kind: "HistoryLog", APIVersion: apiVersion}
+	result := logResult{TypeMeta: typeOf("HistoryLog")}
 	for _, t := range ts {
 		if t.name == "" {
 			return cli.Misusef("log of all %s: give the name of an object, such as %s/NAME; diff and replay take whole resources", t, t.kind())
@@ -223,7 +223,7 @@ func changedManagers(before, after []metav1.ManagedFieldsEntry, changes []fieldC
 // owns reports whether an entry has a field, or the list or atomic value that it is in.
 func owns(entry metav1.ManagedFieldsEntry, field string) bool {
 	set := map[string]any{}
-	if decodeJSON(entry.FieldsV1.GetRawBytes(), &set) != nil {
+	if json.Unmarshal(entry.FieldsV1.GetRawBytes(), &set) != nil {
 		return false
 	}
 	for _, key := range keys(field) {

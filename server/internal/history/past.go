@@ -145,9 +145,10 @@ func (s *pastServer) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	case query.Get("watch") != "" && query.Get("watch") != "false" && query.Get("watch") != "0":
 		s.watch(w, req.Context(), p, query, accept)
 	case p.name != "":
-		s.get(w, req.Context(), p, query, accept)
+		accept = strings.ReplaceAll(accept, "as=PartialObjectMetadata;", "as=PartialObjectMetadataList;")
+		fallthrough
 	default:
-		s.list(w, req.Context(), p, query, accept)
+		s.answer(w, req.Context(), p, query, accept)
 	}
 }
 
@@ -280,29 +281,20 @@ func (s *pastServer) revisionFor(query url.Values) (int64, error) {
 	return now, nil
 }
 
-func (s *pastServer) list(w http.ResponseWriter, ctx context.Context, p resourcePath, query url.Values, accept string) {
-	revision, err := s.revisionFor(query)
-	if err == nil {
-		var media string
-		var data []byte
-		if media, data, err = s.read(ctx, p, query, accept, revision); err == nil {
-			answer(w, media, data)
-			return
-		}
-	}
-	fail(w, err)
-}
-
-func (s *pastServer) get(w http.ResponseWriter, ctx context.Context, p resourcePath, query url.Values, accept string) {
+// answer answers a GET or a LIST. That of one object is read as a list of it.
+func (s *pastServer) answer(w http.ResponseWriter, ctx context.Context, p resourcePath, query url.Values, accept string) {
 	revision, err := s.revisionFor(query)
 	if err != nil {
 		fail(w, err)
 		return
 	}
-	accept = strings.ReplaceAll(accept, "as=PartialObjectMetadata;", "as=PartialObjectMetadataList;")
 	media, data, err := s.read(ctx, p, query, accept, revision)
 	if err != nil {
 		fail(w, err)
+		return
+	}
+	if p.name == "" {
+		answer(w, media, data)
 		return
 	}
 	list, err := parseItems(data)

@@ -13,6 +13,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/stratakube/strata/internal/statusline"
@@ -21,6 +22,8 @@ import (
 
 // apiVersion is that of the results that -o json and -o yaml print.
 const apiVersion = "stratakube.io/v1alpha1"
+
+func typeOf(kind string) metav1.TypeMeta { return metav1.TypeMeta{Kind: kind, APIVersion: apiVersion} }
 
 // Colours of rows, in the order of the terminal's codes.
 const (
@@ -160,5 +163,3 @@ func completionContext() context.Context {
 	context.AfterFunc(ctx, cancel)
 	return ctx
 }
-
-func decodeJSON(data []byte, into any) error { return json.Unmarshal(data, into) }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -29,14 +28,14 @@ type recorded struct {
 // without history, or that the user may not list, are left out, with a note.
 func (c *client) commonWindows(ctx context.Context, ts []target, since, until *moment, skip bool) ([]window, error) {
 	found := make([]*window, len(ts))
-	var forbidden names
+	forbidden := make([]string, len(ts))
 	group, groupCtx := errgroup.WithContext(ctx)
 	group.SetLimit(parallelReads)
 	for i, t := range ts {
 		group.Go(func() error {
 			times, err := c.times(groupCtx, t)
 			if skip && apierrors.IsForbidden(err) {
-				forbidden.add(t.resource())
+				forbidden[i] = t.resource()
 				return nil
 			}
 			if skip && (errors.Is(err, errNoHistory) || apierrors.IsNotFound(err) || apierrors.IsMethodNotSupported(err)) {
@@ -56,7 +55,7 @@ func (c *client) commonWindows(ctx context.Context, ts []target, since, until *m
 			all = append(all, *w)
 		}
 	}
-	left := forbidden.sorted()
+	left := slices.Sorted(slices.Values(slices.DeleteFunc(forbidden, func(name string) bool { return name == "" })))
 	switch {
 	case len(all) == 0 && len(left) > 0:
 		return nil, fmt.Errorf("read the history of %d resources: the user may list none of them at %s; name resources that the user may list and watch", len(ts), c.config.Host)
@@ -65,30 +64,20 @@ func (c *client) commonWindows(ctx context.Context, ts []target, since, until *m
 	case len(left) > 0:
 		fmt.Fprintf(c.errOut, "Left out, because the user may not list them: %s\n", strings.Join(left, ", "))
 	}
-	since.fix(all[0].times.Now)
-	until.fix(all[0].times.Now)
-	from := slices.MaxFunc(all, func(a, b window) int { return int(a.times.Oldest - b.times.Oldest) }).times.Oldest
 	named := func(i int) string { // the resource of a message: one that the user has named
 		if skip {
 			return "the resources"
 		}
 		return all[i].resource()
 	}
-	from, capped, err := since.begin(named(0), all[0].times, from)
+	oldest := slices.MaxFunc(all, func(a, b window) int { return int(a.times.Oldest - b.times.Oldest) }).times.Oldest
+	from, to, capped, err := span(named(0), all[0].times, oldest, since, until)
 	if err != nil {
 		return nil, err
 	}
 	if capped {
 		since.noteCapped(c.errOut, "the resources", stampOf(all[0].times, from))
 		since.time = time.Time{} // a replay begins with the first time that the server knows
-	}
-	to, err := until.in(named(0), all[0].times, all[0].times.Latest)
-	if err != nil {
-		return nil, err
-	}
-	if from > to {
-		return nil, fmt.Errorf("the window is empty: it begins at %s, after its end, %s; exchange --since and --until",
-			stampOf(all[0].times, from), stampOf(all[0].times, to))
 	}
 	for i := range all {
 		if from < all[i].times.Oldest {
@@ -97,24 +86,6 @@ func (c *client) commonWindows(ctx context.Context, ts []target, since, until *m
 		all[i].from, all[i].to = from, to
 	}
 	return all, nil
-}
-
-// names collects names. Its methods may be called concurrently.
-type names struct {
-	mu  sync.Mutex // leaf; guards all
-	all []string
-}
-
-func (n *names) add(name string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.all = append(n.all, name)
-}
-
-func (n *names) sorted() []string {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return slices.Sorted(slices.Values(n.all))
 }
 
 // collect returns the events of windows with common revisions, in order.
@@ -146,5 +117,3 @@ func (c *client) collect(ctx context.Context, windows []window, shown *statuslin
 	slices.SortStableFunc(all, func(a, b recorded) int { return int(a.revision - b.revision) })
 	return all, nil
 }
-
-func (r recorded) kindName() string { return r.target.kind() }

@@ -69,7 +69,13 @@ func (o *replayOptions) run(ctx context.Context, args []string) error {
 		return err
 	}
 	defer shown.Stop()
-	ts, all, err := c.selected(args, o.selection)
+	all := len(args) == 0
+	var ts []target
+	if all {
+		ts, err = c.everything(o.selection)
+	} else {
+		ts, err = c.targets(args, o.selection)
+	}
 	if err != nil {
 		return err
 	}
@@ -109,7 +115,7 @@ func (o *replayOptions) printReplay(ctx context.Context, w window, events []reco
 	t := &table{header: []string{"TIME", "REVISION", "EVENT", "NAMESPACE", "OBJECT"}}
 	for _, e := range events {
 		change := map[string]string{"ADDED": added, "DELETED": deleted}[e.kind]
-		t.add(colourOf(change), stampOf(w.times, e.revision).when(), fmt.Sprint(e.revision), e.kind, e.object.GetNamespace(), e.kindName()+"/"+e.object.GetName())
+		t.add(colourOf(change), stampOf(w.times, e.revision).when(), fmt.Sprint(e.revision), e.kind, e.object.GetNamespace(), e.target.kind()+"/"+e.object.GetName())
 	}
 	lines := t.lines(colours(o.Out))
 	if o.format == "" || o.wide() {
@@ -139,7 +145,7 @@ func (o *replayOptions) printEvent(e recorded, at stamp, line string) error {
 		_, err = fmt.Fprintf(o.Out, "---\n%s", data)
 		return err
 	case "name":
-		line = e.kindName() + "/" + e.object.GetName()
+		line = e.target.kind() + "/" + e.object.GetName()
 	}
 	_, err := fmt.Fprintln(o.Out, line)
 	return err

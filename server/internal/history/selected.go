@@ -8,16 +8,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// selected returns the targets of arguments, or all resources.
-func (c *client) selected(args []string, s selection) (ts []target, all bool, err error) {
-	if len(args) > 0 {
-		ts, err = c.targets(args, s)
-		return ts, false, err
-	}
-	ts, err = c.everything(s)
-	return ts, true, err
-}
-
 // noisy are resources that the commands leave out unless they are named: they change all the time
 // and say little.
 var noisy = map[string]bool{"events": true, "events.events.k8s.io": true, "leases.coordination.k8s.io": true}

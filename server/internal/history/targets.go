@@ -1,6 +1,7 @@
 package history
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -104,26 +105,18 @@ func mappingFor(mapper meta.RESTMapper, name string) (*meta.RESTMapping, error) 
 
 // completeResources completes the names of resources, and then those of objects.
 func (b *base) completeResources(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	c, err := b.connect()
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
 	if len(args) > 0 {
-		return c.completeNames(args[0])
+		return b.completeNames(args[0])
 	}
-	return c.completeTypes()
+	return b.completeTypes(nil, nil, "")
 }
 
+// completeTypes completes the names of the resources that can be listed.
 func (b *base) completeTypes(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	c, err := b.connect()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	return c.completeTypes()
-}
-
-// completeTypes returns the names of the resources that can be listed.
-func (c *client) completeTypes() ([]string, cobra.ShellCompDirective) {
 	discovery, err := c.flags.ToDiscoveryClient()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
@@ -144,15 +137,15 @@ func (c *client) completeTypes() ([]string, cobra.ShellCompDirective) {
 }
 
 func (b *base) completeNamespaces(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	return b.completeNames("namespaces")
+}
+
+// completeNames returns the names of the present objects of a resource.
+func (b *base) completeNames(resource string) ([]string, cobra.ShellCompDirective) {
 	c, err := b.connect()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	return c.completeNames("namespaces")
-}
-
-// completeNames returns the names of the present objects of a resource.
-func (c *client) completeNames(resource string) ([]string, cobra.ShellCompDirective) {
 	ts, err := c.targets([]string{resource}, selection{})
 	if err != nil || len(ts) != 1 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -160,7 +153,7 @@ func (c *client) completeNames(resource string) ([]string, cobra.ShellCompDirect
 	list := &metav1.PartialObjectMetadataList{}
 	data, err := raw(c.request(ts[0], "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io").
 		Param("limit", fmt.Sprint(pageSize)).Do(completionContext()))
-	if err != nil || decodeJSON(data, list) != nil {
+	if err != nil || json.Unmarshal(data, list) != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
 	var names []string

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/stratakube/strata/internal/statusline"
 	"github.com/stratakube/strata/server/internal/cli"
@@ -28,9 +29,8 @@ type topOptions struct {
 
 // topResult is the result of top.
 type topResult struct {
-	Kind       string  `json:"kind"`
-	APIVersion string  `json:"apiVersion"`
-	Items      []usage `json:"items"`
+	metav1.TypeMeta
+	Items []usage `json:"items"`
 }
 
 // topOrders compare resources by a column; the largest is the first.
@@ -145,7 +145,7 @@ func (c *client) usage(ctx context.Context) (map[string]*usage, error) {
 
 // printUsage prints a table. before, if not nil, is the use an interval ago.
 func (o *topOptions) printUsage(all, before map[string]*usage, order func(a, b usage) int) error {
-	result := topResult{Kind: "HistoryTop", APIVersion: apiVersion, Items: []usage{}}
+	result := topResult{TypeMeta: typeOf("HistoryTop"), Items: []usage{}}
 	for _, u := range all {
 		if o.types == nil && (o.all || u.Objects+u.reads() > 0) || o.types[u.Resource] {
 			result.Items = append(result.Items, *u)
