@@ -43,8 +43,8 @@ var (
 	errNotBegun = status.Error(codes.Unavailable, "the replica is loading, and cannot feed others yet; retry")
 )
 
-// watchStream is one Watch call: several watches, whose responses are sent under one lock.
-type watchStream struct {
+// feedStream is one Watch call: several watches, whose responses are sent under one lock.
+type feedStream struct {
 	s      *Server
 	a      *attachment
 	stream grpc.BidiStreamingServer[pb.WatchRequest, pb.WatchResponse]
@@ -75,7 +75,7 @@ type watch struct {
 	notify     bool
 	cancel     context.CancelFunc
 
-	pos mirror.Revision // all events up to here were sent; guarded by watchStream.mu
+	pos mirror.Revision // all events up to here were sent; guarded by feedStream.mu
 }
 
 // Watch implements pb.WatchServer. A client that does not read its responses delays only itself:
@@ -86,7 +86,7 @@ func (s *Server) Watch(stream grpc.BidiStreamingServer[pb.WatchRequest, pb.Watch
 		return err
 	}
 	ctx, fail := context.WithCancelCause(stream.Context())
-	w := &watchStream{s: s, a: a, stream: stream, ctx: ctx, fail: fail, wantProgress: make(chan struct{}, 1), moved: make(chan struct{}, 1),
+	w := &feedStream{s: s, a: a, stream: stream, ctx: ctx, fail: fail, wantProgress: make(chan struct{}, 1), moved: make(chan struct{}, 1),
 		watches: map[int64]*watch{}}
 	defer context.AfterFunc(s.life, func() { fail(status.Error(codes.Unavailable, "the replica stops; resume")) })()
 	requests := make(chan error, 1)
@@ -113,7 +113,7 @@ func (s *Server) Watch(stream grpc.BidiStreamingServer[pb.WatchRequest, pb.Watch
 }
 
 // receive reads the requests of the stream until it ends.
-func (w *watchStream) receive() error {
+func (w *feedStream) receive() error {
 	for {
 		r, err := w.stream.Recv()
 		if err != nil {
@@ -143,14 +143,14 @@ func signal(ch chan struct{}) {
 // send sends responses with no other response between them. Their header has the revision, or that
 // of an earlier header if it is higher, because revisions of a stream do not decrease. The client
 // uses the revision of progress only, see sendProgress.
-func (w *watchStream) send(rev mirror.Revision, responses ...*pb.WatchResponse) error {
+func (w *feedStream) send(rev mirror.Revision, responses ...*pb.WatchResponse) error {
 	w.sending.Lock()
 	defer w.sending.Unlock()
 	return w.sendLocked(rev, responses...)
 }
 
 // sendLocked is send for a caller that holds sending.
-func (w *watchStream) sendLocked(rev mirror.Revision, responses ...*pb.WatchResponse) error {
+func (w *feedStream) sendLocked(rev mirror.Revision, responses ...*pb.WatchResponse) error {
 	if w.ended {
 		return context.Canceled
 	}
@@ -166,7 +166,7 @@ func (w *watchStream) sendLocked(rev mirror.Revision, responses ...*pb.WatchResp
 
 // sendProgress reports that all events up to the revision of one watch were sent. A client resumes
 // after that revision, so nothing is sent if the stream has passed it.
-func (w *watchStream) sendProgress(id int64, rev mirror.Revision) (sent bool, err error) {
+func (w *feedStream) sendProgress(id int64, rev mirror.Revision) (sent bool, err error) {
 	w.sending.Lock()
 	defer w.sending.Unlock()
 	if rev < w.sent {
@@ -176,7 +176,7 @@ func (w *watchStream) sendProgress(id int64, rev mirror.Revision) (sent bool, er
 }
 
 // create adds a watch. A request that is not served is answered by a canceled watch, as in etcd.
-func (w *watchStream) create(r *pb.WatchCreateRequest) error {
+func (w *feedStream) create(r *pb.WatchCreateRequest) error {
 	x := &watch{start: string(r.Key), end: string(r.RangeEnd), fragment: r.Fragment, notify: r.ProgressNotify}
 	if x.end == x.start+"\x00" {
 		x.end = ""
@@ -241,7 +241,7 @@ func (w *watchStream) create(r *pb.WatchCreateRequest) error {
 
 // freeID returns the ID of a new watch, the requested one unless that is 0, or the reason why there
 // is none. The caller holds mu.
-func (w *watchStream) freeID(requested int64) (id int64, refusal string) {
+func (w *feedStream) freeID(requested int64) (id int64, refusal string) {
 	if _, taken := w.watches[requested]; requested != 0 && taken {
 		return 0, "etcdserver: mvcc: watcher with this ID already exists"
 	}
@@ -260,7 +260,7 @@ func (w *watchStream) freeID(requested int64) (id int64, refusal string) {
 // not follow. One from a revision that etcd is known to have compacted is canceled with the
 // compacted revision, which the compactor of a replica below asks for in this way. Any other is
 // refused, because a watch without events would look like a key without writes.
-func (w *watchStream) refuseMarker(r *pb.WatchCreateRequest) error {
+func (w *feedStream) refuseMarker(r *pb.WatchCreateRequest) error {
 	w.sending.Lock()
 	defer w.sending.Unlock()
 	if w.ended {
@@ -281,7 +281,7 @@ func (w *watchStream) refuseMarker(r *pb.WatchCreateRequest) error {
 }
 
 // remove ends a watch with a response. It has no effect if there is no such watch.
-func (w *watchStream) remove(id int64, resp *pb.WatchResponse) error {
+func (w *feedStream) remove(id int64, resp *pb.WatchResponse) error {
 	w.mu.Lock()
 	x := w.watches[id]
 	delete(w.watches, id)
@@ -295,7 +295,7 @@ func (w *watchStream) remove(id int64, resp *pb.WatchResponse) error {
 }
 
 // run sends the events of a watch until it is canceled. Error: the stream must end.
-func (w *watchStream) run(ctx context.Context, x *watch) error {
+func (w *feedStream) run(ctx context.Context, x *watch) error {
 	ticker := time.NewTicker(idleProgress)
 	defer ticker.Stop()
 	if err := w.first(ctx, x); err != nil {
@@ -345,7 +345,7 @@ func (w *watchStream) run(ctx context.Context, x *watch) error {
 // first lets a watch of one key that begins at the floor of the log begin there: the write at the
 // floor, if there was one, is the state of the key at that revision, as in an etcd that is
 // compacted to it.
-func (w *watchStream) first(ctx context.Context, x *watch) error {
+func (w *feedStream) first(ctx context.Context, x *watch) error {
 	st := w.a.events.state()
 	if x.pos != st.floor-1 || x.end != "" || x.all || st.restoring() {
 		return nil
@@ -374,7 +374,7 @@ func (w *watchStream) first(ctx context.Context, x *watch) error {
 // that one, since the client could resume at it otherwise, and above the floor, so that the client
 // can still read it when the floor has moved. While history is awaited, it reports the start of
 // that.
-func (w *watchStream) compacted(x *watch, st state) error {
+func (w *feedStream) compacted(x *watch, st state) error {
 	w.s.stats.canceled.Add(1)
 	next := x.pos + 1
 	oldest := max(min(w.a.mirror.CompactRevision(), st.end), next+1)
@@ -387,7 +387,7 @@ func (w *watchStream) compacted(x *watch, st state) error {
 }
 
 // advance records that all events of a watch up to the revision were sent.
-func (w *watchStream) advance(x *watch, rev mirror.Revision) {
+func (w *feedStream) advance(x *watch, rev mirror.Revision) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if rev > x.pos {
@@ -398,7 +398,7 @@ func (w *watchStream) advance(x *watch, rev mirror.Revision) {
 
 // sendEvents sends events of whole revisions, after which all events of the watch up to the
 // revision through were sent, in fragments if they are large and the client accepts them.
-func (w *watchStream) sendEvents(x *watch, events []*mvccpb.Event, through mirror.Revision) error {
+func (w *feedStream) sendEvents(x *watch, events []*mvccpb.Event, through mirror.Revision) error {
 	var responses []*pb.WatchResponse
 	bytes := int64(0)
 	for rest := events; len(rest) > 0; {
@@ -425,7 +425,7 @@ func (w *watchStream) sendEvents(x *watch, events []*mvccpb.Event, through mirro
 // answerProgress answers progress requests until the stream ends: after the replica has read etcd's
 // revision, linearizably, its memory has reached it, and all watches of the stream have sent their
 // events up to it. Requests that arrive meanwhile share the next answer.
-func (w *watchStream) answerProgress() {
+func (w *feedStream) answerProgress() {
 	for {
 		select {
 		case <-w.ctx.Done():
@@ -444,7 +444,7 @@ func (w *watchStream) answerProgress() {
 }
 
 // confirmed returns a revision that etcd has had since the call, and that the log has reached.
-func (w *watchStream) confirmed() (mirror.Revision, error) {
+func (w *feedStream) confirmed() (mirror.Revision, error) {
 	ctx, cancel := context.WithTimeout(w.ctx, confirmTimeout)
 	defer cancel()
 	rev, err := w.a.mirror.ReadRevision(ctx)
@@ -457,7 +457,7 @@ func (w *watchStream) confirmed() (mirror.Revision, error) {
 // answer reports progress when all watches of the stream have sent their events up to the revision,
 // or up to the end of the log if that is lower. It reports nothing if the stream ends, if that
 // takes too long, or if a watch begins later. Error: the stream must end.
-func (w *watchStream) answer(rev mirror.Revision) error {
+func (w *feedStream) answer(rev mirror.Revision) error {
 	timer := time.NewTimer(confirmTimeout)
 	defer timer.Stop()
 	for {
@@ -478,7 +478,7 @@ func (w *watchStream) answer(rev mirror.Revision) error {
 // the revision by now. Between the reading of the positions and the answer no event is sent. The
 // answer is for all watches, so none of them may have got an event above it. done is false while a
 // watch is behind.
-func (w *watchStream) tryAnswer(rev mirror.Revision) (done bool, err error) {
+func (w *feedStream) tryAnswer(rev mirror.Revision) (done bool, err error) {
 	w.sending.Lock()
 	defer w.sending.Unlock()
 	lowest, behind, err := w.lowest(rev)
@@ -496,7 +496,7 @@ var errNoProgress = errors.New("a watch has not begun")
 
 // lowest returns the lowest position of the watches, and whether one of them is behind the revision
 // and the end of the log.
-func (w *watchStream) lowest(rev mirror.Revision) (lowest mirror.Revision, behind bool, err error) {
+func (w *feedStream) lowest(rev mirror.Revision) (lowest mirror.Revision, behind bool, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	lowest = math.MaxInt64

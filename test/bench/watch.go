@@ -161,11 +161,11 @@ type watches struct {
 	done      sync.WaitGroup
 	delivered atomic.Int64
 	ended     atomic.Int64
-	streams   []*watchStream
+	streams   []*countedWatch
 }
 
-// watchStream is owned by the goroutine that reads it until that has ended.
-type watchStream struct {
+// countedWatch is owned by the goroutine that reads it until that has ended.
+type countedWatch struct {
 	latencies    []time.Duration
 	lastRevision int64
 	err          error // why it ended; nil if the server ended it in order, errClosed if we did
@@ -187,7 +187,7 @@ type watchSet struct {
 // of them.
 func (set watchSet) open(ctx context.Context, conns []*target.Conn) (*watches, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	w := &watches{cancel: func() { cancel(errClosed) }, streams: make([]*watchStream, set.n)}
+	w := &watches{cancel: func() { cancel(errClosed) }, streams: make([]*countedWatch, set.n)}
 	var opening errgroup.Group
 	opening.SetLimit(50)
 	for i := range set.n {
@@ -196,7 +196,7 @@ func (set watchSet) open(ctx context.Context, conns []*target.Conn) (*watches, e
 			if err != nil {
 				return err
 			}
-			stream := &watchStream{lastRevision: set.after}
+			stream := &countedWatch{lastRevision: set.after}
 			w.streams[i] = stream
 			w.done.Go(func() {
 				defer response.Body.Close()
@@ -218,7 +218,7 @@ func (set watchSet) open(ctx context.Context, conns []*target.Conn) (*watches, e
 
 // receive records an event. Events other than those of changes are verified and not counted:
 // the server itself changes a ConfigMap occasionally.
-func (w *watches) receive(stream *watchStream, e wire.Event) error {
+func (w *watches) receive(stream *countedWatch, e wire.Event) error {
 	received := time.Now()
 	bookmark := e.Type == "BOOKMARK"
 	if e.Revision < stream.lastRevision || e.Revision == stream.lastRevision && !bookmark {

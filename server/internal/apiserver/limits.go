@@ -99,32 +99,26 @@ var deprecatedLimits = map[string]string{
 
 // validate returns an error that names the flag.
 func (l *engineLimits) validate() error {
-	if l.historyAge <= 0 {
-		return fmt.Errorf("--strata-history-age must be positive, is %s", l.historyAge)
-	}
-	if l.historyBytes.Value() <= 0 {
-		return fmt.Errorf("--strata-history-bytes must be positive, is %s", l.historyBytes.String())
-	}
-	if l.unclaimedBytes.Value() <= 0 {
-		return fmt.Errorf("--strata-unclaimed-bytes must be positive, is %s", l.unclaimedBytes.String())
-	}
-	if l.keptBytes.Value() <= 0 {
-		return fmt.Errorf("--strata-representation-bytes must be positive, is %s", l.keptBytes.String())
-	}
-	if l.listBytes.Value() < 0 {
-		return fmt.Errorf("--strata-list-bytes-in-flight must not be negative, is %s", l.listBytes.String())
-	}
-	if l.replayRevisions < 0 {
-		return fmt.Errorf("--strata-replay-revisions must not be negative, is %d", l.replayRevisions)
-	}
-	if l.replayBytes.Value() <= 0 {
-		return fmt.Errorf("--strata-replay-bytes must be positive, is %s", l.replayBytes.String())
-	}
-	if l.progressTimeout < 0 {
-		return fmt.Errorf("--strata-shutdown-progress-timeout must not be negative, is %s", l.progressTimeout)
-	}
-	if l.progressInterval != 0 && l.progressInterval < minProgressInterval {
-		return fmt.Errorf("--strata-progress-interval must be 0 or at least %s, is %s", minProgressInterval, l.progressInterval)
+	for _, flag := range []struct {
+		name  string
+		valid bool
+		must  string
+		value fmt.Stringer
+	}{
+		{flagHistoryAge, l.historyAge > 0, "be positive", l.historyAge},
+		{flagHistoryBytes, l.historyBytes.Value() > 0, "be positive", &l.historyBytes},
+		{flagUnclaimedBytes, l.unclaimedBytes.Value() > 0, "be positive", &l.unclaimedBytes},
+		{flagRepresentationBytes, l.keptBytes.Value() > 0, "be positive", &l.keptBytes},
+		{flagListBytes, l.listBytes.Value() >= 0, "not be negative", &l.listBytes},
+		{flagReplayRevisions, l.replayRevisions >= 0, "not be negative", resource.NewQuantity(l.replayRevisions, resource.DecimalSI)},
+		{flagReplayBytes, l.replayBytes.Value() > 0, "be positive", &l.replayBytes},
+		{flagShutdownProgressTimeout, l.progressTimeout >= 0, "not be negative", l.progressTimeout},
+		{flagProgressInterval, l.progressInterval == 0 || l.progressInterval >= minProgressInterval,
+			"be 0 or at least " + minProgressInterval.String(), l.progressInterval},
+	} {
+		if !flag.valid {
+			return fmt.Errorf("--%s must %s, is %s", flag.name, flag.must, flag.value)
+		}
 	}
 	return nil
 }

@@ -233,7 +233,7 @@ func (s *server) config(config *app.Config) error {
 // attached puts the dispatcher between local reads and requests to the primaries in front.
 func (s *server) attached(config *app.Config, engine *kubestorage.Engine, resources *apiserver.Resources) error {
 	s.engine = engine
-	lags.engine.Store(engine)
+	computed.engine.Store(engine)
 	outermost := &config.Aggregator.GenericConfig.Config
 	// this server answers preflight requests
 	withoutOrigin := len(outermost.CorsAllowedOriginList) > 0

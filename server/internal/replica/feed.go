@@ -48,7 +48,7 @@ func (f *feedServer) options(o *options.ServerRunOptions) (err error) {
 		return fmt.Errorf("read the authorities of clients of the feed: %w; check --%s", err, flagFeedCAFile)
 	}
 	f.server = etcdfeed.New(etcdfeed.Options{})
-	fed.server.Store(f.server)
+	computed.feed.Store(f.server)
 	return nil
 }
 

@@ -14,11 +14,8 @@ import (
 )
 
 var (
-	proxyRequests = metrics.NewCounterVec(&metrics.CounterOpts{
-		Name:           "strata_replica_proxy_requests_total",
-		Help:           "Requests sent to a primary, by response code; error: without a response.",
-		StabilityLevel: metrics.ALPHA,
-	}, []string{"primary", "code"})
+	proxyRequests = newCounters("strata_replica_proxy_requests_total",
+		"Requests sent to a primary, by response code; error: without a response.", "primary", "code")
 	proxySeconds = metrics.NewHistogramVec(&metrics.HistogramOpts{
 		Name:           "strata_replica_proxy_duration_seconds",
 		Help:           "Time until the header of a primary's response.",
@@ -30,64 +27,62 @@ var (
 		Help:           "1 while requests are sent to the primary, otherwise 0.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"primary"})
-	documentRequests = metrics.NewCounterVec(&metrics.CounterOpts{
-		Name:           "strata_replica_documents_total",
-		Help:           "Requests for discovery and OpenAPI documents, by result: cached, unchanged, fetched, stale, passed.",
-		StabilityLevel: metrics.ALPHA,
-	}, []string{"result"})
-	refusedWrites = metrics.NewCounterVec(&metrics.CounterOpts{
-		Name:           "strata_replica_refused_writes_total",
-		Help:           "Refused writes of parts of the replica itself.",
-		StabilityLevel: metrics.ALPHA,
-	}, []string{"resource"})
+	documentRequests = newCounters("strata_replica_documents_total",
+		"Requests for discovery and OpenAPI documents, by result: cached, unchanged, fetched, stale, passed.", "result")
+	refusedWrites = newCounters("strata_replica_refused_writes_total", "Refused writes of parts of the replica itself.", "resource")
 
-	lagDesc = metrics.NewDesc("strata_replica_lag_seconds",
-		"Time since memory fell behind the newest known revision of etcd, 0 when it is level.", []string{"endpoints", "prefix"}, nil, metrics.ALPHA, "")
+	lagSeconds   = newDesc("lag_seconds", "Time since memory fell behind the newest known revision of etcd, 0 when it is level.", "endpoints", "prefix")
+	feedWatches  = newDesc("feed_watches", "Open watches of other replicas.")
+	feedEvents   = newDesc("feed_events_total", "Events sent to other replicas.")
+	feedBytes    = newDesc("feed_event_bytes_total", "Keys and values of the events sent to other replicas.")
+	feedRanges   = newDesc("feed_requests_total", "Reads of other replicas, by result: memory, etcd (passed on), refused.", "result")
+	feedCanceled = newDesc("feed_canceled_watches_total", "Watches of other replicas canceled because the log no longer had their revision.")
+	feedLogBytes = newDesc("feed_log_bytes", "Memory of the log that serves other replicas.")
+
+	// computed are the metrics of the replica that runs in this process.
+	computed = &collector{}
 )
 
-// lags computes strata_replica_lag_seconds. Other commands of the program have no series of these
-// metrics.
-var lags = &lagCollector{}
+func newCounters(name, help string, labels ...string) *metrics.CounterVec {
+	return metrics.NewCounterVec(&metrics.CounterOpts{Name: name, Help: help, StabilityLevel: metrics.ALPHA}, labels)
+}
+
+func newDesc(name, help string, labels ...string) *metrics.Desc {
+	return metrics.NewDesc("strata_replica_"+name, help, labels, nil, metrics.ALPHA, "")
+}
 
 func init() {
 	legacyregistry.MustRegister(proxyRequests, proxySeconds, primaryHealthy, documentRequests, refusedWrites)
-	legacyregistry.CustomMustRegister(lags, fed)
+	legacyregistry.CustomMustRegister(computed)
 }
 
-// feedCollector computes the metrics of the feed for other replicas at each scrape.
-type feedCollector struct {
+// collector computes the lag, and the metrics of the feed for other replicas, at each scrape. Other
+// commands of the program, and replicas without a feed, have no series of them.
+type collector struct {
 	metrics.BaseStableCollector
-	server atomic.Pointer[etcdfeed.Server] // nil: there is no feed
+	engine atomic.Pointer[kubestorage.Engine] // nil: there is no replica
+	feed   atomic.Pointer[etcdfeed.Server]    // nil: there is no feed
 }
-
-var (
-	// fed computes the metrics of the feed. Servers without one have no series of them.
-	fed = &feedCollector{}
-
-	feedWatches = metrics.NewDesc("strata_replica_feed_watches", "Open watches of other replicas.", nil, nil, metrics.ALPHA, "")
-	feedEvents  = metrics.NewDesc("strata_replica_feed_events_total", "Events sent to other replicas.", nil, nil, metrics.ALPHA, "")
-	feedBytes   = metrics.NewDesc("strata_replica_feed_event_bytes_total", "Keys and values of the events sent to other replicas.", nil, nil, metrics.ALPHA, "")
-	feedRanges  = metrics.NewDesc("strata_replica_feed_requests_total",
-		"Reads of other replicas, by result: memory, etcd (passed on), refused.", []string{"result"}, nil, metrics.ALPHA, "")
-	feedCanceled = metrics.NewDesc("strata_replica_feed_canceled_watches_total", "Watches of other replicas canceled because the log no longer had their revision.",
-		nil, nil, metrics.ALPHA, "")
-	feedLogBytes = metrics.NewDesc("strata_replica_feed_log_bytes", "Memory of the log that serves other replicas.", nil, nil, metrics.ALPHA, "")
-)
 
 // DescribeWithStability implements metrics.StableCollector.
-func (c *feedCollector) DescribeWithStability(ch chan<- *metrics.Desc) {
-	for _, d := range []*metrics.Desc{feedWatches, feedEvents, feedBytes, feedRanges, feedCanceled, feedLogBytes} {
+func (c *collector) DescribeWithStability(ch chan<- *metrics.Desc) {
+	for _, d := range []*metrics.Desc{lagSeconds, feedWatches, feedEvents, feedBytes, feedRanges, feedCanceled, feedLogBytes} {
 		ch <- d
 	}
 }
 
 // CollectWithStability implements metrics.StableCollector.
-func (c *feedCollector) CollectWithStability(ch chan<- metrics.Metric) {
-	server := c.server.Load()
-	if server == nil {
+func (c *collector) CollectWithStability(ch chan<- metrics.Metric) {
+	if engine := c.engine.Load(); engine != nil {
+		for _, lag := range engine.Lags() {
+			ch <- metrics.NewLazyConstMetric(lagSeconds, metrics.GaugeValue, lag.Behind.Seconds(), lag.Endpoints, lag.Prefix)
+		}
+	}
+	feed := c.feed.Load()
+	if feed == nil {
 		return
 	}
-	s := server.Stats()
+	s := feed.Stats()
 	counter := func(d *metrics.Desc, n int64, labels ...string) {
 		ch <- metrics.NewLazyConstMetric(d, metrics.CounterValue, float64(n), labels...)
 	}
@@ -109,24 +104,4 @@ func observe(primary string, resp *http.Response, err error, took time.Duration)
 	}
 	proxyRequests.WithLabelValues(primary, code).Inc()
 	proxySeconds.WithLabelValues(primary).Observe(took.Seconds())
-}
-
-// lagCollector computes the lag at each scrape.
-type lagCollector struct {
-	metrics.BaseStableCollector
-	engine atomic.Pointer[kubestorage.Engine] // nil: there is no replica
-}
-
-// DescribeWithStability implements metrics.StableCollector.
-func (c *lagCollector) DescribeWithStability(ch chan<- *metrics.Desc) { ch <- lagDesc }
-
-// CollectWithStability implements metrics.StableCollector.
-func (c *lagCollector) CollectWithStability(ch chan<- metrics.Metric) {
-	engine := c.engine.Load()
-	if engine == nil {
-		return
-	}
-	for _, lag := range engine.Lags() {
-		ch <- metrics.NewLazyConstMetric(lagDesc, metrics.GaugeValue, lag.Behind.Seconds(), lag.Endpoints, lag.Prefix)
-	}
 }

@@ -64,7 +64,7 @@ type Proxy struct {
 		ranges   []*pb.RangeRequest
 		requests map[string]int64
 		traffic  map[Kind]Traffic
-		streams  []*watchStream
+		streams  []*proxiedStream
 	}
 }
 
@@ -165,7 +165,7 @@ type call struct {
 	client grpc.ServerStream
 	etcd   grpc.ClientStream
 	cancel context.CancelCauseFunc
-	watch  *watchStream // of MethodWatch
+	watch  *proxiedStream // of MethodWatch
 
 	asked atomic.Pointer[question] // of a unary call, before it is forwarded to etcd
 }
@@ -359,8 +359,8 @@ func (q *question) changed(message raw) (raw, error) {
 	return proto.Marshal(whole)
 }
 
-func (p *Proxy) openStream(client grpc.ServerStream) *watchStream {
-	s := &watchStream{proxy: p, client: client}
+func (p *Proxy) openStream(client grpc.ServerStream) *proxiedStream {
+	s := &proxiedStream{proxy: p, client: client}
 	s.mu.watches = map[int64]keyRange{}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -368,9 +368,9 @@ func (p *Proxy) openStream(client grpc.ServerStream) *watchStream {
 	return s
 }
 
-func (p *Proxy) closeStream(s *watchStream) {
+func (p *Proxy) closeStream(s *proxiedStream) {
 	p.mu.Lock()
-	p.mu.streams = slices.DeleteFunc(p.mu.streams, func(other *watchStream) bool { return other == s })
+	p.mu.streams = slices.DeleteFunc(p.mu.streams, func(other *proxiedStream) bool { return other == s })
 	p.mu.Unlock()
 	s.mu.Lock() // sending after the end of the call is not allowed
 	defer s.mu.Unlock()

@@ -13,8 +13,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// watchStream is a client's watch stream.
-type watchStream struct {
+// proxiedStream is a client's watch stream.
+type proxiedStream struct {
 	proxy  *Proxy
 	client grpc.ServerStream
 
@@ -46,7 +46,7 @@ func (r keyRange) contains(key string) bool {
 }
 
 // note records a message of the client.
-func (s *watchStream) note(message raw) {
+func (s *proxiedStream) note(message raw) {
 	request := &pb.WatchRequest{}
 	if proto.Unmarshal(message, request) != nil {
 		return // etcd refuses it
@@ -59,7 +59,7 @@ func (s *watchStream) note(message raw) {
 }
 
 // deliver sends a message of etcd to the client, as changed by the rules.
-func (s *watchStream) deliver(message raw) error {
+func (s *proxiedStream) deliver(message raw) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	hasEvents, isFragment := shape(message)
@@ -166,7 +166,7 @@ func remaining(parts []*pb.WatchResponse, rules []*Rule) (messages []raw, hold b
 }
 
 // confirmedLocked records a message without events.
-func (s *watchStream) confirmedLocked(r *pb.WatchResponse) {
+func (s *proxiedStream) confirmedLocked(r *pb.WatchResponse) {
 	s.mu.header = r.Header
 	if r.Created && len(s.mu.asked) > 0 {
 		s.mu.watches[r.WatchId] = s.mu.asked[0]
@@ -177,7 +177,7 @@ func (s *watchStream) confirmedLocked(r *pb.WatchResponse) {
 	}
 }
 
-func (s *watchStream) sendLocked(message raw, more bool) error {
+func (s *proxiedStream) sendLocked(message raw, more bool) error {
 	s.proxy.answered(Watches, len(message))
 	if err := s.client.SendMsg(&message); err != nil {
 		return err
@@ -197,7 +197,7 @@ func (s *watchStream) sendLocked(message raw, more bool) error {
 }
 
 // flush sends the held responses if no rule holds events any longer.
-func (s *watchStream) flush() {
+func (s *proxiedStream) flush() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if slices.ContainsFunc(*s.proxy.rules.Load(), func(r *Rule) bool { return r.event != nil && r.holds }) {
@@ -248,7 +248,7 @@ func (p *Proxy) SendProgress(key string, revision int64) (streams int, err error
 	return streams, nil
 }
 
-func (s *watchStream) progress(key string, revision int64) (sent bool, err error) {
+func (s *proxiedStream) progress(key string, revision int64) (sent bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	watches := false
