@@ -1,12 +1,96 @@
 package kubestorage
 
 import (
+	"context"
+	"sync"
+	"time"
+
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/stratakube/strata/kube/internal/watch"
 	"github.com/stratakube/strata/kube/internal/watchset"
 	"github.com/stratakube/strata/mirror"
 )
+
+// lagSample is the interval at which the lag of memory is sampled, and so the resolution of
+// Lag.Behind. A sample costs some loads.
+const lagSample = 100 * time.Millisecond
+
+// Lag is the distance of the memory of one etcd cluster behind etcd, in time.
+type Lag struct {
+	Endpoints string // of etcd, separated by commas
+	Prefix    string // of the keys
+	// Behind is the time since memory fell behind the newest revision that etcd is known to have, 0
+	// if it is level. Continuous writes do not add up: the time counts from the oldest known
+	// revision that memory has not reached.
+	Behind time.Duration
+	// Published and Etcd are the published revision and the newest known revision of etcd.
+	Published, Etcd mirror.Revision
+}
+
+// Lags returns the lag of each etcd cluster that is mirrored. It is empty without Options.ReadOnly.
+// Cost is some loads for each cluster.
+func (e *Engine) Lags() (all []Lag) {
+	if !e.opts.ReadOnly {
+		return nil
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, c := range e.clusters {
+		if c.mirror == nil {
+			continue
+		}
+		published, etcd := c.mirror.PublishedRevision(), c.mirror.EtcdRevision()
+		all = append(all, Lag{Endpoints: c.endpoints(), Prefix: c.prefix, Published: published, Etcd: etcd,
+			Behind: c.lag.behind(time.Now(), published)})
+	}
+	return all
+}
+
+// replicaLag measures how long memory has been behind etcd's known revision. The zero value is
+// level. Its methods may be called concurrently.
+type replicaLag struct {
+	mu sync.Mutex // leaf
+	// the oldest known revision of etcd that memory had not reached, 0 if level
+	target mirror.Revision
+	since  time.Time // when target was first seen
+}
+
+// follow samples the mirror until ctx ends.
+func (l *replicaLag) follow(ctx context.Context, m *mirror.Mirror) {
+	ticker := time.NewTicker(lagSample)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-ticker.C:
+			l.sample(now, m.PublishedRevision(), m.EtcdRevision())
+		}
+	}
+}
+
+// sample records a published revision and the newest known revision of etcd.
+func (l *replicaLag) sample(now time.Time, published, etcd mirror.Revision) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case published >= etcd:
+		l.target = 0
+	case l.target == 0 || published >= l.target:
+		l.target, l.since = etcd, now
+	}
+}
+
+// behind returns the time since target was first seen, 0 if the published revision has reached it.
+func (l *replicaLag) behind(now time.Time, published mirror.Revision) time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.target == 0 || published >= l.target {
+		return 0
+	}
+	return now.Sub(l.since)
+}
 
 // addLag adds, by resource, the number of events of the log that the slowest watch has not read.
 func (c *cluster) addLag(lag map[schema.GroupResource]int) {

@@ -185,3 +185,16 @@ func (s *Store) CompactRevision() int64 { return s.etcd.CompactRevision() }
 // dropped when they change. The transformers of an automatically reloaded EncryptionConfiguration
 // need not implement it.
 type Rekeyed = keyrotation.Transformer
+
+// dropReplaced drops derived data of retired keys, concurrently with readers, so that data
+// decrypted with removed keys does not stay in memory until its entry is replaced. The view's mutex
+// is held.
+func dropReplaced(s *Store) {
+	s.selections.KeysReplaced()
+	s.goroutines.Start(func() {
+		s.selections.DropEnded()
+		for memos := range s.resource.Memos(s.ctx) {
+			memos.DropClosed()
+		}
+	})
+}

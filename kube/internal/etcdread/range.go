@@ -2,6 +2,7 @@ package etcdread
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"slices"
 	"time"
@@ -13,6 +14,7 @@ import (
 	etcdmetrics "k8s.io/apiserver/pkg/storage/etcd3/metrics"
 
 	"github.com/stratakube/strata/etcdsource"
+	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/mirror"
 )
 
@@ -153,3 +155,21 @@ func (p *Range) Runs() iter.Seq[mirror.Run] {
 		}
 	}
 }
+
+// ErrNeeded is matched by the errors of reads that memory does not answer.
+var ErrNeeded = errors.New("must be read from etcd")
+
+// Needed is an ErrNeeded of a list, with the reason for the metrics.
+type Needed struct{ Reason string }
+
+func (e *Needed) Error() string { return ErrNeeded.Error() + ": " + e.Reason }
+
+// Is makes errors.Is find ErrNeeded.
+func (e *Needed) Is(target error) bool { return target == ErrNeeded }
+
+// Reasons why a list has to be read from etcd.
+var (
+	GateOff    = &Needed{metrics.ReasonGate}
+	NotLoaded  = &Needed{metrics.ReasonNotLoaded}
+	NoProgress = &Needed{metrics.ReasonNoProgress}
+)

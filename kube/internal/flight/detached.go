@@ -2,7 +2,11 @@ package flight
 
 import (
 	"context"
+	"fmt"
+	"runtime/debug"
 	"sync"
+
+	"k8s.io/klog/v2"
 )
 
 // Detached shares computations that take no context, such as a call of upstream's converters. Each
@@ -133,4 +137,17 @@ func (d *Detached[K, V]) changeLocked(awaited, abandoned int) {
 		close(d.room)
 		d.room = nil
 	}
+}
+
+// RecoverPanic calls f and returns its error, or one for its panic, which is logged. A panic of the
+// request's own goroutine is recovered by a filter; that of another goroutine would end the
+// process.
+func RecoverPanic(f func() error) (err error) {
+	defer func() {
+		if x := recover(); x != nil {
+			klog.ErrorS(nil, "Observed a panic", "panic", x, "stacktrace", string(debug.Stack()))
+			err = fmt.Errorf("panic: %v", x)
+		}
+	}()
+	return f()
 }

@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/storage"
 )
 
 // Watches are the running watches of an etcd cluster. The zero value is empty. Safe for concurrent
@@ -136,3 +138,96 @@ func (r *Watches) Drain(ctx context.Context) error {
 	})
 	return fmt.Errorf("%d watches were aborted: %w", left, ctx.Err())
 }
+
+// direct is a watch that etcd serves. Its only bookmarks are those of etcd's progress, so it just
+// ends.
+type direct struct {
+	watch.Interface
+	watches *Watches
+	cancel  context.CancelFunc
+}
+
+// Drain implements Watch.
+func (w *direct) Drain() { w.cancel() }
+
+// Abort implements Watch.
+func (w *direct) Abort(Reason) { w.cancel() }
+
+// Stop implements watch.Interface.
+func (w *direct) Stop() {
+	w.watches.Remove(w)
+	w.cancel()
+	w.Interface.Stop()
+}
+
+// Direct starts a watch that etcd serves and adds it to r. Errors: that of etcd, and
+// ErrShuttingDown if it is rejected.
+func (r *Watches) Direct(ctx context.Context, etcd storage.Interface, key string, opts storage.ListOptions, undrained bool) (watch.Interface, error) {
+	w := &direct{watches: r}
+	ctx, w.cancel = context.WithCancel(ctx)
+	if !r.Add(w, undrained) {
+		w.cancel()
+		return nil, ErrShuttingDown()
+	}
+	var err error
+	if w.Interface, err = etcd.Watch(ctx, key, opts); err != nil {
+		r.Remove(w)
+		w.cancel()
+		return nil, err
+	}
+	return w, nil
+}
+
+// Group is the goroutines of a storage. The zero value is empty. Safe for concurrent use.
+type Group struct {
+	mu    sync.Mutex // leaf
+	ended bool
+	wg    sync.WaitGroup
+}
+
+// Start runs f on a goroutine, or reports that the storage has ended.
+func (g *Group) Start(f func()) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.ended {
+		g.wg.Go(f)
+	}
+	return !g.ended
+}
+
+// End makes Start refuse from now on, and returns when all goroutines have ended.
+func (g *Group) End() {
+	g.mu.Lock()
+	g.ended = true
+	g.mu.Unlock()
+	g.wg.Wait()
+}
+
+// Reason is the reason why a watch has ended.
+type Reason int32
+
+// Reasons. NotEnded is the zero value.
+const (
+	NotEnded Reason = iota
+	ByTimeout
+	ByClient
+	ByShutdown
+	ByStorage
+	Expired
+	ByError
+	BySlowness // of the client
+)
+
+// String is a label of a metric.
+func (e Reason) String() string {
+	return [...]string{"", "timeout", "client", "shutdown", "storage", "expired", "error", "slow_client"}[e]
+}
+
+// Ended is the first reason that was set. The zero value is NotEnded. Safe for concurrent use.
+type Ended struct{ reason atomic.Int32 }
+
+// Set sets the reason if none was set before.
+func (e *Ended) Set(reason Reason) { e.reason.CompareAndSwap(int32(NotEnded), int32(reason)) }
+
+// Get returns the reason.
+func (e *Ended) Get() Reason { return Reason(e.reason.Load()) }

@@ -4,15 +4,18 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/apiserver/pkg/storage/value"
+	"k8s.io/component-base/featuregate"
 	"k8s.io/klog/v2"
 
 	"github.com/stratakube/strata/kube/kubestorage"
@@ -142,4 +145,25 @@ func (c compacted) GetRESTOptions(resource schema.GroupResource, example runtime
 		opts.StorageConfig = &config
 	}
 	return opts, err
+}
+
+// gateSet is a feature gate that is also the value of a flag.
+type gateSet interface {
+	featuregate.MutableFeatureGate
+	String() string
+	Type() string
+}
+
+// newGates returns Strata's own gates, which the engine defines, with their defaults. They are read
+// when the engine creates its storages and when the read path is mounted, and not later.
+func newGates() gateSet {
+	gates := featuregate.NewFeatureGate()
+	utilruntime.Must(gates.Add(kubestorage.Gates()))
+	return gates
+}
+
+func gatesUsage(gates featuregate.FeatureGate) string {
+	return "Comma-separated Name=true|false pairs that turn behaviour of the engine on or off. " +
+		"Responses are correct with any gate off, and cost more. Options are:\n" +
+		strings.Join(gates.KnownFeatures(), "\n")
 }

@@ -28,6 +28,8 @@ import (
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
 
+	"github.com/stratakube/strata/internal/statusline"
+	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/server/internal/cli"
 	"github.com/stratakube/strata/server/internal/gcpolicy"
 )
@@ -324,5 +326,24 @@ func poll(ctx context.Context, loopback *rest.Config, path string) error {
 		}
 		resp.Body.Close()
 		return resp.StatusCode == http.StatusOK, nil
+	})
+}
+
+// logLoad logs the progress of the load of memory while it takes long, and then that of the restore
+// of history. stop ends it early.
+func logLoad(ctx context.Context, state func(context.Context) kubestorage.LoadState) (stop func()) {
+	return statusline.Every(func(elapsed time.Duration) bool {
+		s := state(ctx)
+		switch {
+		case s.Loading:
+			keysAndValues := []any{"resource", s.Resource, "objects", s.Objects, "took", elapsed.Round(time.Millisecond)}
+			if s.Total > 0 {
+				keysAndValues = append(keysAndValues, "of", s.Total)
+			}
+			klog.InfoS("Loading memory from etcd", keysAndValues...)
+		case s.Restoring:
+			klog.InfoS("Restoring history from etcd; objects are served", "events", s.Changes, "took", elapsed.Round(time.Millisecond))
+		}
+		return s.Loading || s.Restoring
 	})
 }

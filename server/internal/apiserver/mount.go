@@ -7,8 +7,24 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	aggregatorapiserver "k8s.io/kube-aggregator/pkg/apiserver"
 
+	"github.com/stratakube/strata/kube/kubestorage"
+	"github.com/stratakube/strata/kube/readpath"
+	"github.com/stratakube/strata/kube/status"
 	"github.com/stratakube/strata/server/internal/console"
+	"github.com/stratakube/strata/server/internal/version"
 )
+
+// mountStatus installs the status endpoint in the outermost server, behind authentication and
+// authorization.
+func mountStatus(server *aggregatorapiserver.APIAggregator, engine *kubestorage.Engine) {
+	version := version.Get().Strata
+	server.GenericAPIServer.Handler.NonGoRestfulMux.UnlistedHandle(status.Path, status.Handler(func() status.Status {
+		s := engine.Status()
+		s.Version = version
+		s.Reads.Memory += readpath.Gets()
+		return s
+	}))
+}
 
 // attachSessions makes the outermost server accept sessions of the console. The handlers of config
 // must be built by the final chain already, except for the outermost one.
