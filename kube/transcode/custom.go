@@ -306,14 +306,6 @@ func (t *canonicalText) array(s *shape, depth int) bool {
 	return false
 }
 
-// plainBytes are the bytes that strings have as they are.
-var plainBytes = func() (plain [256]bool) {
-	for b := ' '; b < utf8.RuneSelf; b++ {
-		plain[b] = !bytes.ContainsRune([]byte(`"\<>&`), b)
-	}
-	return plain
-}()
-
 // string reads a string.
 func (t *canonicalText) string() bool {
 	if !t.byte('"') {
@@ -321,7 +313,7 @@ func (t *canonicalText) string() bool {
 	}
 	for i := t.pos; i < len(t.data); {
 		switch b := t.data[i]; {
-		case plainBytes[b]:
+		case plain[b]:
 			i++
 		case b == '"':
 			t.pos = i + 1
