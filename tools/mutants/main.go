@@ -169,16 +169,14 @@ func (m mutation) test(root, overlay string) (events []byte, err error) {
 // event is an event of go test -json.
 type event struct{ Action, Test, Output string }
 
-// The beginnings of reasons: the tests fail without the mutation, or ended without a failed one.
-const failsWithout, noTestFailed = "fails without the mutation: ", "no test has failed: "
-
-// crashed reports whether the process of the tests ended although no test had failed.
-func (r result) crashed() bool { return r.outcome == invalid && strings.HasPrefix(r.by, noTestFailed) }
+// failsWithout begins the reason of tests that fail without the mutation.
+const failsWithout = "fails without the mutation: "
 
 // judge returns the result for the events and the exit of go test. Tests that did not run, and code
-// that does not build, prove nothing.
+// that does not build, prove nothing. A panic does: without the mutation there was none. One that
+// ends another goroutine than that of the test fails no test.
 func judge(events []byte, exit error) result {
-	var passed, failed string
+	var passed, failed, panicked, last string
 	for line := range bytes.Lines(events) {
 		var e event
 		if json.Unmarshal(line, &e) != nil {
@@ -191,6 +189,10 @@ func judge(events []byte, exit error) result {
 			passed = e.Test
 		case e.Test != "" && strings.HasPrefix(e.Output, "panic: test timed out"):
 			failed = e.Test + ", which hangs"
+		case strings.HasPrefix(e.Output, "panic: ") || strings.HasPrefix(e.Output, "fatal error: "):
+			panicked = cmp.Or(panicked, strings.TrimSpace(e.Output))
+		case e.Action == "output":
+			last = cmp.Or(strings.TrimSpace(e.Output), last)
 		case e.Action == "fail" && e.Test != "" && (failed == "" || strings.HasPrefix(failed, e.Test)):
 			failed = e.Test // a subtest fails before its test
 		}
@@ -200,8 +202,10 @@ func judge(events []byte, exit error) result {
 		return result{invalid, "no test has run"}
 	case exit == nil:
 		return result{survived, ""}
+	case failed == "" && panicked != "":
+		return result{killed, panicked}
 	case failed == "":
-		return result{invalid, noTestFailed + exit.Error()}
+		return result{invalid, fmt.Sprintf("no test has failed: %v: %s", exit, last)}
 	}
 	return result{killed, failed}
 }

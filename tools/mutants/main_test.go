@@ -17,6 +17,8 @@ func TestJudge_EventsOfTests_GiveResult(t *testing.T) {
 		passed   = `{"Action":"run","Test":"TestA"}` + "\n" + `{"Action":"pass","Test":"TestA"}` + "\n"
 		failed   = `{"Action":"fail","Test":"TestB/case"}` + "\n" + `{"Action":"fail","Test":"TestB"}` + "\n" + `{"Action":"fail"}` + "\n"
 		hanging  = `{"Action":"run","Test":"TestC"}` + "\n" + `{"Action":"output","Test":"TestC","Output":"panic: test timed out after 1m0s\n"}` + "\n" + `{"Action":"fail"}` + "\n"
+		panics   = passed + `{"Action":"run","Test":"TestD"}` + "\n" + `{"Action":"output","Test":"TestD","Output":"panic: planted\n"}` + "\n" + `{"Action":"fail"}` + "\n"
+		crashes  = passed + `{"Action":"output","Output":"fatal error: planted\n"}` + "\n" + `{"Action":"output","Output":"goroutine 7\n"}` + "\n" + `{"Action":"fail"}` + "\n"
 		exits    = passed + `{"Action":"output","Output":"exit status 3\n"}` + "\n" + `{"Action":"fail"}` + "\n"
 		noTests  = `{"Action":"output","Output":"testing: warning: no tests to run\n"}` + "\n" + `{"Action":"pass"}` + "\n"
 		noBuild  = `{"ImportPath":"p","Action":"build-output","Output":"undefined: x\n"}` + "\n" + `{"ImportPath":"p","Action":"build-fail"}` + "\n" + `{"Action":"fail"}` + "\n"
@@ -32,7 +34,9 @@ func TestJudge_EventsOfTests_GiveResult(t *testing.T) {
 		"all tests pass":        {passed, nil, survived, ""},
 		"a test fails":          {passed + failed, exit, killed, "TestB"},
 		"a test hangs":          {passed + hanging, exit, killed, "TestC, which hangs"},
-		"the process ends":      {exits, exit, invalid, "no test has failed: exit status 1"},
+		"a goroutine panics":    {panics, exit, killed, "panic: planted"},
+		"the runtime ends it":   {crashes, exit, killed, "fatal error: planted"},
+		"the process ends":      {exits, exit, invalid, "no test has failed: exit status 1: exit status 3"},
 		"no test runs":          {noTests, nil, invalid, "no test has run"},
 		"no output":             {"", nil, invalid, "no test has run"},
 		"it does not build":     {noBuild, exit, invalid, "it does not build"},

@@ -21,7 +21,7 @@ var mutations = []mutation{
 		old: "`json:\"secret\"`", new: "`json:\"key\"`"},
 	{id: "M9", file: "kube/continuetoken/token.go", run: "TestToken_", times: 4,
 		old: `binary.BigEndian`, new: `binary.LittleEndian`},
-	{id: "M10", file: "server/internal/replica/feedclients.go", run: "TestFeedClients_",
+	{id: "M10", file: "server/internal/replica/feed.go", run: "TestFeedClients_",
 		old: "\t\tcase <-ticker.C:\n"},
 	{id: "M11", file: "server/internal/replica/health.go", run: "TestPrimary_",
 		old: `time.Since(h.proven) < t.proof && l.dials.Load() == h.dials {`, new: `time.Since(h.proven) < t.proof {`},
@@ -83,7 +83,7 @@ var mutations = []mutation{
 		old: `if b.definition != nil && r.config.Definition(b.name) != b.definition {`, new: `if false {`},
 	{id: "M39", file: "server/internal/replica/dispatch.go", run: "TestDispatcher_",
 		old: ` || req.Header.Get("Upgrade") != "" {`, new: ` {`},
-	{id: "M40", file: "server/internal/replica/claims.go", run: "TestProxy_ClaimsAndCredentials",
+	{id: "M40", file: "server/internal/replica/proxy.go", run: "TestProxy_ClaimsAndCredentials",
 		old: `name := strings.ToLower(key)`, new: `name := key`},
 	// What the simulation must find.
 	// an event is lost at a reconnect
