@@ -21,7 +21,7 @@ import (
 // then gets 410; a watcher that reads in time loses no event and is not delayed.
 func TestWatch_SlowClient_DoesNotDelayOthers(t *testing.T) {
 	t.Parallel()
-	f := setupInMemory(t, withWindow(mirror.Window{MaxAge: time.Hour, MaxBytes: 1 << 20}))
+	f := setupInMemory(t, withWindow(mirror.Window{MaxAge: time.Hour, MaxBytes: 4 << 20}))
 	pod := f.create(t, newPod("a"))[0]
 	slow := f.watchPods(t, afterRevision(pod.ResourceVersion))
 	fast := f.watchPods(t, afterRevision(pod.ResourceVersion))
