@@ -147,9 +147,6 @@ func (o *Options) enabled(f featuregate.Feature) bool {
 	return o.Gates.Enabled(f)
 }
 
-// Enabled reads a gate of the engine.
-func (s *Store) Enabled(f featuregate.Feature) bool { return s.cluster.opts.enabled(f) }
-
 // window returns the bounds of history, with at least the age that upstream's watch cache keeps.
 func (o *Options) window(upstream time.Duration) mirror.Window {
 	w := o.Window

@@ -173,3 +173,34 @@ func nextEvent(r *mirror.Resource, after mirror.Revision) (ev *mirror.Event, exp
 	}
 	return events[0], false
 }
+
+// Lag is the distance of the memory of one etcd cluster behind etcd, in time.
+type Lag struct {
+	Endpoints string // of etcd, separated by commas
+	Prefix    string // of the keys
+	// Behind is the time since memory fell behind the newest revision that etcd is known to have, 0
+	// if it is level. Continuous writes do not add up: the time counts from the oldest known
+	// revision that memory has not reached.
+	Behind time.Duration
+	// Published and Etcd are the published revision and the newest known revision of etcd.
+	Published, Etcd mirror.Revision
+}
+
+// Lags returns the lag of each etcd cluster that is mirrored. It is empty without Options.ReadOnly.
+// Cost is some loads for each cluster.
+func (e *Engine) Lags() (all []Lag) {
+	if !e.opts.ReadOnly {
+		return nil
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, c := range e.clusters {
+		if c.mirror == nil {
+			continue
+		}
+		published, etcd := c.mirror.PublishedRevision(), c.mirror.EtcdRevision()
+		all = append(all, Lag{Endpoints: c.endpoints(), Prefix: c.prefix, Published: published, Etcd: etcd,
+			Behind: c.lag.behind(time.Now(), published)})
+	}
+	return all
+}

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/etcd3"
 	"k8s.io/apiserver/pkg/storage/value"
+	"k8s.io/component-base/featuregate"
 
 	"github.com/stratakube/strata/kube/internal/freshness"
 	"github.com/stratakube/strata/kube/internal/index"
@@ -71,6 +72,9 @@ func (s *Store) stop() {
 
 // Kind returns the kind of the storage's objects.
 func (s *Store) Kind() *kind.Kind { return s.view.Kind() }
+
+// Enabled reads a gate of the engine.
+func (s *Store) Enabled(f featuregate.Feature) bool { return s.cluster.opts.enabled(f) }
 
 // ResourcePrefix returns the prefix of the keys of storage.Interface, for example /pods.
 func (s *Store) ResourcePrefix() string { return s.keys.ResourcePrefix }
