@@ -83,6 +83,18 @@ func (d *Decoded) TakeTurn(ctx context.Context) error {
 	return nil
 }
 
+// Turn waits for the turn of a list of so many bytes that is encoded while it is written. Such a
+// list holds few elements at a time. The caller ends the list. Error: that of ctx.
+func (a *Admission) Turn(ctx context.Context, level Level, bytes int64) (*Decoded, error) {
+	_, d := a.Begin(ctx, level, Form{})
+	d.needed = bytes
+	if err := d.TakeTurn(ctx); err != nil {
+		d.End()
+		return nil, err
+	}
+	return d, nil
+}
+
 func (d *Decoded) takeTurn() {
 	d.hasTurn = true
 	computing.Add(1)

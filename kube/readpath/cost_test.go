@@ -86,7 +86,7 @@ func TestCost_PredictsSizeOfReads(t *testing.T) {
 			t.Errorf("%s: %d, want %d", path, got, want)
 		}
 	}
-	for _, accept := range []string{"application/json;as=Table;v=v1;g=meta.k8s.io", "application/yaml"} {
+	for _, accept := range []string{"application/json;as=Table;v=v1;g=meta.k8s.io", "application/cbor"} {
 		if got := cost(all, accept); got != unknown {
 			t.Errorf("a list as %s, which is passed on: %d bytes, want it unknown", accept, got)
 		}

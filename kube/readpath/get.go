@@ -1,6 +1,7 @@
 package readpath
 
 import (
+	"bytes"
 	"fmt"
 	"strings"
 
@@ -103,6 +104,14 @@ func (r *readRequest) rootKey(ns string) string {
 // writeObject answers with one object.
 func (r *readRequest) writeObject(item []byte) {
 	pieces := r.enc.object(item)
+	if r.text != nil {
+		whole, err := r.object(bytes.Join(pieces, nil))
+		if err != nil {
+			r.fail(err)
+			return
+		}
+		pieces = [][]byte{whole}
+	}
 	var size int64
 	for _, p := range pieces {
 		size += int64(len(p))

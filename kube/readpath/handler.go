@@ -22,6 +22,7 @@ import (
 
 	"github.com/stratakube/strata/kube/internal/handlerchain"
 	"github.com/stratakube/strata/kube/internal/slowclient"
+	"github.com/stratakube/strata/kube/internal/textform"
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/kube/listadmission"
 	"github.com/stratakube/strata/kube/revisiontimes"
@@ -34,9 +35,7 @@ const (
 	// reasonTable: a table of a single object, a watch of tables, and tables whose convertor is not
 	// known here.
 	reasonTable reason = "table"
-	// reasonPretty: indented JSON (?pretty=true, curl, browsers).
-	reasonPretty reason = "pretty"
-	// reasonMediaType: YAML, CBOR, or another format that only upstream supports.
+	// reasonMediaType: CBOR, or another format that only upstream supports.
 	reasonMediaType reason = "media_type"
 	// reasonResource: the resource is not cached, or this server does not serve it.
 	reasonResource reason = "resource"
@@ -136,9 +135,11 @@ type readRequest struct {
 	info     *request.RequestInfo
 	enc      *encoding // of objects
 	table    *table    // nil: the response is not a table
-	scope    *handlers.RequestScope
-	w        http.ResponseWriter
-	req      *http.Request
+	// text is made of the JSON of the response; nil: the response is not made of another form
+	text  *textform.Form
+	scope *handlers.RequestScope
+	w     http.ResponseWriter
+	req   *http.Request
 }
 
 // serve answers the request, or returns the reason to pass it on; in that case nothing has been
@@ -182,6 +183,7 @@ func (r *readRequest) answer(n negotiated) reason {
 		}
 		n.format = r.table.items()
 	}
+	r.text = n.text
 	var err error
 	if r.enc, err = r.resource.encodings.get(r.resource, n.format); err != nil {
 		return reasonMediaType
@@ -221,6 +223,14 @@ func canonical(req *http.Request, info *request.RequestInfo) bool {
 	return ok && path == ""
 }
 
+// contentType returns the media type of the response.
+func (r *readRequest) contentType() string {
+	if r.text != nil {
+		return r.text.MediaType
+	}
+	return string(r.enc.media)
+}
+
 // auditsResponse reports whether the audit event of the request must contain the response object.
 func auditsResponse(ctx context.Context) bool {
 	ac := audit.AuditContextFrom(ctx)
@@ -238,7 +248,7 @@ func routed(req *http.Request) bool {
 	for accepted := range strings.SplitSeq(accept, ",") {
 		accepted, _, _ = strings.Cut(accepted, ";")
 		switch strings.Trim(accepted, " ") {
-		case "*/*", string(mediaJSON), string(mediaProtobuf):
+		case "*/*", string(mediaJSON), string(mediaProtobuf), textform.YAML.MediaType:
 			return true
 		}
 	}
@@ -293,6 +303,10 @@ func (r *readRequest) metricsLabels() (verb, scope string) {
 func (r *readRequest) fail(err error) {
 	if ended := r.req.Context().Err(); ended != nil && errors.Is(err, ended) {
 		err = apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0)
+	}
+	if unwritable := (textError{}); errors.As(err, &unwritable) {
+		r.failText(unwritable.error)
+		return
 	}
 	responsewriters.ErrorNegotiated(err, r.resource.Serializer, r.resource.Kind.GroupVersion(), r.w, r.req)
 }

@@ -11,8 +11,8 @@ import (
 
 // writePage writes the list to the client.
 func (r *readRequest) writePage(p *preparedList) {
-	if r.table != nil {
-		r.writeTable(p)
+	if r.table != nil || r.text != nil {
+		r.writeElements(p)
 		return
 	}
 	head, tail, err := r.enc.envelope(p.meta, p.count, p.bytes)

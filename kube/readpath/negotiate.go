@@ -18,6 +18,7 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/component-base/featuregate"
 
+	"github.com/stratakube/strata/kube/internal/textform"
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
@@ -27,6 +28,7 @@ type negotiated struct {
 	reason reason // why to pass the request on; empty if format is valid
 	// a list as a Table of the version format.target
 	table bool
+	text  *textform.Form // made of format, which is JSON; nil: the response has the format itself
 	// the gate ManagedFieldsOptOut excludes all media types of the request, which upstream's
 	// handlers would answer
 	refused bool
@@ -85,6 +87,14 @@ func (r *readRequest) negotiateUncached() negotiated {
 		return negotiated{reason: reasonMediaType}
 	}
 	f := format{media: media(info.MediaType)}
+	var text *textform.Form
+	switch {
+	case r.info.Verb == "watch": // is not indented
+	case info.MediaType == textform.YAML.MediaType:
+		f.media, text = mediaJSON, textform.YAML
+	case info.PrettySerializer != nil && info.Serializer == info.PrettySerializer:
+		text = textform.Indented
+	}
 	if f.media != mediaJSON && f.media != mediaProtobuf {
 		return negotiated{reason: reasonMediaType}
 	}
@@ -101,15 +111,11 @@ func (r *readRequest) negotiateUncached() negotiated {
 			return negotiated{reason: reasonMediaType} // upstream words the error
 		}
 	}
-	// Watches are not indented.
-	if info.PrettySerializer != nil && info.Serializer == info.PrettySerializer && r.info.Verb != "watch" {
-		return negotiated{reason: reasonPretty}
-	}
 	if isTable {
-		return negotiated{format: f, table: true}
+		return negotiated{format: f, table: true, text: text}
 	}
 	f.noManagedFields = drops && r.dropsManagedFields(req.Header.Get("Accept"), info.MediaType, opts.Convert)
-	return negotiated{format: f}
+	return negotiated{format: f, text: text}
 }
 
 // dropParameter is the parameter of a media type that names what the response omits. Its only value

@@ -64,6 +64,7 @@ type body struct {
 	begun []byte
 
 	// Set for an admitted list, whose client must read it in time.
+	turn   *listadmission.Decoded // nil: encoding takes no turns
 	paced  *slowclient.Pace
 	share  *listadmission.Share
 	cutoff *slowclient.Cutoff
@@ -93,11 +94,18 @@ func (b *body) pace(r *readRequest, p *preparedList) (finish func()) {
 
 // out writes to the client.
 func (b *body) out(p []byte) error {
+	write := func() (n int, err error) { return b.w.Write(p) }
+	if b.turn != nil {
+		write = func() (n int, err error) {
+			b.turn.Yield(b.req.Context(), func() { n, err = b.w.Write(p) })
+			return n, err
+		}
+	}
 	if b.paced == nil {
-		_, err := b.w.Write(p)
+		_, err := write()
 		return err
 	}
-	_, err := b.paced.Write(func() (int, error) { return b.w.Write(p) })
+	_, err := b.paced.Write(write)
 	if err != nil && b.cutoff.WasCut() {
 		panic(http.ErrAbortHandler)
 	}
@@ -124,7 +132,7 @@ var writeBuffers = sync.Pool{New: func() any {
 // newBody sends the header of a response of size bytes.
 func newBody(r *readRequest, size int64) *body {
 	b := &body{req: r.req, w: r.w, buf: writeBuffers.Get().(*[]byte), size: size}
-	b.w.Header().Set("Content-Type", string(r.enc.media))
+	b.w.Header().Set("Content-Type", r.contentType())
 	b.header(size)
 	return b
 }
@@ -132,7 +140,7 @@ func newBody(r *readRequest, size int64) *body {
 // newBodyAbout returns the body of a response of about size bytes.
 func newBodyAbout(r *readRequest, size int64) *body {
 	b := &body{req: r.req, w: r.w, buf: writeBuffers.Get().(*[]byte), size: size, about: true, begun: []byte{}}
-	b.w.Header().Set("Content-Type", string(r.enc.media))
+	b.w.Header().Set("Content-Type", r.contentType())
 	return b
 }
 

@@ -5,8 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"iter"
-	"slices"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metainternalversionscheme "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme"
@@ -15,10 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/registry/rest"
-	storeerr "k8s.io/apiserver/pkg/storage/errors"
 	apihelpers "k8s.io/apiserver/pkg/util/apihelpers"
-
-	"github.com/stratakube/strata/mirror"
 )
 
 // table is a requested list in the form of a table, as kubectl prints it. Rows are written one by
@@ -94,100 +89,48 @@ func (t *table) envelope(e *encoding, m listMeta, rows bool) (head, tail []byte,
 	return data[:i+len(begin)], data[i+len(begin):], nil
 }
 
-// writeTable writes the list to the client as a table.
-func (r *readRequest) writeTable(p *preparedList) {
-	head, tail, err := r.table.envelope(r.enc, p.meta, p.count > 0)
-	if err != nil {
-		r.fail(err)
-		return
-	}
-	b := newBodyAbout(r, int64(len(head))+p.bytes+int64(len(tail)))
-	defer b.free()
-	if p.share != nil {
-		defer b.pace(r, p)()
-	}
-	b.write(head)
-	w := &itemWriter{read: r, body: b}
-	// Objects of short lists are kept for the next one. Decorators write to them.
-	object := r.enc.rep.Unmanaged(p.count <= maxSelected && r.resource.Decorate == nil)
-	ctx := r.req.Context()
-	var rows []byte
-	separator := len(",") // omitted before the first row
-	for e := range w.entries(p) {
-		item, err := r.enc.rep.ItemIn(ctx, e, &w.buf)
-		var obj any
-		if err == nil {
-			obj, err = object(ctx, e)
-		}
-		if err == nil {
-			rows, err = r.table.appendRows(ctx, rows[:0], r.enc, obj.(runtime.Object), item)
-		}
-		switch {
-		case err != nil && b.begun != nil:
-			r.fail(storeerr.InterpretListError(err, r.groupResource())) // the header is not sent
-			return
-		case err != nil:
-			w.fail(err)
-		case len(rows) > 0:
-			b.write(rows[separator:])
-			separator = 0
-		}
-	}
-	if err := p.list.Err(); err != nil {
-		w.fail(err)
-	}
-	b.write(tail)
-	b.close()
-}
-
-// entries yields the objects of a page.
-func (w *itemWriter) entries(p *preparedList) iter.Seq[*mirror.Entry] {
-	switch {
-	case p.count == 0 || p.selected != nil:
-		return slices.Values(p.selected)
-	case p.list.Selective():
-		return w.matching(p)
-	case p.list.FromEtcd():
-		return p.list.Candidates()
-	}
-	return p.list.Objects().All(p.start, p.end)
-}
-
-// appendRows appends the row of an object, after a comma; if the convertor makes more or less than
-// one, as many. The item is the object's in the format of items.
-func (t *table) appendRows(ctx context.Context, dst []byte, enc *encoding, obj runtime.Object, item []byte) ([]byte, error) {
+// eachRow calls f with each row of an object: one, unless the convertor makes more or less. The
+// item is the object's in the format of items, without the comma. A row is valid until f returns.
+func (t *table) eachRow(ctx context.Context, enc *encoding, obj runtime.Object, item []byte, buf *[]byte, f func(row []byte) error) error {
 	if enc.resource.Decorate != nil {
 		enc.resource.Decorate(obj)
 	}
 	converted, err := t.convertor.ConvertToTable(ctx, obj, rowsOnly)
 	if err != nil {
-		return dst, err
+		return err
 	}
 	for i := range converted.Rows {
-		row := &converted.Rows[i]
-		cells, err := json.Marshal(row.Cells)
+		if *buf, err = t.appendRow((*buf)[:0], enc, &converted.Rows[i], item); err != nil {
+			return err
+		}
+		if err := f(*buf); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *table) appendRow(dst []byte, enc *encoding, row *metav1.TableRow, item []byte) ([]byte, error) {
+	cells, err := json.Marshal(row.Cells)
+	if err != nil {
+		return dst, err
+	}
+	dst = append(append(dst, `{"cells":`...), cells...)
+	if len(row.Conditions) > 0 {
+		conditions, err := json.Marshal(row.Conditions)
 		if err != nil {
 			return dst, err
 		}
-		dst = append(append(dst, `,{"cells":`...), cells...)
-		if len(row.Conditions) > 0 {
-			conditions, err := json.Marshal(row.Conditions)
-			if err != nil {
-				return dst, err
-			}
-			dst = append(append(dst, `,"conditions":`...), conditions...)
-		}
-		dst = append(dst, `,"object":`...)
-		item := item[:len(item)-1] // without the comma
-		switch {
-		case t.include == metav1.IncludeNone:
-			dst = append(dst, "null"...)
-		case len(enc.head) > 0:
-			dst = append(append(dst, enc.head...), item[1:]...)
-		default:
-			dst = append(dst, item...)
-		}
-		dst = append(dst, '}')
+		dst = append(append(dst, `,"conditions":`...), conditions...)
 	}
-	return dst, nil
+	dst = append(dst, `,"object":`...)
+	switch {
+	case t.include == metav1.IncludeNone:
+		dst = append(dst, "null"...)
+	case len(enc.head) > 0:
+		dst = append(append(dst, enc.head...), item[1:]...)
+	default:
+		dst = append(dst, item...)
+	}
+	return append(dst, '}'), nil
 }

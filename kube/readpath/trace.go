@@ -69,7 +69,7 @@ func (r *readRequest) traceBody(write func()) {
 		write()
 		return
 	}
-	span := r.traceWriting("SerializeObject", string(r.enc.media), r.enc.encoder)
+	span := r.traceWriting("SerializeObject", r.contentType(), r.enc.encoder)
 	defer span.End(slowSerialize)
 	written := false
 	defer func() { // also if write panics because the client has disconnected

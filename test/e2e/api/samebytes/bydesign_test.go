@@ -128,6 +128,7 @@ var byDesign = []struct {
 			for _, a := range []*response{got, want} {
 				if tables.Match(a.body) {
 					a.body = ages.ReplaceAll(a.body, []byte(`"<age>"`))
+					a.body = agesInYAML.ReplaceAll(a.body, []byte(`$1<age>`))
 				}
 			}
 		},
@@ -143,6 +144,8 @@ var (
 	drainHook = regexp.MustCompile(`\s*"/(healthz|livez|readyz)/poststarthook/strata-drain-on-shutdown",`)
 	addresses = regexp.MustCompile(`127\.0\.0\.1:[0-9]+`)
 	ages      = regexp.MustCompile(`"([0-9]+[smhdy])+"`)
+
+	agesInYAML = regexp.MustCompile(`(?m)^(  - )([0-9]+[smhdy])+$`)
 )
 
 // startKey returns the key in the continue token of a list in JSON or YAML; "" if there is none.

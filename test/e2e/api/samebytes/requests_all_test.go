@@ -41,6 +41,7 @@ func TestList_EveryResource_MatchesUpstream(t *testing.T) {
 					all[named("list-of-namespace", m.name)] = request{path: r.in(oddNamespace), accept: m.list}
 				}
 			}
+			all["list-indented"] = request{path: r.path(), query: "pretty=true", accept: jsonType}
 			if len(objects) <= bulkObjects {
 				for i, o := range objects {
 					name := fmt.Sprintf("%d-%s-%s", i, o.Namespace, o.Name)

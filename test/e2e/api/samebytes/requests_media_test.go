@@ -41,12 +41,13 @@ var media = []mediaType{
 	transformed("metadata-v1beta1-protobuf", protobufType, "PartialObjectMetadata", "PartialObjectMetadataList", "v1beta1"),
 	transformed("table-v1", jsonType, "Table", "Table", "v1"),
 	transformed("table-v1beta1", jsonType, "Table", "Table", "v1beta1"),
+	transformed("table-v1-yaml", yamlType, "Table", "Table", "v1"),
 	transformed("table-protobuf", protobufType, "Table", "Table", "v1"),
 }
 
 // fewMedia are the encodings of the byte path.
 var fewMedia = slices.DeleteFunc(slices.Clone(media), func(m mediaType) bool {
-	return !slices.Contains([]string{"json", "protobuf", "metadata-v1-json", "metadata-v1-protobuf", "table-v1"}, m.name)
+	return !slices.Contains([]string{"json", "protobuf", "yaml", "metadata-v1-json", "metadata-v1-protobuf", "table-v1"}, m.name)
 })
 
 // media returns the media types for tests of the resource: all for a custom resource, for a subject

@@ -291,7 +291,7 @@ func (l live) watches(revision int64) cases {
 	}
 	// A refused watch ends without theEnd.
 	for name, r := range all {
-		if r.accept == cborType || r.accept == yamlType {
+		if r.accept == cborType || strings.HasPrefix(r.accept, yamlType) {
 			r.query += "&timeoutSeconds=1"
 			all[name] = r
 		}
