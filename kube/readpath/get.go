@@ -2,6 +2,7 @@ package readpath
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"strings"
 
@@ -19,7 +20,7 @@ func (r *readRequest) get() reason {
 	span, end := r.traceSlow("Get")
 	defer end()
 	addEvent(span, "About to Get from storage")
-	item, err := r.getItem()
+	pieces, err := r.getPieces()
 	if passOnError(err) {
 		return reasonEtcd
 	}
@@ -32,13 +33,13 @@ func (r *readRequest) get() reason {
 			r.fail(err)
 			return
 		}
-		whileThere(func() { r.traceBody(func() { r.writeObject(item) }) })
+		whileThere(func() { r.traceBody(func() { r.writeObject(pieces) }) })
 	})
 	return ""
 }
 
-// getItem returns the item of the requested object.
-func (r *readRequest) getItem() ([]byte, error) {
+// getPieces returns the response body, in pieces.
+func (r *readRequest) getPieces() ([][]byte, error) {
 	opts, err := r.getOptions()
 	if err != nil {
 		return nil, err
@@ -51,8 +52,14 @@ func (r *readRequest) getItem() ([]byte, error) {
 	e, err := r.resource.Store.Entry(ctx, key, opts.ResourceVersion)
 	if err == nil {
 		var item []byte
-		if item, err = r.enc.rep.Item(ctx, e); err == nil {
-			return item, nil
+		var obj any // of a table
+		item, err = r.enc.rep.Item(ctx, e)
+		if err == nil && r.table != nil {
+			// The object is kept for the next request. Decorators write to it.
+			obj, err = r.enc.rep.Unmanaged(r.resource.Decorate == nil)(ctx, e)
+		}
+		if err == nil {
+			return r.pieces(ctx, item, obj)
 		}
 		err = r.resource.Store.DecodeError(ctx, key, err)
 	}
@@ -60,6 +67,20 @@ func (r *readRequest) getItem() ([]byte, error) {
 		return nil, err
 	}
 	return nil, storeerr.InterpretGetError(err, r.groupResource(), r.info.Name)
+}
+
+// pieces returns an object in the form of the response, in pieces. obj is the object of a table.
+func (r *readRequest) pieces(ctx context.Context, item []byte, obj any) (pieces [][]byte, err error) {
+	if r.table == nil {
+		pieces = r.enc.object(item)
+	} else {
+		pieces, err = r.table.single(ctx, r.enc, obj.(runtime.Object), item)
+	}
+	if r.text == nil || err != nil {
+		return pieces, err
+	}
+	whole, err := r.object(bytes.Join(pieces, nil))
+	return [][]byte{whole}, err
 }
 
 func (r *readRequest) getOptions() (metav1.GetOptions, error) {
@@ -102,16 +123,7 @@ func (r *readRequest) rootKey(ns string) string {
 }
 
 // writeObject answers with one object.
-func (r *readRequest) writeObject(item []byte) {
-	pieces := r.enc.object(item)
-	if r.text != nil {
-		whole, err := r.object(bytes.Join(pieces, nil))
-		if err != nil {
-			r.fail(err)
-			return
-		}
-		pieces = [][]byte{whole}
-	}
+func (r *readRequest) writeObject(pieces [][]byte) {
 	var size int64
 	for _, p := range pieces {
 		size += int64(len(p))

@@ -32,8 +32,7 @@ import (
 type reason string
 
 const (
-	// reasonTable: a table of a single object, a watch of tables, and tables whose convertor is not
-	// known here.
+	// reasonTable: a watch of tables, and tables whose convertor is not known here.
 	reasonTable reason = "table"
 	// reasonMediaType: CBOR, or another format that only upstream supports.
 	reasonMediaType reason = "media_type"

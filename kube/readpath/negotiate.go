@@ -26,7 +26,7 @@ import (
 type negotiated struct {
 	format
 	reason reason // why to pass the request on; empty if format is valid
-	// a list as a Table of the version format.target
+	// a list or an object as a Table of the version format.target
 	table bool
 	text  *textform.Form // made of format, which is JSON; nil: the response has the format itself
 	// the gate ManagedFieldsOptOut excludes all media types of the request, which upstream's
@@ -103,7 +103,7 @@ func (r *readRequest) negotiateUncached() negotiated {
 		f.target = target.GroupVersion()
 		known := f.target == metav1.SchemeGroupVersion || f.target == metav1beta1.SchemeGroupVersion
 		switch {
-		case target.Kind == "Table" && known && f.media == mediaJSON && r.info.Verb == "list" && r.resource.Table != nil:
+		case target.Kind == "Table" && known && f.media == mediaJSON && r.info.Verb != "watch" && r.resource.Table != nil:
 			isTable = true
 		case target.Kind == "Table":
 			return negotiated{reason: reasonTable}

@@ -16,9 +16,10 @@ import (
 	apihelpers "k8s.io/apiserver/pkg/util/apihelpers"
 )
 
-// table is a requested list in the form of a table, as kubectl prints it. Rows are written one by
-// one: the cells of an object come from upstream's convertor, and are not kept, because ages depend
-// on the time; the object of a row is the item of a list of metadata, or of whole objects.
+// table is a requested list or object in the form of a table, as kubectl prints it. Rows are
+// written one by one: the cells of an object come from upstream's convertor, and are not kept,
+// because ages depend on the time; the object of a row is the item of a list of metadata, or of
+// whole objects.
 type table struct {
 	version   schema.GroupVersion
 	include   metav1.IncludeObjectPolicy
@@ -67,7 +68,15 @@ func (t *table) envelope(e *encoding, m listMeta, rows bool) (head, tail []byte,
 	}
 	if rows {
 		empty.Rows = []metav1.TableRow{}
+		return t.around(empty)
 	}
+	head, tail, err = t.around(empty)
+	return append(head, tail...), nil, err
+}
+
+// around returns the bytes before and after the rows of a table that is empty. All of a table
+// without rows (nil) is before them.
+func (t *table) around(empty *metav1.Table) (head, tail []byte, err error) {
 	codecs := apihelpers.GetMetaInternalVersionCodecs()
 	info, ok := runtime.SerializerInfoForMediaType(codecs.SupportedMediaTypes(), runtime.ContentTypeJSON)
 	if !ok {
@@ -78,13 +87,13 @@ func (t *table) envelope(e *encoding, m listMeta, rows bool) (head, tail []byte,
 		return nil, nil, err
 	}
 	data := buf.Bytes()
-	if !rows {
+	if empty.Rows == nil {
 		return data, nil, nil
 	}
 	const begin = `"rows":[`
 	i := bytes.LastIndex(data, []byte(begin+"]"))
 	if i < 0 {
-		return nil, nil, fmt.Errorf("unexpected encoding of a table of %s: %.200q", e.resource.Kind, data)
+		return nil, nil, fmt.Errorf("unexpected encoding of a table: %.200q", data)
 	}
 	return data[:i+len(begin)], data[i+len(begin):], nil
 }
@@ -92,10 +101,7 @@ func (t *table) envelope(e *encoding, m listMeta, rows bool) (head, tail []byte,
 // eachRow calls f with each row of an object: one, unless the convertor makes more or less. The
 // item is the object's in the format of items, without the comma. A row is valid until f returns.
 func (t *table) eachRow(ctx context.Context, enc *encoding, obj runtime.Object, item []byte, buf *[]byte, f func(row []byte) error) error {
-	if enc.resource.Decorate != nil {
-		enc.resource.Decorate(obj)
-	}
-	converted, err := t.convertor.ConvertToTable(ctx, obj, rowsOnly)
+	converted, err := t.convert(ctx, enc, obj, rowsOnly)
 	if err != nil {
 		return err
 	}
@@ -108,6 +114,40 @@ func (t *table) eachRow(ctx context.Context, enc *encoding, obj runtime.Object, 
 		}
 	}
 	return nil
+}
+
+// convert returns the table of one object. Decorators write to the object.
+func (t *table) convert(ctx context.Context, enc *encoding, obj runtime.Object, opts *metav1.TableOptions) (*metav1.Table, error) {
+	if enc.resource.Decorate != nil {
+		enc.resource.Decorate(obj)
+	}
+	return t.convertor.ConvertToTable(ctx, obj, opts)
+}
+
+// single returns the table of one object, whose item is in the format of items, in pieces.
+func (t *table) single(ctx context.Context, enc *encoding, obj runtime.Object, item []byte) (pieces [][]byte, err error) {
+	converted, err := t.convert(ctx, enc, obj, &metav1.TableOptions{})
+	if err != nil {
+		return nil, err
+	}
+	all := converted.Rows
+	if converted.Rows != nil {
+		converted.Rows = []metav1.TableRow{}
+	}
+	head, tail, err := t.around(converted)
+	if err != nil {
+		return nil, err
+	}
+	var rows []byte
+	for i := range all {
+		if i > 0 {
+			rows = append(rows, ',')
+		}
+		if rows, err = t.appendRow(rows, enc, &all[i], item[:len(item)-enc.trailing()]); err != nil {
+			return nil, err
+		}
+	}
+	return [][]byte{head, rows, tail}, nil
 }
 
 func (t *table) appendRow(dst []byte, enc *encoding, row *metav1.TableRow, item []byte) ([]byte, error) {

@@ -2,6 +2,7 @@ package samebytes
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/stratakube/strata/test/harness"
@@ -52,6 +53,10 @@ func TestGET_EveryOption_MatchesUpstream(t *testing.T) {
 		for what, path := range names {
 			for name, query := range getOptions {
 				all[named(what, name)] = request{path: path, query: query, accept: jsonType}
+				if strings.HasPrefix(name, "include") || strings.HasPrefix(name, "pretty") {
+					all[named(what, "table", name)] = request{path: path, query: query, accept: tableObject}
+					all[named(what, "yaml-table", name)] = request{path: path, query: query, accept: strings.Replace(tableObject, jsonType, yamlType, 1)}
+				}
 			}
 			versions := map[string]string{
 				"0": "0", "present": fmt.Sprint(present), "past": fmt.Sprint(w.past), "compacted": fmt.Sprint(w.compacted), "1": "1",

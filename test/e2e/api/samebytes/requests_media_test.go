@@ -102,6 +102,7 @@ var moreMedia = []mediaType{
 }
 
 const (
+	tableObject       = "application/json;as=Table;g=meta.k8s.io;v=v1"
 	transformedObject = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 	transformedList   = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 )
