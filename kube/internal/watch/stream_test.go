@@ -160,6 +160,10 @@ func TestStream_Bookmark_ComesAfterItsEvents(t *testing.T) {
 // TestStream_InitialEvents_ComeInParts: all current objects once, in key order, a part at a time,
 // then the bookmark that closes them, then new events.
 func TestStream_InitialEvents_ComeInParts(t *testing.T) {
+	synctest.Test(t, initialEventsComeInParts)
+}
+
+func initialEventsComeInParts(t *testing.T) {
 	const n = 5*initialAtOnce + 7
 	w := newFixture(t)
 	decoded := w.Decoded(func() {
