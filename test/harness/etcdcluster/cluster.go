@@ -156,3 +156,14 @@ func (c *Cluster) Cut(m *Member, off bool) {
 		}
 	}
 }
+
+// Mute makes a partition in one direction, or ends it: the member receives the messages of its
+// peers, and they receive none of its own. Clients can always reach it.
+func (c *Cluster) Mute(m *Member, off bool) {
+	m.peers.muteAnswers(off)
+	for _, each := range c.Members {
+		if each != m {
+			each.peers.mutePosts(m.ID, off)
+		}
+	}
+}

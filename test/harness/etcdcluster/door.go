@@ -24,7 +24,9 @@ type door struct {
 	mu struct { // leaf
 		sync.Mutex
 		all     bool            // all traffic is blocked
+		answers bool            // answers to peers are blocked
 		from    map[string]bool // traffic from and to these peers is blocked
+		posts   map[string]bool // messages of these peers are blocked, the streams to them are not
 		changed chan struct{}   // closed and replaced at each change
 	}
 }
@@ -39,7 +41,7 @@ func openDoor(t testing.TB, e *harness.Env, target string) *door {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	harness.Check(t, err)
 	d := &door{url: "http://" + listener.Addr().String()}
-	d.mu.from, d.mu.changed = map[string]bool{}, make(chan struct{})
+	d.mu.from, d.mu.posts, d.mu.changed = map[string]bool{}, map[string]bool{}, make(chan struct{})
 
 	to, err := url.Parse(target)
 	harness.Check(t, err)
@@ -59,7 +61,7 @@ func openDoor(t testing.TB, e *harness.Env, target string) *door {
 		BaseContext: func(net.Listener) context.Context { return ctx },
 		ErrorLog:    log.New(io.Discard, "", 0),
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if d.pass(r.Context(), r.Header.Get(fromHeader)) == nil {
+			if d.pass(r.Context(), r.Header.Get(fromHeader), r.Method) == nil {
 				proxy.ServeHTTP(w, r)
 			}
 		}),
@@ -87,6 +89,14 @@ func (d *door) shutFrom(peer uint64, shut bool) {
 	d.change(func() { d.mu.from[strconv.FormatUint(peer, 16)] = shut })
 }
 
+// muteAnswers blocks or unblocks the member's part of the streams that its peers have opened.
+func (d *door) muteAnswers(shut bool) { d.change(func() { d.mu.answers = shut }) }
+
+// mutePosts blocks or unblocks the messages that the peer sends as requests.
+func (d *door) mutePosts(peer uint64, shut bool) {
+	d.change(func() { d.mu.posts[strconv.FormatUint(peer, 16)] = shut })
+}
+
 func (d *door) change(f func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -95,11 +105,16 @@ func (d *door) change(f func()) {
 	d.mu.changed = make(chan struct{})
 }
 
-// pass returns when the peer's traffic may pass, or with ctx's error.
-func (d *door) pass(ctx context.Context, peer string) error {
+// answer is the method of pass for the body of an answer.
+const answer = "answer"
+
+// pass returns when the peer's request with the method, or the answer to it, may pass, or with
+// ctx's error.
+func (d *door) pass(ctx context.Context, peer, method string) error {
 	for {
 		d.mu.Lock()
 		shut, changed := d.mu.all || d.mu.from[peer], d.mu.changed
+		shut = shut || method == answer && d.mu.answers || method == http.MethodPost && d.mu.posts[peer]
 		d.mu.Unlock()
 		if !shut {
 			return ctx.Err()
@@ -122,7 +137,7 @@ type held struct {
 
 func (h *held) Read(p []byte) (int, error) {
 	n, err := h.ReadCloser.Read(p)
-	if passErr := h.door.pass(h.ctx, h.peer); passErr != nil {
+	if passErr := h.door.pass(h.ctx, h.peer, answer); passErr != nil {
 		return 0, passErr
 	}
 	return n, err

@@ -159,7 +159,7 @@ func (s *members) requireHistory(t *testing.T, ctx context.Context) {
 	t.Helper()
 	fence := commit(t, ctx, s.client, maps.put("fence", ""), secrets.put("fence", ""))
 	for r, k := range s.recordings {
-		r.requireEvents(t, ctx, history(t, ctx, s.client, k.prefix, s.start, fence))
+		r.requireEvents(t, ctx, history(t, ctx, s.client, k.prefix, r.after, fence))
 	}
 	if t.Failed() {
 		t.FailNow()
