@@ -30,6 +30,7 @@ type Link struct {
 		refuse     bool          // connections are reset
 		silent     bool          // all bytes are dropped
 		delay      time.Duration // maximum
+		even       bool          // delay is that of all connections
 	}
 }
 
@@ -107,13 +108,32 @@ func (l *Link) Reset() {
 func (l *Link) Delay(most time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.mu.delay = most
+	l.delayLocked(most, false)
+}
+
+// Slow delays all traffic of every connection by lag, as a long line does, and is its bandwidth
+// too: a connection transfers 32 KiB per lag. It lasts until it is called with 0.
+func (l *Link) Slow(lag time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.delayLocked(lag, true)
+}
+
+// delayLocked sets the delay of all connections; the caller holds mu.
+func (l *Link) delayLocked(most time.Duration, even bool) {
+	l.mu.delay, l.mu.even = most, even
 	for c := range l.mu.conns {
-		c.setDelay(most)
+		c.setDelay(most, even)
 	}
 }
 
-func (c *conn) setDelay(most time.Duration) { c.delay.Store(int64(c.share * float64(most))) }
+func (c *conn) setDelay(most time.Duration, even bool) {
+	share := c.share
+	if even {
+		share = 1
+	}
+	c.delay.Store(int64(share * float64(most)))
+}
 
 // Silence makes all connections half-open: they are accepted and stay open, and all bytes are
 // dropped. At its end they are reset, as dropped bytes cannot be sent again.
@@ -159,7 +179,7 @@ func (l *Link) carry(client net.Conn) {
 	l.mu.Lock()
 	l.mu.conns[c] = struct{}{}
 	c.lossy.Store(l.mu.silent)
-	c.setDelay(l.mu.delay)
+	c.setDelay(l.mu.delay, l.mu.even)
 	l.resetLocked(func(o *conn) bool { return o == c && l.mu.refuse })
 	l.mu.Unlock()
 
