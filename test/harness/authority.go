@@ -44,19 +44,23 @@ func (e *Env) Authority() *Authority {
 	return &Authority{CertFile: e.WriteFile("ca.crt", certPEM), CertPEM: certPEM, env: e, cert: cert, key: key}
 }
 
-// Issue creates a certificate for the name.
+// Issue creates a certificate for the name that is valid for a day.
 func (a *Authority) Issue(name string) Certificate {
+	return a.IssueUntil(name, time.Now().Add(24*time.Hour))
+}
+
+// IssueUntil is Issue of a certificate that expires, or has expired, at a time.
+func (a *Authority) IssueUntil(name string, expires time.Time) Certificate {
 	e := a.env
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	e.check(err)
 	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
 	e.check(err)
-	now := time.Now()
 	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
 		SerialNumber: serial,
 		Subject:      pkix.Name{CommonName: name},
-		NotBefore:    now.Add(-time.Hour),
-		NotAfter:     now.Add(24 * time.Hour),
+		NotBefore:    expires.Add(-25 * time.Hour),
+		NotAfter:     expires,
 		KeyUsage:     x509.KeyUsageDigitalSignature,
 		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 		DNSNames:     []string{"localhost"},
@@ -75,4 +79,17 @@ func (a *Authority) Issue(name string) Certificate {
 	e.check(os.WriteFile(c.CertFile, c.CertPEM, 0o600))
 	e.check(os.WriteFile(c.KeyFile, c.KeyPEM, 0o600))
 	return c
+}
+
+// Replace writes another certificate, with its key, into the files of c, as a renewal does.
+func (c Certificate) Replace(other Certificate) error {
+	for file, content := range map[string][]byte{c.KeyFile: other.KeyPEM, c.CertFile: other.CertPEM} {
+		if err := os.WriteFile(file+".new", content, 0o600); err != nil {
+			return err
+		}
+		if err := os.Rename(file+".new", file); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -33,6 +34,7 @@ type Server struct {
 	env       *Env
 	starting  sync.Mutex          // guards before and Process while StartAgain replaces them
 	before    []*Process          // processes that StartAgain has replaced
+	cert      Certificate         // for serving, of an API server
 	program   string              // a stock kube-apiserver; "" for the strata command
 	args      []string            // of the program
 	prepare   func(pid int) error // may be nil
@@ -139,6 +141,7 @@ func (e *Env) startAPIServer(l launch, etcd *Etcd, flags ...string) *Server {
 	args = append(args, "--tls-cert-file="+serving.CertFile, "--tls-private-key-file="+serving.KeyFile)
 	s := &Server{
 		Process:   e.startServer("apiserver", program, unchecked, prepare, args),
+		cert:      serving,
 		program:   program,
 		args:      args,
 		prepare:   prepare,
@@ -183,6 +186,12 @@ func (s *Server) Outputs() (all []string) {
 		all = append(all, p.Output())
 	}
 	return all
+}
+
+// RenewServing replaces the serving certificate of an API server, in its files, by one that
+// expires, or has expired, at a time.
+func (s *Server) RenewServing(expires time.Time) {
+	s.env.check(s.cert.Replace(s.env.serving().IssueUntil("apiserver", expires)))
 }
 
 // serving returns the authority of the serving certificates of all API servers of the environment,
