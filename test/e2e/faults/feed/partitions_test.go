@@ -109,7 +109,8 @@ func (s *members) requireWakes(t *testing.T, ctx context.Context, parent *testin
 	if at, least := harness.Revision(t, list.Metadata.ResourceVersion), harness.Revision(t, renewed.Metadata.ResourceVersion); at < least {
 		t.Errorf("a list after the renewal at %d is of revision %d", least, at)
 	}
-	for r, k := range s.recordings { // a client ends its connection after 45 s of silence, and resumes
+	// A client ends its connection after 45 s of silence, and resumes.
+	for r, k := range s.recordings {
 		r.mu.Lock()
 		lost, last := r.mu.err != nil && r.mu.status == nil, max(r.after, r.mu.revision)
 		r.mu.Unlock()
