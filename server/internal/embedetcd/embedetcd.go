@@ -24,7 +24,6 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/types"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 	"google.golang.org/grpc"
 )
 
@@ -87,6 +86,11 @@ type Config struct {
 
 	// Logger receives etcd's log; nil means errors only, to standard error.
 	Logger *zap.Logger
+
+	// Fatal is called with the reason when a started etcd cannot continue, for example because its
+	// disk is full. The process exits with code 1 afterwards: etcd's goroutines must not go on. nil
+	// writes the reason to standard error.
+	Fatal func(error)
 }
 
 // Peers describes a cluster of several members to one of them. All fields are required. A member
@@ -182,15 +186,17 @@ func Start(ctx context.Context, cfg Config) (server *Server, err error) {
 		}
 	}
 	s.logLevel = zap.NewAtomicLevelAt(logger.Level())
+	fatal := &fatalHook{report: cfg.Fatal}
 	ec.ZapLoggerBuilder = embed.NewZapLoggerBuilder(logger.WithOptions(
 		zap.IncreaseLevel(s.logLevel),
 		zap.WrapCore(dropExpected),
-		zap.WithFatalHook(zapcore.WriteThenPanic), // startEtcd converts the panic to an error
+		zap.WithFatalHook(fatal),
 	))
 
 	if s.etcd, err = startEtcd(ec); err != nil {
 		return nil, fmt.Errorf("start etcd in %s: %w", cfg.Dir, err)
 	}
+	fatal.started.Store(true)
 	if s.endpoint = clientURL.String(); cfg.Peers == nil {
 		// of several listeners, the first one is arbitrary
 		s.endpoint = endpoint(clientURL, s.etcd.Clients[0].Addr())

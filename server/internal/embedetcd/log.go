@@ -2,6 +2,8 @@ package embedetcd
 
 import (
 	"fmt"
+	"os"
+	"sync/atomic"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -49,4 +51,30 @@ func (f expectedFilter) Check(entry zapcore.Entry, checked *zapcore.CheckedEntry
 		return checked
 	}
 	return f.Core.Check(entry, checked)
+}
+
+// fatalHook is called after a fatal message of etcd.
+type fatalHook struct {
+	started atomic.Bool
+	report  func(error) // see Config.Fatal
+}
+
+// OnWrite panics during the start, which startEtcd converts to an error. Later it reports the
+// message with its cause, and ends the process.
+func (h *fatalHook) OnWrite(entry *zapcore.CheckedEntry, fields []zapcore.Field) {
+	if !h.started.Load() {
+		zapcore.WriteThenPanic.OnWrite(entry, fields)
+	}
+	err := fmt.Errorf("etcd cannot continue: %s", entry.Message)
+	for _, f := range fields {
+		if cause, ok := f.Interface.(error); ok {
+			err = fmt.Errorf("%w: %w", err, cause)
+		}
+	}
+	if h.report != nil {
+		h.report(err)
+	} else {
+		fmt.Fprintln(os.Stderr, "strata:", err)
+	}
+	os.Exit(1)
 }

@@ -2,11 +2,13 @@ package up
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log"
 	"os"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -58,16 +60,39 @@ func openLog(path string) (*logFile, error) {
 	go func() {
 		defer close(l.copied)
 		defer read.Close()
-		if _, err := io.Copy(l.file, read); err != nil {
-			fmt.Fprintln(l.stderr, "strata: log:", err)
-			_, _ = io.Copy(io.Discard, read) // writers to the log must not block
-		}
+		_, _ = io.Copy(&lossyWriter{to: l.file, stderr: l.stderr}, read) // read does not fail
 	}()
 	os.Stderr = write
 	log.SetOutput(write)
 	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, write))
 	klog.OsExit = l.exit
 	return l, nil
+}
+
+// lossyWriter drops what it cannot write, for example while the disk is full: writers to the log
+// must not block. It reports the first of consecutive failures.
+type lossyWriter struct {
+	to, stderr io.Writer
+	failed     bool
+}
+
+func (w *lossyWriter) Write(p []byte) (int, error) {
+	_, err := w.to.Write(p)
+	if err != nil && !w.failed {
+		fmt.Fprintf(w.stderr, "strata: log: %v; messages are lost until the file can be written\n", err)
+	}
+	w.failed = err != nil
+	return len(p), nil
+}
+
+// etcdFailed prints why etcd cannot continue to the terminal, since the log may be on the same full
+// file system. The process exits afterwards.
+func (l *logFile) etcdFailed(err error) {
+	next := "see " + l.file.Filename
+	if errors.Is(err, syscall.ENOSPC) {
+		next = "free space on the file system of the data directory, and start again"
+	}
+	fmt.Fprintf(l.stderr, "strata: %v; %s\n", err, next)
 }
 
 // exit is called by klog after a fatal message. It waits until the message is in the file, and

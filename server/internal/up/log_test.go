@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"google.golang.org/grpc/grpclog"
@@ -76,3 +77,31 @@ func TestOpenLog_UnwritablePath_ReturnsError(t *testing.T) {
 		t.Error("opened a log below a file")
 	}
 }
+
+// TestLossyWriter_FileFull_ReportsOnceAndContinues: a log whose disk was full for a while goes on.
+func TestLossyWriter_FileFull_ReportsOnceAndContinues(t *testing.T) {
+	var file, stderr bytes.Buffer
+	var full error
+	w := &lossyWriter{stderr: &stderr, to: writerFunc(func(p []byte) (int, error) {
+		if full != nil {
+			return 0, full
+		}
+		return file.Write(p)
+	})}
+	for _, line := range []string{"first", "lost", "lost too", "last"} {
+		full = nil
+		if strings.HasPrefix(line, "lost") {
+			full = syscall.ENOSPC
+		}
+		if n, err := w.Write([]byte(line)); n != len(line) || err != nil {
+			t.Errorf("%s: %d bytes, %v", line, n, err)
+		}
+	}
+	if file.String() != "firstlast" || strings.Count(stderr.String(), "no space left on device") != 1 {
+		t.Errorf("the file has %q, standard error %q", file.String(), stderr.String())
+	}
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }

@@ -55,7 +55,7 @@ func (p *controlPlane) checkShards() error {
 // server.
 func (p *controlPlane) startShards(ctx context.Context) error {
 	for _, s := range shardsOf(p.shards) {
-		etcd, err := embedetcd.Start(ctx, embedetcd.Config{Dir: p.dir.EtcdShard(s.name), ProgressNotifyInterval: p.progressInterval, Logger: p.log.etcdLogger()})
+		etcd, err := embedetcd.Start(ctx, embedetcd.Config{Dir: p.dir.EtcdShard(s.name), ProgressNotifyInterval: p.progressInterval, Logger: p.log.etcdLogger(), Fatal: p.log.etcdFailed})
 		if err != nil {
 			return err
 		}

@@ -186,6 +186,7 @@ func (p *controlPlane) start(ctx context.Context) (started bool, err error) {
 		Dir:                    p.dir.Etcd(),
 		ProgressNotifyInterval: p.progressInterval,
 		Logger:                 p.log.etcdLogger(),
+		Fatal:                  p.log.etcdFailed,
 	})
 	if err == nil {
 		err = p.startShards(ctx)

@@ -1,0 +1,87 @@
+// Package disk tests `strata up` on a file system without room.
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stratakube/strata/internal/test/testrequire"
+	"github.com/stratakube/strata/test/harness"
+)
+
+const mapsPath = "/api/v1/namespaces/default/configmaps"
+
+type object = map[string]any
+
+// TestUp_DiskFull_NamesItAndKeepsWrites: etcd cannot continue when the file system of the data
+// directory is full, so strata up ends. Its last line names the reason and the next step. With room
+// again it starts, with all acknowledged writes.
+func TestUp_DiskFull_NamesItAndKeepsWrites(t *testing.T) {
+	harness.OnlyStrata(t)
+	ctx := harness.Context(t, 3*time.Minute)
+	dir := t.TempDir()
+	// The two files of a write-ahead log have 64 MB each from their beginning.
+	if err := syscall.Mount("strata-test", dir, "tmpfs", 0, "size=200m"); errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EACCES) {
+		testrequire.Missing(t, "mount", fmt.Sprintf("a small file system cannot be mounted: %v", err))
+	} else {
+		harness.Check(t, err)
+	}
+	t.Cleanup(func() { harness.Check(t, syscall.Unmount(dir, 0)) })
+	env := harness.New(t)
+	data := filepath.Join(dir, "data")
+	start := func() *harness.Server { return env.UpIn(data, "--controllers=none") }
+	server := start()
+	api := server.API()
+	ballast := filepath.Join(dir, "ballast")
+	if err := fill(ballast); !errors.Is(err, syscall.ENOSPC) {
+		t.Fatalf("the file system is not full: %v", err)
+	}
+	value := strings.Repeat("x", 200<<10)
+	var acknowledged []string
+	for n := 0; ; n++ {
+		name := fmt.Sprintf("map-%03d", n)
+		r, err := api.Do(ctx, http.MethodPost, mapsPath, "", object{"metadata": object{"name": name}, "data": object{"value": value}})
+		if err != nil || r.Code != http.StatusCreated {
+			break
+		}
+		acknowledged = append(acknowledged, name)
+	}
+	code, err := server.Wait(ctx)
+	harness.Check(t, err)
+	lines := strings.Split(strings.TrimSpace(server.Output()), "\n")
+	if last := lines[len(lines)-1]; code != 1 || !strings.Contains(last, "no space left on device") || !strings.Contains(last, "free space") {
+		t.Errorf("exit code %d, last line %q, want 1 and the reason", code, last)
+	}
+
+	harness.Check(t, os.Remove(ballast))
+	list, err := start().API().List(ctx, mapsPath, "")
+	harness.Check(t, err)
+	for _, name := range acknowledged {
+		if !slices.Contains(list.Names(), name) {
+			t.Errorf("%s was acknowledged, and is lost", name)
+		}
+	}
+	t.Logf("%d writes were acknowledged on the full file system", len(acknowledged))
+}
+
+// fill writes a file until there is no room, and returns that error.
+func fill(path string) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for block := make([]byte, 64<<10); ; {
+		if _, err := f.Write(block); err != nil {
+			return err
+		}
+	}
+}
