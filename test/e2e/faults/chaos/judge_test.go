@@ -32,7 +32,7 @@ import (
 //	Watch          the validators of watchcheck, and every event carries the object as it was written
 //	Ended          every watch reaches the end of the round
 //	Answered       every answer is of an expected kind
-//	Available      most reads are answered
+//	Available      most reads are answered, and a tenth of all requests within any ten seconds
 //	Mirror         at the end the cache of each server equals etcd
 //
 // The effect of an unacknowledged write is read from etcd's history, where each value occurs once:
@@ -66,6 +66,7 @@ type verdict struct {
 	gets, lists, pages, unread      int
 	steps                           int
 	sessions, events                int
+	shares                          []share // of each second
 	expiredWatches                  int
 }
 
@@ -82,6 +83,60 @@ func (v *verdict) judgeAvailability() {
 	}
 }
 
+// share has the requests that ended within a second, or more.
+type share struct{ answered, all int }
+
+// judgeSeconds adds a violation if fewer than a tenth of the requests within some window of
+// worstWindow were answered. An election takes one to two seconds, in which nothing may be
+// answered; a fault of one server concerns a third of the requests.
+func (v *verdict) judgeSeconds() {
+	for end := worstWindow; end <= len(v.shares); end++ {
+		var window share
+		for _, s := range v.shares[end-worstWindow : end] {
+			window.answered += s.answered
+			window.all += s.all
+		}
+		if window.answered*10 < window.all {
+			v.add(available, "in the seconds from %d to %d only %d of %d requests were answered", end-worstWindow, end, window.answered, window.all)
+		}
+	}
+}
+
+// worstWindow is the number of seconds whose requests together have a floor.
+const worstWindow = 10
+
+// ended counts a request in the second of its end.
+func (v *verdict) ended(at origin, how outcome) {
+	for int(at.ret.Seconds()) >= len(v.shares) {
+		v.shares = append(v.shares, share{})
+	}
+	s := &v.shares[int(at.ret.Seconds())]
+	s.all++
+	if how != unknown {
+		s.answered++
+	}
+}
+
+// seconds describes the shares: in how many seconds at least that part of the requests was
+// answered.
+func (v *verdict) seconds() string {
+	var all, most, half, none int
+	for _, s := range v.shares {
+		switch {
+		case s.all == 0:
+			continue
+		case s.answered*10 >= s.all*9:
+			most++
+		case s.answered*2 >= s.all:
+			half++
+		case s.answered == 0:
+			none++
+		}
+		all++
+	}
+	return fmt.Sprintf("of %d seconds %d answered nine tenths of the requests, %d more half of them, %d none", all, most, half, none)
+}
+
 // operations is the number of judged requests: all that were answered, and unanswered writes.
 func (v *verdict) operations() int { return v.writes + v.gets + v.lists + v.sessions }
 
@@ -90,8 +145,8 @@ func (v *verdict) checks() []string { return slices.Sorted(maps.Keys(v.found)) }
 
 func (v *verdict) String() string {
 	return fmt.Sprintf("%d requests judged: %d writes (%d not acknowledged, of which %d happened), %d GETs, %d LISTs (%d in pages), "+
-		"%d watches with %d events (%d got 410 for a revision that etcd has); %d reads were not answered; %d steps of registers",
-		v.operations(), v.writes, v.unknownWrites, v.happened, v.gets, v.lists, v.pages, v.sessions, v.events, v.expiredWatches, v.unread, v.steps)
+		"%d watches with %d events (%d got 410 for a revision that etcd has); %d reads were not answered; %s; %d steps of registers",
+		v.operations(), v.writes, v.unknownWrites, v.happened, v.gets, v.lists, v.pages, v.sessions, v.events, v.expiredWatches, v.unread, v.seconds(), v.steps)
 }
 
 // report fails the test if there are violations.
@@ -125,6 +180,13 @@ func (r *round) judge(t *testing.T, h *watchcheck.History) *verdict {
 	histories := r.writes(v, l)
 	r.reads(v, l, histories)
 	v.judgeAvailability()
+	for _, o := range r.ops {
+		v.ended(o.origin, o.outcome)
+	}
+	for _, l := range r.lists {
+		v.ended(l.origin, l.outcome)
+	}
+	v.judgeSeconds()
 	r.fresh(v, l)
 	r.monotonic(v, l)
 	r.watches(v, l, part)

@@ -78,3 +78,22 @@ func TestVerdict_UnansweredReads_AreViolation(t *testing.T) {
 		}
 	}
 }
+
+// TestVerdict_TenSecondsWithoutAnswers_AreViolation: single seconds without an answer are not.
+func TestVerdict_TenSecondsWithoutAnswers_AreViolation(t *testing.T) {
+	for silent, want := range map[int]bool{2: false, worstWindow - 1: false, worstWindow: true} {
+		v := &verdict{found: map[string][]string{}}
+		for second := range 30 {
+			how := done
+			if second >= 10 && second < 10+silent {
+				how = unknown
+			}
+			for range 20 {
+				v.ended(origin{ret: time.Duration(second) * time.Second}, how)
+			}
+		}
+		if v.judgeSeconds(); (len(v.found[available]) > 0) != want {
+			t.Errorf("%d seconds without answers: %v", silent, v.found)
+		}
+	}
+}
