@@ -18,18 +18,16 @@ import (
 // after the processes of environments that are made later.
 func newMemoryGroup(t *testing.T, limit int64) (dir string) {
 	t.Helper()
-	root, limitFile := "/sys/fs/cgroup/memory", "memory.limit_in_bytes" // version 1
-	_, err := os.Stat("/sys/fs/cgroup/cgroup.controllers")
-	version2 := err == nil
+	root, version2 := "/sys/fs/cgroup/memory", memoryGroups2()
 	if version2 {
-		root, limitFile = "/sys/fs/cgroup", "memory.max"
+		root = "/sys/fs/cgroup"
 	}
 	parent, err := os.MkdirTemp(root, "strata-test-")
 	if err != nil {
 		testrequire.Missing(t, "cgroups", fmt.Sprintf("control groups are not writable: %v", err))
 	}
 	t.Cleanup(func() { harness.Check(t, os.Remove(parent)) })
-	err = os.WriteFile(filepath.Join(parent, limitFile), []byte(strconv.FormatInt(limit, 10)), 0o644)
+	err = limitMemory(parent, limit)
 	if err == nil && version2 {
 		err = os.WriteFile(filepath.Join(parent, "cgroup.subtree_control"), []byte("+memory"), 0o644)
 	}
@@ -41,6 +39,22 @@ func newMemoryGroup(t *testing.T, limit int64) (dir string) {
 	harness.Check(t, os.Mkdir(dir, 0o755))
 	t.Cleanup(func() { harness.Check(t, os.Remove(dir)) })
 	return dir
+}
+
+// memoryGroups2 reports whether control groups have version 2, otherwise 1.
+func memoryGroups2() bool {
+	_, err := os.Stat("/sys/fs/cgroup/cgroup.controllers")
+	return err == nil
+}
+
+// limitMemory limits the memory of a control group. Version 1 returns an error if it cannot free
+// the excess; version 2 ends a process then.
+func limitMemory(group string, limit int64) error {
+	file := "memory.limit_in_bytes"
+	if memoryGroups2() {
+		file = "memory.max"
+	}
+	return os.WriteFile(filepath.Join(group, file), []byte(strconv.FormatInt(limit, 10)), 0o644)
 }
 
 // TestMemoryLimit_OfParentGroup_BoundsServer starts a server in a control group without a limit,
