@@ -14,8 +14,8 @@ import (
 const EnvVar = "STRATA_TEST_REQUIRE"
 
 // Missing skips the test because something is missing, or fails it if STRATA_TEST_REQUIRE has its
-// name, or is all. Names of programs are those of their files; cgroups, mount and ptrace
-// are permissions.
+// name, or is all. Names of programs are those of their files; cgroups, mount, ptrace
+// and seccomp are permissions.
 func Missing(t testing.TB, name, why string) {
 	t.Helper()
 	required := strings.Split(os.Getenv(EnvVar), ",")

@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +17,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/stratakube/strata/internal/test/testrequire"
 	"github.com/stratakube/strata/test/harness"
 )
 
@@ -48,6 +50,24 @@ func Start(t testing.TB, e *harness.Env, n int) *Cluster { return StartWithQuota
 // quota bytes; 0 for etcd's default.
 func StartWithQuota(t testing.TB, e *harness.Env, n int, quota int64) *Cluster {
 	t.Helper()
+	return start(t, e, n, fmt.Sprintf("-quota=%d", quota))
+}
+
+// StartSynced is Start of a cluster whose members sync their writes to the disk; see SlowSyncs. It
+// skips the test where syncs cannot be delayed.
+func StartSynced(t testing.TB, e *harness.Env, n int) *Cluster {
+	t.Helper()
+	program, err := os.Executable()
+	harness.Check(t, err)
+	if said, err := exec.Command(program, asMember, "-probe").CombinedOutput(); err != nil {
+		testrequire.Missing(t, "seccomp", fmt.Sprintf("%v: %s", err, said))
+	}
+	return start(t, e, n, "-synced")
+}
+
+// start is Start of members with a further flag.
+func start(t testing.TB, e *harness.Env, n int, flag string) *Cluster {
+	t.Helper()
 	program, err := os.Executable()
 	harness.Check(t, err)
 	c := &Cluster{}
@@ -62,7 +82,7 @@ func StartWithQuota(t testing.TB, e *harness.Env, n int, quota int64) *Cluster {
 	for i, m := range c.Members {
 		name, url := fmt.Sprintf("member-%d", i), e.FreeURL()
 		m.Etcd = e.EtcdProgram(name+"-etcd", url, program, asMember, "-name="+name, "-data-dir="+m.Dir, "-client="+url,
-			"-listen-peer="+listen[i], "-advertise-peer="+m.peers.url, fmt.Sprintf("-quota=%d", quota), "-initial-cluster="+strings.Join(c.initial, ","))
+			"-listen-peer="+listen[i], "-advertise-peer="+m.peers.url, flag, "-initial-cluster="+strings.Join(c.initial, ","))
 		m.Launch()
 		all = append(all, m.Etcd)
 	}

@@ -32,6 +32,15 @@ func init() {
 	}
 }
 
+// syncDelay returns the file with the delay of the syncs of the member with a data directory.
+func syncDelay(dir string) string { return dir + ".sync-delay" }
+
+// SlowSyncs makes each sync of a member of StartSynced take a time longer, as on a slow disk; 0
+// ends it.
+func (m *Member) SlowSyncs(delay time.Duration) error {
+	return os.WriteFile(syncDelay(m.Dir), []byte(delay.String()), 0o600)
+}
+
 // runMember runs a member until the process is signaled to stop.
 func runMember(args []string) error {
 	config := embed.NewConfig()
@@ -43,10 +52,15 @@ func runMember(args []string) error {
 	flags.StringVar(&client, "client", "", "URL to serve clients on")
 	flags.StringVar(&listen, "listen-peer", "", "URL to serve peers on")
 	flags.Int64Var(&config.QuotaBackendBytes, "quota", config.QuotaBackendBytes, "size of the database beyond which it takes no writes")
+	synced := flags.Bool("synced", false, "writes are synced, with the delay in the file that SlowSyncs writes")
+	probe := flags.Bool("probe", false, "only report whether syncs can be delayed")
 	existing := flags.Bool("existing", false, "the member joins a cluster that runs")
 	flags.StringVar(&advertise, "advertise-peer", "", "URL on which peers find it")
 	if err := flags.Parse(args); err != nil {
 		return err
+	}
+	if *probe {
+		return delaySyncs("")
 	}
 	for text, to := range map[string]*[]url.URL{
 		client:    &config.ListenClientUrls,
@@ -63,7 +77,12 @@ func runMember(args []string) error {
 		config.ClusterState = embed.ClusterStateFlagExisting
 	}
 	config.AdvertiseClientUrls = config.ListenClientUrls
-	config.UnsafeNoFsync = !harness.Fsync()
+	config.UnsafeNoFsync = !harness.Fsync() && !*synced
+	if *synced {
+		if err := delaySyncs(syncDelay(config.Dir)); err != nil {
+			return err
+		}
+	}
 	config.LogLevel = "error"
 	config.EnableGRPCGateway = false
 

@@ -42,7 +42,13 @@ type members struct {
 func newMembers(t *testing.T, ctx context.Context) *members {
 	t.Helper()
 	e := harness.New(t)
-	s := &members{Cluster: etcdcluster.Start(t, e, 3), recordings: map[*recording]kind{}}
+	return newMembersOf(t, ctx, e, etcdcluster.Start(t, e, 3))
+}
+
+// newMembersOf is newMembers of a cluster.
+func newMembersOf(t *testing.T, ctx context.Context, e *harness.Env, c *etcdcluster.Cluster) *members {
+	t.Helper()
+	s := &members{Cluster: c, recordings: map[*recording]kind{}}
 	var urls []string
 	for _, m := range s.Members {
 		l := faulty.NewLink(t, e, m.URL)
