@@ -96,7 +96,7 @@ func (u user) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // as sends a request as a front proxy with a certificate.
-func (s *scene) as(t *testing.T, c harness.Certificate) func(context.Context) (*harness.Response, error) {
+func (s *scene) as(c harness.Certificate) func(context.Context) (*harness.Response, error) {
 	config := &rest.Config{Host: s.server.URL, TLSClientConfig: rest.TLSClientConfig{CAFile: s.server.CAFile, CertData: c.CertPEM, KeyData: c.KeyPEM}}
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return user{next} })
 	api := s.server.APIFor(config)
@@ -107,12 +107,12 @@ func (s *scene) as(t *testing.T, c harness.Certificate) func(context.Context) (*
 
 // frontProxy: a certificate that expires while its connection is open is refused from then on.
 func (s *scene) frontProxy(t *testing.T, ctx context.Context) {
-	r, err := s.as(t, s.ca.Issue("front-proxy-client"))(ctx)
+	r, err := s.as(s.ca.Issue("front-proxy-client"))(ctx)
 	if err != nil || r.Code != http.StatusOK {
 		t.Fatalf("with a valid certificate: %+v, %v", r, err)
 	}
 	expires := time.Now().Add(2 * time.Second)
-	request := s.as(t, s.ca.IssueUntil("front-proxy-client", expires))
+	request := s.as(s.ca.IssueUntil("front-proxy-client", expires))
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		late := time.Now().After(expires.Add(time.Second)) // a certificate has seconds
 		r, err := request(ctx)
