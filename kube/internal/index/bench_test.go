@@ -62,3 +62,56 @@ func BenchmarkFirstUse(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkKeys measures the keys of the nodes of 100,000 pods, with 20 on each node: a build, a
+// list of a node, and a write that moves no pod, beside a write without keys. Memory is that of the
+// keys for each pod.
+func BenchmarkKeys(b *testing.B) {
+	const pods, nodes = 100_000, 5_000
+	fill := func(b *testing.B, f *fixture) {
+		for i := range pods {
+			f.Put(b, podOn(fmt.Sprintf("pod-%05d", i), fmt.Sprint("node-", i*7919%nodes)))
+		}
+		f.CatchUp(b)
+	}
+	f := findingDeclared(b, []string{"spec.nodeName"})
+	fill(b, f)
+	byNode := func(i int) string {
+		r := f.of(b, onNode(b, fmt.Sprint("node-", i%nodes)))
+		if n := len(r.candidates("")); n != pods/nodes {
+			b.Fatalf("%d candidates", n)
+		}
+		return r.name()
+	}
+	podtest.Eventually(b, "keys are built", func() bool { return byNode(0) == byKeys })
+	k := f.nodeKeys()
+	b.Run("list", func(b *testing.B) {
+		b.ReportAllocs()
+		for i := 0; b.Loop(); i++ {
+			if plan := byNode(i); plan != byKeys {
+				b.Fatal(plan)
+			}
+		}
+		b.ReportMetric(float64(k.charged)/pods, "bytes/pod")
+	})
+	b.Run("build", func(b *testing.B) {
+		for b.Loop() {
+			if err := k.build(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+		}
+		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/pods, "ns/pod")
+	})
+	write := func(b *testing.B, f *fixture, most int) {
+		value := podtest.Stored(b, podOn("pod-00007", fmt.Sprint("node-", 7*7919%nodes)))
+		for i := 0; b.Loop(); i++ {
+			if f.Etcd.Put(podtest.Root+"ns/pod-00007", value); i%most == most-1 {
+				f.CatchUp(b)
+			}
+		}
+	}
+	none := finding(b)
+	fill(b, none)
+	b.Run("write/keys=1", func(b *testing.B) { write(b, f, 20) })
+	b.Run("write/keys=0", func(b *testing.B) { write(b, none, 20) })
+}
