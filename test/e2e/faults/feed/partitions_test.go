@@ -46,7 +46,7 @@ func (s *members) requireNoStaleReads(t *testing.T, ctx context.Context, partiti
 	for i, l := range s.links {
 		l.Refuse(i != seen)
 	}
-	awaitList(t, ctx, s.api, maps.path)
+	harness.AwaitList(t, ctx, s.api, maps.path)
 	partition(s.Members[seen], true)
 	client := harness.Endpoints(s.Members[0].Etcd, s.Members[1].Etcd).Client()
 	var written int64
@@ -83,7 +83,7 @@ func (s *members) requireNoStaleReads(t *testing.T, ctx context.Context, partiti
 		t.Errorf("list at any revision: %v", err)
 	}
 	partition(s.Members[seen], false)
-	list := awaitList(t, ctx, s.api, maps.path)
+	list := harness.AwaitList(t, ctx, s.api, maps.path)
 	if at := harness.Revision(t, list.Metadata.ResourceVersion); at < written {
 		t.Errorf("after the partition a list is of revision %d, want %d or later", at, written)
 	}
@@ -108,7 +108,7 @@ func (s *members) requireWakes(t *testing.T, ctx context.Context, parent *testin
 	renewed, err = s.api.Update(ctx, leases.path+"/leader", object{
 		"metadata": object{"name": "leader", "resourceVersion": renewed.Metadata.ResourceVersion}, "spec": object{"holderIdentity": "two"}})
 	harness.Check(t, err)
-	list := awaitList(t, ctx, s.api, maps.path)
+	list := harness.AwaitList(t, ctx, s.api, maps.path)
 	if at, least := harness.Revision(t, list.Metadata.ResourceVersion), harness.Revision(t, renewed.Metadata.ResourceVersion); at < least {
 		t.Errorf("a list after the renewal at %d is of revision %d", least, at)
 	}
@@ -151,6 +151,6 @@ func (s *members) requireMoves(t *testing.T, ctx context.Context) {
 		t.Errorf("the leader has moved %d times only", moved)
 	}
 	t.Logf("the leader has moved %d times beside %d watches", moved, len(s.recordings))
-	awaitList(t, ctx, s.api, maps.path)
+	harness.AwaitList(t, ctx, s.api, maps.path)
 	s.requireHistory(t, ctx)
 }

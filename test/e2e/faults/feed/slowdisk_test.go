@@ -57,7 +57,7 @@ func TestFeed_SlowDisk_LosesNothing(t *testing.T) {
 		}
 	}
 	s.requireHistory(t, ctx)
-	list := awaitList(t, ctx, s.api, maps.path)
+	list := harness.AwaitList(t, ctx, s.api, maps.path)
 	if want := acknowledged + 2; len(list.Items) != want { // one, and the fence
 		t.Errorf("%d objects, want %d", len(list.Items), want)
 	}
