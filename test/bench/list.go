@@ -79,7 +79,7 @@ var listWorkloads = []Workload{
 	},
 	{
 		Name: "list-node-16", Title: "LIST the pods of one node, protobuf, 16 clients at once", Op: "LIST", Dataset: cluster, Lived: true, Tail: true,
-		Run: nodesLoad{clients: size{16, 3}}.run, Wanted: []Bound{toUpstream(latencyP99, 1), toUpstream(cpuPerList, 0.4)},
+		Run: nodesLoad{clients: size{16, 3}}.run, Wanted: []Bound{toUpstream(latencyP99, 1), toUpstream(cpuPerList, 0.45)},
 	},
 	{
 		Name: "list-namespace", Title: "LIST the pods of one namespace, protobuf", Op: "LIST", Dataset: cluster, Lived: true, Tail: true,
