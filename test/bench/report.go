@@ -202,8 +202,8 @@ func (r *Report) table(bounds bool) (header []string, body [][]string) {
 		before := len(body)
 		for _, row := range result.Rows {
 			bound := wanted(result.Wanted, row, r.Engines[0], r.Quick)
-			if bounds && bound == "" {
-				continue
+			if bounds && (bound == "" || title == "" && len(row.Values) < 2 && len(result.Notes) > 0) {
+				continue // a note says why there is nothing to compare with
 			}
 			cells := []string{title, row.Name}
 			title = ""
