@@ -80,3 +80,29 @@ func TestPostings_ConcurrentReaders_SeeConsistentList(t *testing.T) {
 	}
 	wg.Wait()
 }
+
+// TestPostings_Check_FindsBrokenLists: what Append would never do.
+func TestPostings_Check_FindsBrokenLists(t *testing.T) {
+	for name, c := range map[string]struct {
+		lost uint64
+		seqs []uint64
+		good bool
+	}{
+		"ascending, from the first retained to the last": {lost: 2, seqs: []uint64{2, 5, 9}, good: true},
+		"twice the same number":                          {seqs: []uint64{2, 5, 5}},
+		"descending":                                     {seqs: []uint64{2, 5, 4}},
+		"a number that may be dropped":                   {lost: 3, seqs: []uint64{2, 5}},
+		"the end of the log":                             {seqs: []uint64{2, 10}},
+	} {
+		var p Postings
+		if err := p.Check(10); err != nil || p.Len() != 0 {
+			t.Errorf("an empty list: %v, %d numbers", err, p.Len())
+		}
+		list := &postings{lost: c.lost, seqs: c.seqs}
+		list.n.Store(int64(len(c.seqs)))
+		p.cur.Store(list)
+		if err := p.Check(10); (err == nil) != c.good || p.Len() != len(c.seqs) {
+			t.Errorf("%s: %v, %d numbers", name, err, p.Len())
+		}
+	}
+}
