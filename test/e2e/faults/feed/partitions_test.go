@@ -38,9 +38,9 @@ func TestFeed_ClusterDisturbed_WatchesContinue(t *testing.T) {
 }
 
 // requireNoStaleReads: the server reaches one member only, which is partitioned from its peers. A
-// read of the latest state is refused, with Retry-After, or shows the write that the other members
-// have acknowledged: a member that only its peers do not hear still receives it. Reads at any
-// revision are answered.
+// read of the latest state is refused, or shows the write that the other members have acknowledged:
+// a member that only its peers do not hear still receives it. Refused lists and watches have
+// Retry-After. Reads at any revision are answered.
 func (s *members) requireNoStaleReads(t *testing.T, ctx context.Context, partition func(*etcdcluster.Member, bool)) {
 	const seen = 2
 	for i, l := range s.links {
@@ -66,7 +66,7 @@ func (s *members) requireNoStaleReads(t *testing.T, ctx context.Context, partiti
 	} {
 		r, err := s.api.Do(ctx, http.MethodGet, read.path, read.query, nil)
 		if err != nil && read.path != maps.path {
-			continue // upstream may end the stream at the timeout
+			continue // a GET from etcd: its stream may end at the timeout
 		}
 		harness.Check(t, err)
 		if r.Code == http.StatusOK {
@@ -125,7 +125,7 @@ func (s *members) requireWakes(t *testing.T, ctx context.Context, parent *testin
 	s.requireHistory(t, ctx)
 }
 
-// requireMoves: the leader of etcd moves every 200 ms, while a client writes.
+// requireMoves: the leader of etcd is moved again and again, while a client writes.
 func (s *members) requireMoves(t *testing.T, ctx context.Context) {
 	for range harness.Pick(100, 1000) {
 		s.recordings[record(t, ctx, s.api, maps.path, "allowWatchBookmarks=true", s.start)] = maps
