@@ -66,12 +66,21 @@ func (k kind) put(name, value string, opts ...clientv3.OpOption) clientv3.Op {
 // value returns the value that body or put wrote.
 func value(o harness.Object) string { return o.Metadata.Annotations["value"] }
 
-// commit writes to etcd in one transaction and returns its revision.
-func commit(t *testing.T, ctx context.Context, client *clientv3.Client, ops ...clientv3.Op) int64 {
+// commit writes to etcd in one transaction and returns its revision. It repeats what failed: a
+// member that returns may cost etcd its leader. A failed transaction may still be applied, and is
+// then in etcd's history too.
+func commit(t *testing.T, ctx context.Context, client *clientv3.Client, ops ...clientv3.Op) (revision int64) {
 	t.Helper()
-	r, err := client.Txn(ctx).Then(ops...).Commit()
-	harness.Check(t, err)
-	return r.Header.Revision
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		r, err := client.Txn(ctx).Then(ops...).Commit()
+		if err == nil {
+			revision = r.Header.Revision
+		}
+		return err == nil, err
+	}))
+	return revision
 }
 
 // through returns the etcd with other URLs, for a server's flags.
