@@ -59,7 +59,15 @@ func TestUpHA_EachProcessEnds_ClientsContinue(t *testing.T) {
 		}
 	}
 	history := recorded.Follow(t, ctx, s.etcd, "/registry/")
-	fleet := s.startFleet(t, ctx, informerCount)
+	fleet := s.newFleet(t, informerCount)
+	fleet.Start(t, ctx)
+	before := fleet.Counts()
+	relisted := func() (lists int) {
+		for n, counts := range fleet.Counts() {
+			lists += counts.Since(before[n]).Lists
+		}
+		return lists
+	}
 	elections := []*election{startElection(t, ctx, "at-servers", s.servers), startElection(t, ctx, "at-replicas", s.replicas)}
 	load := s.startLoad(t, ctx)
 	began := time.Now()
@@ -73,25 +81,24 @@ func TestUpHA_EachProcessEnds_ClientsContinue(t *testing.T) {
 			f.leader = f.process == s.leader(t, ctx)
 		}
 		s.createInput(t, ctx, i)
-		fleet.awaitSteady(t, ctx)
+		fleet.AwaitSettled(t, ctx)
 		signal := syscall.SIGKILL
 		if f.signal == term {
 			signal = syscall.SIGTERM
 		}
 		f.began, f.ended = s.end(t, ctx, f.process, signal)
-		lists, errs := fleet.relisted()
 		t.Logf("%5.1f s: %s of %s, ready again after %.1f s; %d writes; %d lists, errors of informers %v",
-			time.Since(began).Seconds(), f.signal, f.process, f.ended.Sub(f.began).Seconds(), load.wrote.Load(), lists, errs)
+			time.Since(began).Seconds(), f.signal, f.process, f.ended.Sub(f.began).Seconds(), load.wrote.Load(), relisted(), fleet.Errors())
 	}
 	for _, e := range elections {
 		e.judge(t, ctx, len(faults))
 	}
 	load.end()
-	s.awaitEqual(t, ctx, fleet)
-	fleet.validate(t, ctx, history)
+	fleet.AwaitEqual(t, ctx, s.etcd)
+	fleet.RequireHistory(t, ctx, history)
 	load.judge(t, faults)
-	if lists, errs := fleet.relisted(); lists > 0 {
-		t.Errorf("informers relisted %d times, want 0; errors %v", lists, errs)
+	if lists := relisted(); lists > 0 {
+		t.Errorf("informers relisted %d times, want 0; errors %v", lists, fleet.Errors())
 	}
 	harness.Check(t, s.up.RequireConsistent())
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stratakube/strata/internal/test/testseed"
 	"github.com/stratakube/strata/test/harness"
+	"github.com/stratakube/strata/test/harness/informer"
 	"github.com/stratakube/strata/test/harness/recorded"
 )
 
@@ -29,20 +30,20 @@ func TestWatch_RandomReconnects_KeepEtcdOrder(t *testing.T) {
 	history := recorded.Follow(t, ctx, client, "/registry/")
 	type one struct {
 		watcher
-		follow
+		informer.Follow
 	}
 	all := make([]*one, watchers)
 	var first int64
 	for i := range all {
-		w := &one{follow: []follow{
-			{resource: "configmaps"},
-			{resource: "configmaps", labels: "shard=" + shard(i%5)},
-			{resource: "configmaps", namespace: namespace(i % 2)},
-			{resource: "gizmos"},
-			{resource: "gizmos", labels: "shard notin (" + shard(i%5) + ")"},
+		w := &one{Follow: []informer.Follow{
+			{GroupVersionResource: maps},
+			{GroupVersionResource: maps, Labels: "shard=" + shard(i%5)},
+			{GroupVersionResource: maps, Namespace: namespace(i % 2)},
+			{GroupVersionResource: gizmos},
+			{GroupVersionResource: gizmos, Labels: "shard notin (" + shard(i%5) + ")"},
 		}[i%5]}
-		w.path = collection(w.follow)
-		w.query = "allowWatchBookmarks=true&labelSelector=" + url.QueryEscape(w.labels)
+		w.path = collection(w.Follow)
+		w.query = "allowWatchBookmarks=true&labelSelector=" + url.QueryEscape(w.Labels)
 		all[i] = w
 		if first == 0 {
 			for _, server := range servers { // both servers have reached the start revision
@@ -120,7 +121,7 @@ func TestWatch_RandomReconnects_KeepEtcdOrder(t *testing.T) {
 	for _, w := range all {
 		sessions, err := w.sessions.Recorded(0)
 		harness.Check(t, err)
-		if err := reference.Under(under(w.resource)).View(w.selects(t)).Check(sessions); err != nil {
+		if err := reference.Under(w.Prefix()).View(w.Selects(t)).Check(sessions); err != nil {
 			if wrong++; wrong <= 5 {
 				t.Errorf("watch of %s?%s: %v", w.path, w.query, err)
 			}

@@ -2,41 +2,48 @@ package restart
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"regexp"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/stratakube/strata/internal/test/watchcheck"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
 	"github.com/stratakube/strata/test/harness"
-	"github.com/stratakube/strata/test/harness/recorded"
+	"github.com/stratakube/strata/test/harness/informer"
+)
+
+// The resources that informers follow with selectors.
+var (
+	gizmos = schema.GroupVersionResource{Group: gizmoGroup, Version: "v1", Resource: "gizmos"}
+	maps   = informer.Core("configmaps")
+	others = informer.Core("secrets")
+	pods   = informer.Core("pods")
 )
 
 // follows returns the objects of n informers: resources with many and without any writes, all
 // objects and selective selectors, full objects and metadata only.
-func follows(n int) []follow {
-	var all []follow
+func follows(n int) []informer.Follow {
+	var all []informer.Follow
 	for i := range n {
 		k := i / 15 // index within its kind
-		all = append(all, [...]follow{
-			{resource: "configmaps"},
-			{resource: "configmaps", labels: "shard=" + shard(k)},
-			{resource: "configmaps", labels: "shard notin (" + shard(k) + ")"},
-			{resource: "configmaps", namespace: namespace(k)},
-			{resource: "configmaps", namespace: namespace(k), fields: fmt.Sprintf("metadata.name=seed-%d", k)},
-			{resource: "configmaps", labels: "shard=" + shard(k), metadata: true},
-			{resource: "secrets"},
-			{resource: "secrets", labels: "shard=" + shard(k)},
-			{resource: "secrets", metadata: true},
-			{resource: "limitranges"},
-			{resource: "pods", fields: "spec.nodeName=" + node(k%30)},
-			{resource: "pods", fields: "spec.nodeName=" + node((k+15)%30)},
-			{resource: "gizmos"},
-			{resource: "gizmos", labels: "shard=" + shard(k)},
-			{resource: "gizmos", labels: "shard=" + shard(k), metadata: true},
+		all = append(all, [...]informer.Follow{
+			{GroupVersionResource: maps},
+			{GroupVersionResource: maps, Labels: "shard=" + shard(k)},
+			{GroupVersionResource: maps, Labels: "shard notin (" + shard(k) + ")"},
+			{GroupVersionResource: maps, Namespace: namespace(k)},
+			{GroupVersionResource: maps, Namespace: namespace(k), Fields: fmt.Sprintf("metadata.name=seed-%d", k)},
+			{GroupVersionResource: maps, Labels: "shard=" + shard(k), Metadata: true},
+			{GroupVersionResource: others},
+			{GroupVersionResource: others, Labels: "shard=" + shard(k)},
+			{GroupVersionResource: others, Metadata: true},
+			{GroupVersionResource: informer.Core("limitranges")},
+			{GroupVersionResource: pods, Fields: "spec.nodeName=" + node(k%30)},
+			{GroupVersionResource: pods, Fields: "spec.nodeName=" + node((k+15)%30)},
+			{GroupVersionResource: gizmos},
+			{GroupVersionResource: gizmos, Labels: "shard=" + shard(k)},
+			{GroupVersionResource: gizmos, Labels: "shard=" + shard(k), Metadata: true},
 		}[i%15])
 	}
 	return all
@@ -46,7 +53,6 @@ const (
 	informerCount      = 300
 	informersPerClient = 5 // that share a connection, like those of one controller
 	restartTestTimeout = 12 * time.Minute
-	equalWithin        = 90 * time.Second
 
 	// The long form also has a watcher of the pods of each node, reads of one object, and
 	// compactions.
@@ -61,102 +67,51 @@ type outcome struct {
 	byFollow    map[string]int // lists
 }
 
-// fleet is all informers of a test.
-type fleet struct {
-	informers []*informer
-	before    []int64 // lists of each informer at the start of the restarts
-}
-
-// startFleet starts informers and returns when all have synced.
-func (s *scene) startFleet(t *testing.T, ctx context.Context, all []follow) *fleet {
+// newFleet returns informers of the first server.
+func (s *scene) newFleet(t *testing.T, all []informer.Follow) (fleet informer.Fleet) {
 	t.Helper()
-	perConnection := informersPerClient
-	if harness.Long() {
-		perConnection = longPerClient
-	}
-	f := &fleet{}
-	var c clients
+	perConnection := harness.Pick(informersPerClient, longPerClient)
+	var clients informer.Clients
 	for i, follow := range all {
 		if i%perConnection == 0 {
 			config := s.config()
 			if harness.Long() {
 				config = oneConnection(t, config)
 			}
-			c = newClients(t, config)
+			clients = informer.NewClients(t, config)
 		}
-		f.informers = append(f.informers, newInformer(t, c, follow))
+		fleet = append(fleet, informer.New(clients, follow))
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	var running sync.WaitGroup
-	t.Cleanup(func() { cancel(); running.Wait() })
-	for _, i := range f.informers {
-		running.Go(func() { i.RunWithContext(ctx) })
-	}
-	for _, i := range f.informers {
-		harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
-			return i.HasSynced(), fmt.Errorf("the informer of %v has not synced: %v", i.follow, i.errs)
-		}))
-	}
-	return f
+	return fleet
 }
 
-// settle returns when all informers are settled.
-func (f *fleet) settle(t *testing.T, ctx context.Context) {
-	t.Helper()
-	harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
-		for _, i := range f.informers {
-			if !i.settled() {
-				return false, fmt.Errorf("the informer of %v has no settled watch: %v", i.follow, i.errs)
-			}
-		}
-		return true, nil
-	}))
-}
-
-// outcome returns the counts since the start of the restarts.
-func (f *fleet) outcome() outcome {
+// outcomeOf returns the counts of informers since the start of the restarts.
+func outcomeOf(fleet informer.Fleet, before []informer.Counts) outcome {
 	o := outcome{byFollow: map[string]int{}}
-	for n, i := range f.informers {
-		if lists := int(i.lists.Load() - f.before[n]); lists > 0 {
-			o.lists += lists
-			o.byFollow[fmt.Sprintf("%s labels=%v fields=%v metadata=%v", i.resource, i.labels != "", i.fields != "", i.metadata)]++
+	for n, counts := range fleet.Counts() {
+		i, counts := fleet[n], counts.Since(before[n])
+		if counts.Lists > 0 {
+			o.lists += counts.Lists
+			o.byFollow[fmt.Sprintf("%s labels=%v fields=%v metadata=%v", i.Resource, i.Labels != "", i.Fields != "", i.Metadata)]++
 		}
-		o.gone += int(i.gone.Load())
-		for _, err := range i.sessions.Errors() {
-			if isGone(err) {
-				o.gone++
-			}
-		}
+		o.gone += counts.Gone
 	}
 	return o
 }
 
 // relisted returns the number of informers that have relisted.
-func (f *fleet) relisted() (n int) {
-	for k, i := range f.informers {
-		if i.lists.Load() > f.before[k] {
-			n++
-		}
+func (o outcome) relisted() (n int) {
+	for _, informers := range o.byFollow {
+		n += informers
 	}
 	return n
 }
 
 // logErrors writes the errors of requests to the test's log.
-func (f *fleet) logErrors(t *testing.T) {
+func logErrors(t *testing.T, fleet informer.Fleet) {
 	t.Helper()
-	all := map[string]int{}
-	for _, i := range f.informers {
-		i.mu.Lock()
-		for text, n := range i.errs {
-			all[text] += n
-		}
-		i.mu.Unlock()
-		for _, err := range i.sessions.Errors() {
-			all["in a watch: "+err.Error()]++
-		}
-	}
 	kinds := map[string]int{}
-	for text, n := range all {
+	for text, n := range fleet.Errors() {
 		kinds[number.ReplaceAllString(text, "N")] += n
 	}
 	for text, n := range kinds {
@@ -165,99 +120,6 @@ func (f *fleet) logErrors(t *testing.T) {
 }
 
 var number = regexp.MustCompile(`[0-9]+`)
-
-// equal returns when every informer's store equals etcd. A write that a client has canceled may
-// still reach etcd, so etcd is read each time.
-func (s *scene) equal(t *testing.T, ctx context.Context, f *fleet) {
-	t.Helper()
-	ctx, cancel := context.WithTimeoutCause(ctx, equalWithin, errors.New("informers differ from etcd"))
-	defer cancel()
-	client := s.etcd.Client()
-	selects := make([]watchcheck.Select, len(f.informers))
-	for n, i := range f.informers {
-		selects[n] = i.selects(t)
-	}
-	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-		stored := map[string]map[string]recorded.Item{}
-		var faults []error
-		for n, i := range f.informers {
-			if stored[i.resource] == nil {
-				items, _, err := recorded.Stored(ctx, client, under(i.resource))
-				if err != nil {
-					return false, err
-				}
-				stored[i.resource] = items
-			}
-			want := map[string]int64{}
-			for key, item := range stored[i.resource] {
-				if key = key[len(under(i.resource)):]; selects[n](key, item.Object) {
-					want[key] = item.Revision
-				}
-			}
-			if err := i.differs(want); err != nil {
-				faults = append(faults, err)
-			}
-		}
-		if len(faults) > 0 {
-			return false, fmt.Errorf("%d of %d informers; the first: %w", len(faults), len(f.informers), faults[0])
-		}
-		return true, nil
-	}))
-}
-
-// validate checks all events of the informers against the history. Their stores are already known
-// to be complete.
-func (s *scene) validate(t *testing.T, ctx context.Context, f *fleet) {
-	t.Helper()
-	history, err := s.history.Now(ctx)
-	harness.Check(t, err)
-	type view struct {
-		*watchcheck.View
-		last int64
-	}
-	parts := map[string]*watchcheck.History{}
-	views := map[follow]view{}
-	events, sessions, bookmarks, wrong := 0, 0, 0, 0
-	for _, i := range f.informers {
-		part := parts[i.resource]
-		if part == nil {
-			part = history.Under(under(i.resource))
-			parts[i.resource] = part
-		}
-		same := i.follow
-		same.metadata = false
-		v, ok := views[same]
-		if !ok {
-			v.View = part.View(i.selects(t))
-			v.last = part.From
-			if n := len(part.Changes); n > 0 {
-				v.last = part.Changes[n-1].Revision
-			}
-			views[same] = v
-		}
-		got, err := i.sessions.Recorded(v.last)
-		harness.Check(t, err)
-		for _, session := range got {
-			for _, e := range session.Events {
-				if e.Kind == watchcheck.Bookmark {
-					bookmarks++
-				} else {
-					events++
-				}
-			}
-		}
-		sessions += len(got)
-		if err := v.Check(got); err != nil {
-			if wrong++; wrong <= 5 {
-				t.Errorf("the informer of %v: %v", i.follow, err)
-			}
-		}
-	}
-	t.Logf("%d changes in etcd; %d informers got %d events and %d bookmarks in %d watches", len(history.Changes), len(f.informers), events, bookmarks, sessions)
-	if wrong > 0 {
-		t.Errorf("%d of %d informers were sent something wrong", wrong, len(f.informers))
-	}
-}
 
 // TestRollingRestart_InformersDoNotRelist restarts the servers one after the other, all at once,
 // and all at once by SIGKILL, while 300 informers and several writers run. No informer relists,
@@ -270,13 +132,14 @@ func TestRollingRestart_InformersDoNotRelist(t *testing.T) {
 	all := follows(informerCount)
 	if harness.Long() {
 		for i := range nodes() {
-			all = append(all, follow{resource: "pods", fields: "spec.nodeName=" + node(i)})
+			all = append(all, informer.Follow{GroupVersionResource: pods, Fields: "spec.nodeName=" + node(i)})
 		}
 	}
-	f := s.startFleet(t, ctx, all)
+	fleet := s.newFleet(t, all)
+	fleet.Start(t, ctx)
 
 	t.Run("gates on", func(t *testing.T) {
-		o := s.restartUnder(t, ctx, f, func(w *writers, seen func(string)) {
+		o := s.restartUnder(t, ctx, fleet, func(w *writers, seen func(string)) {
 			for i := range s.servers {
 				s.restartOne(t, i)
 				seen(fmt.Sprintf("server %d was restarted by SIGTERM", i))
@@ -296,7 +159,7 @@ func TestRollingRestart_InformersDoNotRelist(t *testing.T) {
 	})
 	t.Run("gates off", func(t *testing.T) {
 		harness.OnlyStrata(t)
-		o := s.restartUnder(t, ctx, f, func(w *writers, seen func(string)) {
+		o := s.restartUnder(t, ctx, fleet, func(w *writers, seen func(string)) {
 			s.restartAll(t, ctx, false, noGates)
 			seen("all servers were restarted with the gates off")
 			if harness.Long() {
@@ -313,7 +176,7 @@ func TestRollingRestart_InformersDoNotRelist(t *testing.T) {
 // restartUnder restarts the servers by restarts, under informers and writers, and returns the
 // outcome. restarts calls its function after each restart. In any case the informers' stores equal
 // etcd in the end, and all their events were correct.
-func (s *scene) restartUnder(t *testing.T, ctx context.Context, f *fleet,
+func (s *scene) restartUnder(t *testing.T, ctx context.Context, fleet informer.Fleet,
 	restarts func(w *writers, seen func(string))) outcome {
 	t.Helper()
 	began := time.Now()
@@ -321,10 +184,7 @@ func (s *scene) restartUnder(t *testing.T, ctx context.Context, f *fleet,
 		t.Helper()
 		t.Logf("%5.1f s: %s", time.Since(began).Seconds(), name)
 	}
-	f.before = nil
-	for _, i := range f.informers {
-		f.before = append(f.before, i.lists.Load())
-	}
+	before := fleet.Counts()
 	audited := s.audit(t)
 	w := s.startWriters(t, ctx)
 	var unexpected atomic.Int64
@@ -335,14 +195,14 @@ func (s *scene) restartUnder(t *testing.T, ctx context.Context, f *fleet,
 		// one more after the last restart
 		harness.Check(t, awaitCompactions(ctx, s.etcd.Client(), 1))
 	}
-	f.settle(t, ctx)
-	step(fmt.Sprintf("%d informers watch", len(f.informers)))
+	fleet.AwaitSettled(t, ctx)
+	step(fmt.Sprintf("%d informers watch", len(fleet)))
 	seen := func(name string) {
 		t.Helper()
-		f.settle(t, ctx)
-		o := f.outcome()
+		fleet.AwaitSettled(t, ctx)
+		o := outcomeOf(fleet, before)
 		step(fmt.Sprintf("%s: %d informers have listed again (%d lists), %d answers were 410; %d writes, %d failed",
-			name, f.relisted(), o.lists, o.gone, w.writes.Load(), w.failed.Load()))
+			name, o.relisted(), o.lists, o.gone, w.writes.Load(), w.failed.Load()))
 	}
 	restarts(w, seen)
 	if harness.Long() {
@@ -353,12 +213,12 @@ func (s *scene) restartUnder(t *testing.T, ctx context.Context, f *fleet,
 	if n := unexpected.Load(); n > 0 {
 		t.Errorf("%d reads of objects that exist failed", n)
 	}
-	s.equal(t, ctx, f)
+	fleet.AwaitEqual(t, ctx, s.etcd.Client())
 	seen("all informers have the state of etcd")
-	s.validate(t, ctx, f)
+	fleet.RequireHistory(t, ctx, s.history)
 
-	o, now := f.outcome(), s.audit(t)
-	f.logErrors(t)
+	o, now := outcomeOf(fleet, before), s.audit(t)
+	logErrors(t, fleet)
 	if lists := now.lists - audited.lists; lists != o.lists {
 		// A request that did not reach a server, or was repeated, makes the counts differ: both
 		// have to be zero, or neither.

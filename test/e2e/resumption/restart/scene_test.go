@@ -4,17 +4,14 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 
 	"github.com/stratakube/strata/test/harness"
@@ -23,13 +20,12 @@ import (
 )
 
 const (
-	gizmoGroup = "restart.example.com"
+	gizmoGroup   = "restart.example.com"
+	gizmosInEtcd = "/registry/" + gizmoGroup + "/gizmos/"
 
 	// informerToken is the bearer token of the clients whose requests are audited.
 	informerToken = "informer-token"
 )
-
-var gizmoResource = schema.GroupVersionResource{Group: gizmoGroup, Version: "v1", Resource: "gizmos"}
 
 // scene is a control plane of two API servers, or three in the long form, behind a balancer, on an
 // etcd of three members.
@@ -175,12 +171,4 @@ func (s *scene) audit(t *testing.T) audited {
 		harness.Check(t, file.Close())
 	}
 	return a
-}
-
-// under returns the prefix of a resource's keys in etcd.
-func under(resource string) string {
-	if resource == gizmoResource.Resource {
-		return "/registry/" + gizmoGroup + "/gizmos/"
-	}
-	return fmt.Sprintf("/registry/%s/", strings.ToLower(resource))
 }

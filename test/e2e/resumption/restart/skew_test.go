@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/stratakube/strata/test/harness"
+	"github.com/stratakube/strata/test/harness/informer"
 	"github.com/stratakube/strata/test/harness/recorded"
 )
 
@@ -16,8 +17,8 @@ func TestBookmark_FromNewerServer_ResumesOnOlderServer(t *testing.T) {
 	ctx := harness.Context(t, 2*time.Minute)
 	newer, older, proxy := shared.servers[0], shared.servers[1], shared.proxy
 	api := newer.API()
-	in := follow{namespace: harness.Namespace(t, ctx, api, harness.NewName("newer"))}
-	maps, secrets := "/api/v1/namespaces/"+in.namespace+"/configmaps", "/api/v1/namespaces/"+in.namespace+"/secrets"
+	in := informer.Follow{Namespace: harness.Namespace(t, ctx, api, harness.NewName("newer"))}
+	maps, secrets := "/api/v1/namespaces/"+in.Namespace+"/configmaps", "/api/v1/namespaces/"+in.Namespace+"/secrets"
 	history := recorded.Follow(t, ctx, shared.etcd.Client(), "/registry/")
 	before, err := older.API().List(ctx, maps, "") // both servers serve the resources
 	harness.Check(t, err)

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/stratakube/strata/test/harness"
+	"github.com/stratakube/strata/test/harness/informer"
 	"github.com/stratakube/strata/test/harness/recorded"
 )
 
@@ -122,26 +123,26 @@ func retried(ctx context.Context, f func(context.Context) error) error {
 }
 
 // collection returns the path of the objects of f.
-func collection(f follow) string {
+func collection(f informer.Follow) string {
 	path := "/api/v1"
-	if f.resource == gizmoResource.Resource {
-		path = "/apis/" + gizmoGroup + "/v1"
+	if f.Group != "" {
+		path = "/apis/" + f.Group + "/v1"
 	}
-	if f.namespace != "" {
-		path += "/namespaces/" + f.namespace
+	if f.Namespace != "" {
+		path += "/namespaces/" + f.Namespace
 	}
-	return path + "/" + f.resource
+	return path + "/" + f.Resource
 }
 
 // judge compares a watcher's events with the history; the watcher has received all events up to
 // through.
-func judge(t testing.TB, ctx context.Context, h *recorded.History, prefix string, f follow, w *watcher, through int64) {
+func judge(t testing.TB, ctx context.Context, h *recorded.History, prefix string, f informer.Follow, w *watcher, through int64) {
 	t.Helper()
 	history, err := h.Now(ctx)
 	harness.Check(t, err)
 	sessions, err := w.sessions.Recorded(through)
 	harness.Check(t, err)
-	if err := history.Under(prefix).View(f.selects(t)).Check(sessions); err != nil {
+	if err := history.Under(prefix).View(f.Selects(t)).Check(sessions); err != nil {
 		t.Errorf("watch of %s?%s: %v", w.path, w.query, err)
 	}
 }

@@ -187,14 +187,14 @@ func storeMany(t testing.TB, ctx context.Context, rnd *rand.Rand, client *client
 	for k := range atOnce {
 		n := (i*atOnce + k) % live
 		name := fmt.Sprintf("stored-%d", n)
-		for resource, kind := range map[string]string{"configmaps": "ConfigMap", "gizmos": "Gizmo"} {
-			key := under(resource) + namespace(n%2) + "/" + name
+		for prefix, kind := range map[string]string{"/registry/configmaps/": "ConfigMap", gizmosInEtcd: "Gizmo"} {
+			key := prefix + namespace(n%2) + "/" + name
 			if (i/live)%3 == 2 {
 				ops = append(ops, clientv3.OpDelete(key))
 				continue
 			}
 			version := "v1"
-			if resource == "gizmos" {
+			if prefix == gizmosInEtcd {
 				version = gizmoGroup + "/v1"
 			}
 			value, err := json.Marshal(object{"apiVersion": version, "kind": kind, "metadata": object{
@@ -220,7 +220,7 @@ func (w *writers) writeToEtcd(ctx context.Context, client *clientv3.Client) {
 		o := gizmo(name, i)
 		o["metadata"] = object{"name": name, "namespace": namespace(i % live), "uid": string(uuid.NewUUID()), "generation": 1,
 			"creationTimestamp": metav1.Now(), "labels": object{"shard": shard(i)}}
-		key := under("gizmos") + namespace(i%live) + "/" + name
+		key := gizmosInEtcd + namespace(i%live) + "/" + name
 		value, err := json.Marshal(o)
 		if err == nil {
 			if i/live%4 == 3 {

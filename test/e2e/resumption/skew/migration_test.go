@@ -185,9 +185,7 @@ func (m *migration) requireNoOwnFlags(t *testing.T, _ context.Context) {
 func (m *migration) compare(t *testing.T, ctx context.Context, s *harness.Server, resumes bool) {
 	t.Helper()
 	api := s.API()
-	if got := m.objects(t, ctx, s); !maps.Equal(got, m.recorded) {
-		t.Errorf("objects %s", difference(got, m.recorded))
-	}
+	requireEqual(t, "objects", m.objects(t, ctx, s), m.recorded)
 	if got := list(t, ctx, api, defaultMaps, continued(m.token, 500)).Names(); !slices.Equal(got, m.rest) {
 		t.Errorf("the rest of the list has %q, want %q", got, m.rest)
 	}

@@ -367,6 +367,22 @@ func requireEqual(t *testing.T, what string, got, want map[string]string) {
 	}
 }
 
+// difference lists the keys with different values.
+func difference(got, want map[string]string) string {
+	var text strings.Builder
+	for key, value := range want {
+		if got[key] != value {
+			fmt.Fprintf(&text, "%s at %q, want %q; ", key, got[key], value)
+		}
+	}
+	for key := range got {
+		if _, ok := want[key]; !ok {
+			fmt.Fprintf(&text, "%s is too much; ", key)
+		}
+	}
+	return text.String()
+}
+
 // TestMinorVersions_NewField_IsDroppedByOlder writes a field that exists in 1.37 only, through
 // Strata and through kube-apiserver 1.37. A kube-apiserver 1.36 does not return it and drops it at
 // the next update; then no server returns it.
