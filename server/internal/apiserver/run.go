@@ -157,6 +157,7 @@ type instance struct {
 	hooks      Hooks
 	config     *app.Config
 	prepared   interface{ Run(context.Context) error }
+	hangs      bool // prepared runs on
 }
 
 // start builds the chain of servers. It does not listen yet.
@@ -282,12 +283,42 @@ func (v *instance) serve(ctx context.Context, o Options) error {
 		defer v.hooks.Start(ctx)()
 	}
 	v.attachment.AwaitMemory(ctx)
-	return v.prepared.Run(ctx)
+	generic := v.config.KubeAPIs.ControlPlane.Generic
+	limit := generic.ShutdownDelayDuration + generic.ShutdownWatchTerminationGracePeriod + generic.RequestTimeout + hooksTimeout
+	var err error
+	v.hangs, err = runBounded(ctx, v.prepared.Run, limit)
+	return err
+}
+
+// hooksTimeout is the time that a stopping server has beyond that for its requests. Upstream waits
+// so long for a reconciler that cannot reach etcd.
+const hooksTimeout = 20 * time.Second
+
+// runBounded calls run, and returns an error if run goes on for longer than limit after ctx is
+// cancelled: upstream's hooks wait for leases, whose updates have no deadline, for as long as etcd
+// does not answer.
+func runBounded(ctx context.Context, run func(context.Context) error, limit time.Duration) (hangs bool, err error) {
+	done := make(chan error, 1)
+	go func() { done <- run(ctx) }()
+	select {
+	case err := <-done:
+		return false, err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-done:
+		return false, err
+	case <-time.After(limit):
+		return true, fmt.Errorf("the hooks of a stopping server have not ended within %v: does etcd answer?", limit)
+	}
 }
 
 // stop closes the engine and the listener. It must be called after serve, which destroys the
-// storages; serve closes the listener too.
+// storages; serve closes the listener too. A server that hangs uses both until the process ends.
 func (v *instance) stop() {
+	if v.hangs {
+		return
+	}
 	if v.attachment != nil {
 		v.attachment.Close()
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -35,7 +36,7 @@ type scene struct {
 // says so. Its renewal in the files is used without a restart. A watch continues.
 func TestCertificates_Expired_AreRefusedUntilRenewed(t *testing.T) {
 	harness.OnlyStrata(t)
-	ctx := harness.Context(t, 2*time.Minute)
+	ctx := harness.Context(t, harness.Pick(2*time.Minute, 4*time.Minute))
 	env := harness.New(t)
 	s := &scene{ca: env.Authority()}
 	s.etcd = s.ca.Issue("etcd-client")
@@ -51,6 +52,9 @@ func TestCertificates_Expired_AreRefusedUntilRenewed(t *testing.T) {
 	t.Run("of a front proxy", func(t *testing.T) { s.frontProxy(t, ctx) })
 	t.Run("for serving", func(t *testing.T) { s.serving(t, ctx) })
 	t.Run("of the client of etcd", func(t *testing.T) { s.clientOfEtcd(t, ctx) })
+	if harness.Long() {
+		t.Run("while the server stops", func(t *testing.T) { s.stops(t, ctx) })
+	}
 }
 
 // expired is a time in the past.
@@ -151,6 +155,17 @@ func (s *scene) serving(t *testing.T, ctx context.Context) {
 // clientOfEtcd: new connections use the certificate that is in the file. While etcd refuses it,
 // reads of the latest state are refused, and memory answers others.
 func (s *scene) clientOfEtcd(t *testing.T, ctx context.Context) {
+	s.expireClient(t, ctx)
+	s.requireLogged(t, ctx, "tls: expired certificate")
+	_, err := s.api.List(ctx, mapsPath, "resourceVersion=0")
+	harness.Check(t, err)
+	harness.Check(t, s.etcd.Replace(s.ca.Issue("etcd-client")))
+	s.requireWatch(t, ctx, "etcd")
+}
+
+// expireClient returns when etcd refuses the server.
+func (s *scene) expireClient(t *testing.T, ctx context.Context) {
+	t.Helper()
 	harness.Check(t, s.etcd.Replace(s.ca.IssueUntil("etcd-client", expired())))
 	s.link.Reset()
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
@@ -160,9 +175,15 @@ func (s *scene) clientOfEtcd(t *testing.T, ctx context.Context) {
 		}
 		return r.Code == http.StatusTooManyRequests && r.Header.Get("Retry-After") != "", r.Err()
 	}))
-	s.requireLogged(t, ctx, "tls: expired certificate")
-	_, err := s.api.List(ctx, mapsPath, "resourceVersion=0")
+}
+
+// stops: a server ends although etcd refuses it. Upstream's hooks wait for etcd.
+func (s *scene) stops(t *testing.T, ctx context.Context) {
+	s.expireClient(t, ctx)
+	harness.Check(t, s.server.Signal(syscall.SIGTERM))
+	code, err := s.server.Wait(ctx)
 	harness.Check(t, err)
-	harness.Check(t, s.etcd.Replace(s.ca.Issue("etcd-client")))
-	s.requireWatch(t, ctx, "etcd")
+	if code != 1 || !strings.Contains(s.server.Output(), "does etcd answer?") {
+		t.Errorf("the server ends with code %d, want 1 and the reason", code)
+	}
 }
