@@ -38,6 +38,7 @@ var (
 	}
 	replicaFaults = []fault{
 		{"API server killed", (*scene).killReplica},
+		{"API server stopped (SIGTERM)", (*scene).stopReplica},
 		{"connections cut", (*scene).cutConnections},
 		{"connections refused", (*scene).refuseConnections},
 		{"connections delayed", (*scene).delayConnections},
@@ -272,6 +273,21 @@ func (s *scene) killReplica(ctx context.Context, rng *rand.Rand) error {
 	r.boots.Add(1)
 	r.server.Kill()
 	harness.Pause(ctx, duration(rng)/4)
+	return s.startReplica(ctx, r)
+}
+
+func (s *scene) stopReplica(ctx context.Context, rng *rand.Rand) error {
+	r := s.drawReplica(rng)
+	r.boots.Add(1)
+	if err := r.server.Stop(); err != nil {
+		return err
+	}
+	harness.Pause(ctx, duration(rng)/4)
+	return s.startReplica(ctx, r)
+}
+
+// startReplica returns when an API server that has ended is ready again.
+func (s *scene) startReplica(ctx context.Context, r *replica) error {
 	for {
 		r.server.StartAgain()
 		err := r.server.Await(ctx, "/readyz")
