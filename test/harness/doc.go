@@ -15,6 +15,7 @@
 //	STRATA_TEST_ENGINE    strata (default) or upstream: the --engine of servers whose test does not choose one
 //	STRATA_BINARY         a built command to use; by default it is built from this module
 //	STRATA_TEST_OLD_ETCD  an etcd 3.4 below 3.4.31, with unreliable progress notifications (default /usr/bin/etcd)
+//	STRATA_TEST_PREVIOUS  the strata command of an earlier release, which runs beside the other servers of the chaos test
 //	STRATA_TEST_LONG      1: the long forms of tests, where a package has some
 //	STRATA_TEST_REQUIRE   third-party programs without which tests fail instead of being skipped (internal/test/testrequire)
 //	STRATA_TEST_FSYNC     1: etcds sync their writes to the disk

@@ -9,6 +9,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"net/http"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -35,7 +36,7 @@ type Server struct {
 	starting  sync.Mutex          // guards before and Process while StartAgain replaces them
 	before    []*Process          // processes that StartAgain has replaced
 	cert      Certificate         // for serving, of an API server
-	program   string              // a stock kube-apiserver; "" for the strata command
+	program   string              // "" for the strata command under test
 	args      []string            // of the program
 	prepare   func(pid int) error // may be nil
 	unchecked bool                // see Unchecked
@@ -107,8 +108,20 @@ func (e *Env) StartAPIServerPrepared(prepare func(pid int) error, etcd *Etcd, fl
 	return e.startAPIServer(launch{command: "apiserver", prepare: prepare}, etcd, flags...)
 }
 
-// launch says which program startAPIServer starts: a command of strata, or the stock kube-apiserver
-// at a path.
+// previousEnv names the strata command of an earlier release.
+const previousEnv = "STRATA_TEST_PREVIOUS"
+
+// Previous returns the path of the strata command of an earlier release; "" if the environment
+// names none. The caller starts one of several servers by it.
+func Previous() string { return os.Getenv(previousEnv) }
+
+// StartPrevious is StartAPIServer with the strata command of an earlier release.
+func (e *Env) StartPrevious(path string, etcd *Etcd, flags ...string) *Server {
+	return e.startAPIServer(launch{command: "apiserver", program: path}, etcd, flags...)
+}
+
+// launch says which program startAPIServer starts: a command of strata, or of the program at a
+// path. A stock kube-apiserver has no commands.
 type launch struct {
 	command, program string
 	withoutKeys      bool                // the server has no keys, tokens and roles of its own
@@ -122,7 +135,7 @@ func (e *Env) startAPIServer(l launch, etcd *Etcd, flags ...string) *Server {
 	port := e.port()
 	flags, unchecked := withoutUnchecked(flags)
 	var args []string
-	if program == "" {
+	if l.command != "" {
 		args = append([]string{l.command, "--engine=" + Engine()}, checkFlags(flags, unchecked)...)
 	} else {
 		unchecked = true // it has no such check

@@ -134,10 +134,16 @@ func (s *scene) newReplica(t *testing.T, n int, prepare func(pid int) error, fla
 		}
 		etcd.URL += r.links[i].URL
 	}
-	r.server = s.env.StartAPIServerPrepared(prepare, &etcd, append([]string{
+	flags = append([]string{
 		"--disable-admission-plugins=ServiceAccount", // only clients write to their namespaces
 		"--etcd-compaction-interval=0",
-	}, flags...)...)
+	}, flags...)
+	if previous := harness.Previous(); previous != "" && n == 0 {
+		t.Logf("replica 0 is %s", previous)
+		r.server = s.env.StartPrevious(previous, &etcd, flags...)
+	} else {
+		r.server = s.env.StartAPIServerPrepared(prepare, &etcd, flags...)
+	}
 	r.api = r.server.API()
 	return r
 }
