@@ -1,3 +1,6 @@
+apidiff: ## fail if the Go API of a module is incompatible with the newest release, and CHANGELOG.md does not say so
+	@GOFLAGS='$(GOFLAGS) -tags=$(NEWEST)' hack/apidiff
+
 release-ci: ## make the files for linux/amd64 in two directories with one build cache, and compare them
 	for copy in first second; do ($(RELEASE) -version 0.0.0-ci -platforms linux/amd64 -plugin-platforms linux/amd64 -out '$(RELEASE_DIR)/'$$copy) || exit 1; done
 	cd '$(RELEASE_DIR)/first' && sha256sum -c SHA256SUMS && diff -r . ../second
