@@ -5,16 +5,10 @@
 //
 // It prints a line per package, then the output of each failed test, and counts of failed and
 // skipped tests. bin/test.json has all output, as `go test -json` prints it. The run passes only if
-//
-//   - every package passed, and no invocation of go test failed in another way;
-//   - or each failure is of a test that hack/flaky.txt lists, and the test then passed by itself.
+// every package passed, and no invocation of go test failed in another way: no test runs twice.
 //
 // One package of a run may run again once, all of it, if the race detector itself failed
 // ("ThreadSanitizer: CHECK failed", of the runtime) and nothing else did: the second run decides.
-//
-// A listed test runs again once. It does not if its package had a data race or failed outside of
-// its tests (TestMain, exit status, panic, time limit, build), or if the test printed a random
-// seed: the second run would draw another one.
 package main
 
 import (
@@ -72,10 +66,6 @@ type runner struct {
 // run runs the tests that the words select. An error means that the run did not pass.
 func (r *runner) run(ctx context.Context, words []string) error {
 	began := time.Now()
-	listed, err := readFlaky(filepath.Join(r.root, "hack", "flaky.txt"))
-	if err != nil {
-		return err
-	}
 	stages, err := r.plan(words)
 	if err != nil {
 		return err
@@ -119,14 +109,7 @@ func (r *runner) run(ctx context.Context, words []string) error {
 		fmt.Fprintf(r.out, "the race detector failed; once more: %s\n", p.short())
 		r.decide(ctx, p)
 	}
-	failures := r.mu.results.failures()
-	for i, f := range failures {
-		if f.denied() == "" && listed[f.id()] != "" && ctx.Err() == nil {
-			failures[i].passedAgain = r.again(ctx, f)
-		}
-	}
-	passed := report(r.out, &r.mu.results, failures, other, listed, time.Since(began))
-	if !passed {
+	if !report(r.out, &r.mu.results, other, time.Since(began)) {
 		return fmt.Errorf("the tests did not pass; bin/test.json has all output")
 	}
 	return nil
@@ -141,20 +124,6 @@ func (r *runner) decide(ctx context.Context, p *pkg) {
 	_ = r.invoke(ctx, inv, &second) // without an event the package has not ended, and is a failure
 	*p = *second.pkg(p.inv, p.path)
 	p.again = true
-}
-
-// again reports whether a failed test passes by itself.
-func (r *runner) again(ctx context.Context, f failure) bool {
-	inv := f.pkg.inv
-	inv.args = append(append([]string{}, inv.args...), "-count=1", "-run=^"+f.test.name+"$")
-	inv.packages = []string{f.pkg.path}
-	var second results
-	if r.invoke(ctx, inv, &second) != nil || len(second.failures()) > 0 {
-		return false
-	}
-	p := second.pkg(inv, f.pkg.path)
-	t := p.tests[f.test.name]
-	return p.action == "pass" && t != nil && t.action == "pass"
 }
 
 // errTests is the error of a go test that reported nothing but failures of packages. Any other
@@ -202,12 +171,6 @@ func (r *runner) invoke(ctx context.Context, inv invocation, into *results) erro
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	cpu := &sampler{proc: "/proc", goCommand: cmd.Process.Pid, programs: map[int]*testProgram{}}
-	go func() {
-		defer close(stopped)
-		cpu.run(stop)
-	}()
 	lines := bufio.NewReader(stdout)
 	for {
 		line, err := lines.ReadBytes('\n')
@@ -218,29 +181,8 @@ func (r *runner) invoke(ctx context.Context, inv invocation, into *results) erro
 			break
 		}
 	}
-	close(stop)
-	<-stopped
-	r.addCPU(inv, cpu, into)
 	err = cmd.Wait() // and for the end of stderr
 	return verdict(err, stderr.String())
-}
-
-// addCPU adds the processor times of the packages of an invocation.
-func (r *runner) addCPU(inv invocation, cpu *sampler, into *results) {
-	root, err := filepath.Abs(r.root)
-	if err == nil {
-		root, err = filepath.EvalSymlinks(root)
-	}
-	if err != nil {
-		return // the report then has no times of the processor
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, p := range into.packages {
-		if p.inv.name == inv.name {
-			p.cpu += cpu.seconds(filepath.Join(root, strings.TrimPrefix(p.path, modulePath)))
-		}
-	}
 }
 
 func (r *runner) record(inv invocation, line []byte, into *results) {

@@ -5,68 +5,27 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
 	"time"
 )
 
-// maxFlaky is the number of tests that hack/flaky.txt may list: with more, the tests decide
-// nothing.
-const maxFlaky = 3
-
-// readFlaky returns the reasons of the listed tests, by failure.id. Each line has the package, the
-// top-level test, the date (2006-01-02) and the reason; # begins a comment. No file means no tests.
-func readFlaky(path string) (map[string]string, error) {
-	text, err := os.ReadFile(path)
-	if err != nil && !os.IsNotExist(err) {
-		return nil, err
-	}
-	listed := map[string]string{}
-	for i, line := range strings.Split(string(text), "\n") {
-		line, _, _ = strings.Cut(line, "#")
-		fields := strings.Fields(line)
-		if len(fields) == 0 {
-			continue
-		}
-		if len(fields) < 4 || !strings.HasPrefix(fields[1], "Test") || strings.Contains(fields[1], "/") {
-			return nil, fmt.Errorf("%s:%d: want package, top-level test, date, reason", path, i+1)
-		}
-		if _, err := time.Parse(time.DateOnly, fields[2]); err != nil {
-			return nil, fmt.Errorf("%s:%d: %w", path, i+1, err)
-		}
-		listed[fields[0]+" "+fields[1]] = strings.Join(fields[2:], " ")
-	}
-	if len(listed) > maxFlaky {
-		return nil, fmt.Errorf("%s lists %d tests, more than %d", path, len(listed), maxFlaky)
-	}
-	return listed, nil
-}
-
 // report prints the failures and the counts, and returns the verdict.
-func report(out io.Writer, rs *results, failures []failure, other []string, listed map[string]string, took time.Duration) bool {
+func report(out io.Writer, rs *results, other []string, took time.Duration) bool {
 	rs.slowest(out)
 	failed := 0
-	for _, f := range failures {
-		if f.passedAgain {
-			continue
-		}
+	for _, f := range rs.failures() {
 		failed++
 		fmt.Fprintf(out, "\n=== FAILED: %s", f.title())
-		if denied := f.denied(); denied != "" {
-			fmt.Fprintf(out, " (%s)", denied)
-		} else if listed[f.id()] != "" {
-			fmt.Fprint(out, " (twice)")
+		if f.pkg.race {
+			fmt.Fprint(out, " (data race in the package)")
+		} else if outside := f.pkg.outside(); outside != "" {
+			fmt.Fprintf(out, " (outside of its tests, %s)", outside)
 		}
 		fmt.Fprintf(out, "\n    %s\n", f.command())
 		for _, line := range f.output(rs) {
 			fmt.Fprint(out, line)
-		}
-	}
-	for _, f := range failures {
-		if f.passedAgain {
-			fmt.Fprintf(out, "\n=== FLAKY: %s passed by itself; hack/flaky.txt: %s\n", f.title(), listed[f.id()])
 		}
 	}
 	for _, text := range other {
@@ -148,21 +107,20 @@ func (f failure) output(rs *results) (lines []string) {
 }
 
 // slowest prints the packages and the top-level tests that took the longest, if a second and more.
-// The processor seconds of a package tell whether it computes or waits.
 func (rs *results) slowest(out io.Writer) {
 	type took struct {
-		seconds, cpu float64
-		name         string
+		seconds float64
+		name    string
 	}
 	var packages, tests []took
 	for _, p := range rs.packages {
 		if p.cached {
 			continue
 		}
-		packages = append(packages, took{p.elapsed, p.cpu, p.short()})
+		packages = append(packages, took{p.elapsed, p.short()})
 		for _, t := range p.order {
 			if !strings.Contains(t.name, "/") {
-				tests = append(tests, took{t.elapsed, 0, p.short() + " " + t.name})
+				tests = append(tests, took{t.elapsed, p.short() + " " + t.name})
 			}
 		}
 	}
@@ -175,11 +133,7 @@ func (rs *results) slowest(out io.Writer) {
 			if i == 0 {
 				fmt.Fprintf(out, "\nslowest %s:\n", what)
 			}
-			fmt.Fprintf(out, "%7.1fs %s", t.seconds, t.name)
-			if t.cpu > 0 {
-				fmt.Fprintf(out, ", %.1f processor seconds", t.cpu)
-			}
-			fmt.Fprintln(out)
+			fmt.Fprintf(out, "%7.1fs %s\n", t.seconds, t.name)
 		}
 	}
 	list("packages", packages)

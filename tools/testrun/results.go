@@ -28,7 +28,6 @@ type pkg struct {
 	path    string
 	action  string // pass, fail or skip; "" until it ends
 	elapsed float64
-	cpu     float64 // processor seconds of the test program and the processes that it started
 	cached  bool
 	race    bool     // the race detector reported a data race
 	crashed bool     // the race detector itself failed, which is no verdict
@@ -46,12 +45,9 @@ type test struct {
 	action  string // pass, fail or skip; "" until it ends
 	elapsed float64
 	output  []string
-	seeded  bool // of a top-level test: it, or a subtest, printed a random seed
 }
 
 var (
-	// seed matches each form in which tests print a seed: internal/test/testseed, rapid and flags.
-	seed = regexp.MustCompile(`(?i)seed[ =:]+\d`)
 	race = regexp.MustCompile(`WARNING: DATA RACE|race detected during execution of test`)
 	// crash matches how the race detector reports its own failure. It then ends the program with
 	// crashExit, which go test prints only if there is no other output.
@@ -93,10 +89,6 @@ func (rs *results) add(inv invocation, e event) *pkg {
 	case "output":
 		t.output = append(t.output, e.Output)
 		p.inspect(e.Output)
-		if seed.MatchString(e.Output) {
-			name, _, _ := strings.Cut(e.Test, "/")
-			p.test(name).seeded = true
-		}
 	case "pass", "fail", "skip":
 		if t.action == "fail" {
 			break // with -count, a test runs several times: a failure stays
@@ -156,14 +148,13 @@ func (rs *results) undecided() *pkg {
 
 // undecided reports whether only a crash of the race detector ended the package, during a test. It
 // did not if a test or a subtest had failed, or if TestMain, a panic or a signal ended the program.
-// An unfinished test with a random seed has a verdict, too: a second run would draw another seed.
 func (p *pkg) undecided() bool {
 	if !p.crashed || p.action != "fail" || p.race || p.build != "" || p.exit != "" && p.exit != crashExit {
 		return false
 	}
 	during := false
 	for _, t := range p.order {
-		if t.action == "fail" || t.action == "" && t.seeded {
+		if t.action == "fail" {
 			return false
 		}
 		during = during || t.action == ""
@@ -254,9 +245,8 @@ const modulePath = "github.com/stratakube/strata"
 
 // failure is a failed top-level test, or a package that failed outside of its tests (test is nil).
 type failure struct {
-	pkg         *pkg
-	test        *test
-	passedAgain bool
+	pkg  *pkg
+	test *test
 }
 
 // failures returns all failures of the run.
@@ -273,27 +263,4 @@ func (rs *results) failures() (all []failure) {
 		}
 	}
 	return all
-}
-
-// id names the test in hack/flaky.txt.
-func (f failure) id() string {
-	if f.test == nil {
-		return f.pkg.path
-	}
-	return f.pkg.path + " " + f.test.name
-}
-
-// denied returns why the test must not run again, or "".
-func (f failure) denied() string {
-	switch {
-	case f.pkg.race:
-		return "data race in the package"
-	case f.pkg.outside() != "":
-		return "outside of its tests, " + f.pkg.outside()
-	case f.test.seeded:
-		return "random seed"
-	case f.pkg.again:
-		return "in the second run of the package"
-	}
-	return ""
 }

@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -34,7 +33,6 @@ var planted = map[string]string{
 	"hangs":        `func TestHangs(t *testing.T) { select {} }; func TestTicks(t *testing.T) { t.Parallel(); for range time.Tick(time.Second) {} }`,
 	"builds":       `func TestBuilds(t *testing.T) { undefined() }`,
 	"once":         once,
-	"seeded":       `func TestOnce(t *testing.T) { t.Log("STRATA_TEST_SEED=42"); t.Run("part", testOnce) }; ` + testOnce,
 	"always":       `func TestAlways(t *testing.T) { t.Run("part", func(t *testing.T) { t.Error("planted") }) }`,
 	"skips":        `func TestSkips(t *testing.T) { t.Skip("skipped without chromium: none here") }`,
 	"crashes":      `func TestCrashes(t *testing.T) { crashOnce() }; ` + crashOnce,
@@ -45,7 +43,6 @@ var planted = map[string]string{
 	t.Run("fails", func(t *testing.T) { t.Error("planted") })
 	crashOnce()
 }; ` + crashOnce,
-	"crashesseeded": `func TestCrashes(t *testing.T) { t.Log("STRATA_TEST_SEED=42"); crashOnce() }; ` + crashOnce,
 	"crashesmain": `func TestMain(m *testing.M) { m.Run(); println("outside of the tests: planted"); crashOnce() }
 func TestPasses(t *testing.T) {}; ` + crashOnce,
 	"crashesafterall": `func TestMain(m *testing.M) { m.Run(); crashOnce() }; func TestPasses(t *testing.T) {}; ` + crashOnce,
@@ -58,16 +55,6 @@ func TestPasses(t *testing.T) {}; ` + crashOnce,
 	"zerounfinished": `func TestMain(m *testing.M) { go m.Run(); <-started; os.Stdout.WriteString("\x16PASS\n"); syscall.Exit(0) }
 var started = make(chan bool)
 func TestHangs(t *testing.T) { close(started); select {} }`,
-	"busy": `func TestIsBusy(t *testing.T) {
-	// A child computes; then the test does.
-	if out, err := exec.Command("sh", "-c", "i=0; while [ $i -lt 2000000 ]; do i=$((i+1)); done").CombinedOutput(); err != nil {
-		t.Error(err, string(out))
-	}
-	busy := func() (used syscall.Rusage) { syscall.Getrusage(syscall.RUSAGE_SELF, &used); return used }
-	for i := 0; i%1_000_000 > 0 || busy().Utime.Sec < 2; i++ {
-	}
-	time.Sleep(2 * time.Second)
-}`,
 	"passing": `func TestPasses(t *testing.T) { t.Run("part", func(t *testing.T) {}) }`,
 }
 
@@ -130,16 +117,6 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// list lists tests in hack/flaky.txt.
-func list(t *testing.T, r *runner, tests ...string) {
-	t.Helper()
-	text := "# package, test, date, reason\n"
-	for _, test := range tests {
-		text += modulePath + "/" + test + " 2026-01-02 it is planted\n"
-	}
-	write(t, filepath.Join(r.root, "hack", "flaky.txt"), text)
-}
-
 // requireRun runs the tests and checks the verdict, and that the report has each text.
 func requireRun(t *testing.T, r *runner, out *strings.Builder, passes bool, want ...string) {
 	t.Helper()
@@ -161,18 +138,16 @@ func requireRun(t *testing.T, r *runner, out *strings.Builder, passes bool, want
 // passed.
 func requireNoSecondRun(t *testing.T, out *strings.Builder) {
 	t.Helper()
-	if strings.Contains(out.String(), "FLAKY") || strings.Count(out.String(), "FAIL    ") == 0 {
+	if strings.Count(out.String(), "FAIL    ") == 0 {
 		t.Errorf("a test ran again:\n%s", out)
 	}
 }
 
-// TestRun_PlantedFailures_FailTheRun plants one defect per package. Each test that could run again
-// is listed, or has no listed form.
+// TestRun_PlantedFailures_FailTheRun plants one defect per package.
 func TestRun_PlantedFailures_FailTheRun(t *testing.T) {
 	t.Parallel()
-	names := []string{"before", "after", "both", "panics", "exits", "hangs", "builds", "once", "seeded", "always", "skips", "passing"}
+	names := []string{"before", "after", "both", "panics", "exits", "hangs", "builds", "once", "always", "skips", "passing"}
 	r, out := plant(t, names...)
-	list(t, r, "both TestOnce", "seeded TestOnce", "exits TestExits")
 	requireRun(t, r, out, false,
 		"=== FAILED: before (outside of its tests, exit status 1)",
 		"=== FAILED: after (outside of its tests, no test failed)",
@@ -183,7 +158,6 @@ func TestRun_PlantedFailures_FailTheRun(t *testing.T) {
 		"=== FAILED: hangs (outside of its tests, panic: test timed out after 5s)",
 		"=== FAILED: builds (outside of its tests, build or vet failed)", "undefined: undefined",
 		"=== FAILED: once TestOnce\n    GOWORK=off go test -run='^TestOnce$' "+modulePath+"/once\n",
-		"=== FAILED: seeded TestOnce (random seed)",
 		"=== FAILED: always TestAlways\n", "planted\n",
 		"1 skipped: 1 without chromium")
 	requireNoSecondRun(t, out)
@@ -204,23 +178,8 @@ func TestRun_DataRace_FailsTheRun(t *testing.T) {
 	}
 	r, out := plant(t, "race", "passing")
 	r.race = true
-	list(t, r, "race TestRace")
 	requireRun(t, r, out, false, "=== FAILED: race TestRace (data race in the package)", "WARNING: DATA RACE", "ok      passing")
 	requireNoSecondRun(t, out)
-}
-
-func TestRun_ListedTestThatPassesByItself_PassesTheRun(t *testing.T) {
-	t.Parallel()
-	r, out := plant(t, "once", "passing")
-	list(t, r, "once TestOnce")
-	requireRun(t, r, out, true, "=== FLAKY: once TestOnce passed by itself; hack/flaky.txt: 2026-01-02 it is planted", "0 failures")
-}
-
-func TestRun_ListedTestThatFailsTwice_FailsTheRun(t *testing.T) {
-	t.Parallel()
-	r, out := plant(t, "always")
-	list(t, r, "always TestAlways")
-	requireRun(t, r, out, false, "=== FAILED: always TestAlways (twice)")
 }
 
 // TestRun_RaceDetectorFails_RunsThePackageAgain: a crash of the detector is no verdict, but only
@@ -242,7 +201,6 @@ func TestRun_RaceDetectorFailsAfterFailure_FailsTheRun(t *testing.T) {
 		"crashesafter": "crashesafter TestFails (outside of its tests, TestCrashes has not ended)",
 		// a subtest failed
 		"crasheswith":     "crasheswith (outside of its tests, TestCrashes has not ended)",
-		"crashesseeded":   "crashesseeded (outside of its tests, TestCrashes has not ended)",
 		"crashesmain":     "crashesmain (outside of its tests, planted)",
 		"crashesafterall": "crashesafterall (outside of its tests, no test failed)",
 		"crashespanic":    "crashespanic (outside of its tests, fatal error: planted)",
@@ -268,7 +226,6 @@ func TestRun_RaceDetectorFailsTwice_FailsTheRun(t *testing.T) {
 func TestRun_ExitStatusZero_IsNoVerdict(t *testing.T) {
 	t.Parallel()
 	r, out := plant(t, "zero", "zerobefore", "zeroduring", "zerounfinished", "passing")
-	list(t, r, "zero TestOnce")
 	requireRun(t, r, out, false,
 		"=== FAILED: zero TestOnce (outside of its tests, exit status 0 though a test failed)",
 		"=== FAILED: zerobefore (outside of its tests, no test ran)",
@@ -279,23 +236,6 @@ func TestRun_ExitStatusZero_IsNoVerdict(t *testing.T) {
 	r, out = plant(t, "once", "passing")
 	r.flags = append(r.flags, "-run", "TestPasses") // of which package once has none
 	requireRun(t, r, out, true, "2 tests in 2 packages, 0 failures")
-}
-
-// TestRun_ProcessorTime_IsReported has a package that computes for two seconds, after its child
-// has.
-func TestRun_ProcessorTime_IsReported(t *testing.T) {
-	t.Parallel()
-	if runtime.GOOS != "linux" {
-		t.Skip("processor time is read from /proc")
-	}
-	r, out := plant(t, "busy", "passing")
-	r.flags = []string{"-timeout=5m"}
-	requireRun(t, r, out, true, "s busy, ", " processor seconds")
-	for _, p := range r.mu.results.packages {
-		if busy := p.short() == "busy"; busy && p.cpu < 2.2 || p.cpu > p.elapsed+1 || !busy && p.cpu > 1 {
-			t.Errorf("%s: %.2f processor seconds in %.2f", p.short(), p.cpu, p.elapsed)
-		}
-	}
 }
 
 func TestRun_WithoutTests_FailsTheRun(t *testing.T) {
@@ -313,9 +253,8 @@ func TestRun_GoTestFails_FailsTheRun(t *testing.T) {
 	requireRun(t, r, out, false, "=== FAILED: go test of engine", "no package failed")
 }
 
-// TestRun_GoTestFailsBesideFlake_FailsTheRun has a go command that fails after a listed test did,
-// which then passes by itself.
-func TestRun_GoTestFailsBesideFlake_FailsTheRun(t *testing.T) {
+// TestRun_GoTestFailsBesideTest_IsReported has a go command that fails after a test did.
+func TestRun_GoTestFailsBesideTest_IsReported(t *testing.T) {
 	t.Parallel()
 	for script, want := range map[string]string{
 		"echo go: planted >&2; exit 1": "=== FAILED: go test of engine itself: exit status 1: go: planted",
@@ -323,49 +262,14 @@ func TestRun_GoTestFailsBesideFlake_FailsTheRun(t *testing.T) {
 		"exit 1":                       "",
 	} {
 		r, out := plant(t, "once", "passing")
-		list(t, r, "once TestOnce")
 		r.goCommand = filepath.Join(r.root, "go.sh")
 		write(t, r.goCommand, "#!/bin/sh\ngo \"$@\" && exit\n"+script+"\n")
 		if err := os.Chmod(r.goCommand, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		requireRun(t, r, out, want == "", "=== FLAKY: once TestOnce passed by itself", want)
-	}
-}
-
-func TestFlakyFile_Misuse_IsRefused(t *testing.T) {
-	line := modulePath + "/mirror TestX 2026-01-02 the reason\n"
-	for name, text := range map[string]string{
-		"four tests": line + strings.ReplaceAll(line, "TestX", "TestY") + strings.ReplaceAll(line, "TestX", "TestZ") + strings.ReplaceAll(line, "TestX", "Test"),
-		"no reason":  strings.ReplaceAll(line, "the reason", ""),
-		"no date":    strings.ReplaceAll(line, "2026-01-02", "lately"),
-		"a subtest":  strings.ReplaceAll(line, "TestX", "TestX/part"),
-	} {
-		path := filepath.Join(t.TempDir(), "flaky.txt")
-		write(t, path, text)
-		if listed, err := readFlaky(path); err == nil {
-			t.Errorf("%s: accepted, %v", name, listed)
-		}
-	}
-}
-
-// TestFlakyFile_OfThisRepository_IsAccepted also requires that the listed tests exist.
-func TestFlakyFile_OfThisRepository_IsAccepted(t *testing.T) {
-	listed, err := readFlaky("../../hack/flaky.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for id := range listed {
-		path, name, _ := strings.Cut(id, " ")
-		files, err := filepath.Glob(filepath.Join("../..", strings.TrimPrefix(path, modulePath), "*_test.go"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !slices.ContainsFunc(files, func(file string) bool {
-			text, err := os.ReadFile(file)
-			return err == nil && strings.Contains(string(text), "\nfunc "+name+"(")
-		}) {
-			t.Errorf("%s does not exist", id)
+		requireRun(t, r, out, false, "=== FAILED: once TestOnce\n", want)
+		if want == "" && strings.Contains(out.String(), "go test of engine") {
+			t.Errorf("an error of go test itself is reported:\n%s", out)
 		}
 	}
 }
@@ -682,23 +586,6 @@ func TestReason_Messages_AreCountedTogether(t *testing.T) {
 	}
 }
 
-func TestSeed_FormsOfTests_AreFound(t *testing.T) {
-	for _, line := range []string{
-		"    stream_test.go:251: STRATA_TEST_SEED=17276\n",
-		"    log_test.go:23: To reproduce, specify -run=\"TestLog\" -rapid.failfile=\"x\" (or -rapid.seed=1234)\n",
-		"    orderings_test.go:392: seed 12: lost\n",
-	} {
-		rs := &results{}
-		rs.add(invocation{}, event{Action: "output", Package: "p", Test: "TestX/part", Output: line})
-		if !rs.packages[0].test("TestX").seeded {
-			t.Errorf("%q has no seed", line)
-		}
-	}
-	if seed.MatchString("configmap seed-12 lacks") {
-		t.Error("a name is no seed")
-	}
-}
-
 func TestReport_SlowestAndDuration_AreRounded(t *testing.T) {
 	var out strings.Builder
 	rs := &results{}
@@ -707,11 +594,10 @@ func TestReport_SlowestAndDuration_AreRounded(t *testing.T) {
 	rs.add(invocation{}, event{Action: "pass", Package: "p", Test: "TestY/part", Elapsed: 58})
 	rs.add(invocation{}, event{Action: "pass", Package: "p", Test: "TestZ", Elapsed: 0.9})
 	rs.add(invocation{}, event{Action: "pass", Package: "p", Elapsed: 60.4})
-	rs.packages[0].cpu = 12.34
-	passed := report(&out, rs, nil, nil, nil, 61400*time.Millisecond)
+	passed := report(&out, rs, nil, 61400*time.Millisecond)
 	const want = `
 slowest packages:
-   60.4s p, 12.3 processor seconds
+   60.4s p
 
 slowest tests:
    58.0s p TestY
