@@ -4,14 +4,12 @@ package etcdcopy
 
 import (
 	"context"
-	"crypto/tls"
 	"fmt"
 	"path"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
@@ -23,15 +21,15 @@ import (
 const dialTimeout = 10 * time.Second
 
 type flags struct {
-	from, to                  []string
-	prefix                    string
-	caFile, certFile, keyFile string
-	dryRun, replace           bool
+	from, to        []string
+	prefix          string
+	tls             clientv3.SecureConfig
+	dryRun, replace bool
 }
 
 // NewCommand returns `strata etcd copy`.
 func NewCommand() *cobra.Command {
-	var f flags
+	f := flags{tls: clientv3.SecureConfig{InsecureTransport: true}} // unless there are files
 	cmd := &cobra.Command{
 		Use:   "copy RESOURCE --from=SERVERS --to=SERVERS",
 		Short: "Copy a resource to another etcd while all API servers are stopped",
@@ -47,13 +45,7 @@ below the prefix is written, in either etcd: it watches both for 12 s. It fails 
 etcd was written meanwhile. Start all API servers with the override afterwards.`,
 		Example: `  {program} copy events --from=http://etcd1:2379 --to=http://etcd2:2379 --dry-run
   {program} copy events --from=http://etcd1:2379 --to=http://etcd2:2379`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return cli.Misusef("%s needs one resource, such as events or leases.coordination.k8s.io, got %d",
-					cmd.CommandPath(), len(args))
-			}
-			return nil
-		},
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			r, err := parseResource(args[0])
 			if err != nil {
@@ -66,16 +58,12 @@ etcd was written meanwhile. Start all API servers with the override afterwards.`
 	fs.StringSliceVar(&f.from, "from", nil, "comma-separated URLs of the etcd that has the resource")
 	fs.StringSliceVar(&f.to, "to", nil, "comma-separated URLs of the etcd that gets it")
 	fs.StringVar(&f.prefix, "etcd-prefix", "/registry", "the flag --etcd-prefix of the API servers")
-	fs.StringVar(&f.caFile, "etcd-cafile", "", "certificate authority of both etcds")
-	fs.StringVar(&f.certFile, "etcd-certfile", "", "client certificate for both etcds")
-	fs.StringVar(&f.keyFile, "etcd-keyfile", "", "private key of the client certificate")
+	fs.StringVar(&f.tls.Cacert, "etcd-cafile", "", "certificate authority of both etcds")
+	fs.StringVar(&f.tls.Cert, "etcd-certfile", "", "client certificate for both etcds")
+	fs.StringVar(&f.tls.Key, "etcd-keyfile", "", "private key of the client certificate")
 	fs.BoolVar(&f.dryRun, "dry-run", false, "print the numbers of keys and the revisions, and change nothing")
 	fs.BoolVar(&f.replace, "replace", false, "delete the keys that the etcd of --to has of the resource first")
-	for _, name := range []string{"from", "to"} {
-		if err := cmd.MarkFlagRequired(name); err != nil {
-			panic(err) // the flags are declared above
-		}
-	}
+	_, _ = cmd.MarkFlagRequired("from"), cmd.MarkFlagRequired("to") // which are declared above
 	return cmd
 }
 
@@ -100,15 +88,13 @@ func (f *flags) run(cmd *cobra.Command, r resource) error {
 
 // connect returns the etcd of a flag when it has answered.
 func (f *flags) connect(ctx context.Context, flag string, servers []string) (e end, err error) {
-	var tlsConfig *tls.Config
-	if f.caFile != "" || f.certFile != "" || f.keyFile != "" {
-		info := transport.TLSInfo{CertFile: f.certFile, KeyFile: f.keyFile, TrustedCAFile: f.caFile}
-		if tlsConfig, err = info.ClientConfig(); err != nil {
-			return e, fmt.Errorf("client certificate: %w; check --etcd-cafile, --etcd-certfile and --etcd-keyfile", err)
-		}
+	config, err := clientv3.NewClientConfig(&clientv3.ConfigSpec{Endpoints: servers, Secure: &f.tls,
+		KeepAliveTime: dialTimeout, KeepAliveTimeout: dialTimeout}, zap.NewNop())
+	if err != nil {
+		return e, fmt.Errorf("client certificate: %w; check --etcd-cafile, --etcd-certfile and --etcd-keyfile", err)
 	}
-	client, err := clientv3.New(clientv3.Config{Endpoints: servers, TLS: tlsConfig, Logger: zap.NewNop(),
-		DialKeepAliveTime: dialTimeout, DialKeepAliveTimeout: dialTimeout})
+	config.Logger = zap.NewNop()
+	client, err := clientv3.New(*config)
 	if err != nil {
 		return e, cli.Misusef("%s %s: %w", flag, strings.Join(servers, ","), err)
 	}

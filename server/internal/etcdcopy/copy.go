@@ -63,19 +63,16 @@ type copier struct {
 
 func (c *copier) say(format string, args ...any) { fmt.Fprintf(c.out, format+"\n", args...) }
 
-// side is the state of the resource in one etcd.
-type side struct{ keys, revision int64 }
-
-// survey counts the keys of the resource.
-func (c *copier) survey(ctx context.Context, e end) (s side, err error) {
+// survey counts the keys of the resource, and returns the revision of an etcd.
+func (c *copier) survey(ctx context.Context, e end) (keys, revision int64, err error) {
 	for _, prefix := range c.prefixes() {
 		r, err := e.Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithCountOnly())
 		if err != nil {
-			return s, fmt.Errorf("etcd at %s: %w", e, err)
+			return 0, 0, fmt.Errorf("etcd at %s: %w", e, err)
 		}
-		s = side{s.keys + r.Count, r.Header.Revision}
+		keys, revision = keys+r.Count, r.Header.Revision
 	}
-	return s, nil
+	return keys, revision, nil
 }
 
 func (c *copier) prefixes() (all []string) {
@@ -88,28 +85,27 @@ func (c *copier) prefixes() (all []string) {
 // run copies the resource; with dry it prints the numbers only. After an error the source is
 // unchanged, and the copy in target may be incomplete.
 func (c *copier) run(ctx context.Context, replace, dry bool) error {
-	source, err := c.survey(ctx, c.source)
+	keys, at, err := c.survey(ctx, c.source)
 	if err != nil {
 		return err
 	}
-	target, err := c.survey(ctx, c.target)
-	if err != nil {
-		return err
-	}
+	old, revision, err := c.survey(ctx, c.target)
 	switch {
-	case source.keys == 0:
+	case err != nil:
+		return err
+	case keys == 0:
 		return fmt.Errorf("%s has no keys of %s below %s; check the name, --from and --etcd-prefix (a resource without objects needs no copy)",
 			c.source, c.resource.name, strings.Join(c.prefixes(), " and "))
-	case target.keys > 0 && !replace:
+	case old > 0 && !replace:
 		return fmt.Errorf("%s already has %d keys of %s; nothing was copied. If they are an old copy, delete them with --replace",
-			c.target, target.keys, c.resource.name)
+			c.target, old, c.resource.name)
 	}
-	c.say("%s: %d keys in %s (revision %d) to %s (revision %d)", c.resource.name, source.keys, c.source, source.revision, c.target, target.revision)
-	if target.keys > 0 {
-		c.say("%d keys in %s will be deleted first (--replace)", target.keys, c.target)
+	c.say("%s: %d keys in %s (revision %d) to %s (revision %d)", c.resource.name, keys, c.source, at, c.target, revision)
+	if old > 0 {
+		c.say("%d keys in %s will be deleted first (--replace)", old, c.target)
 	}
-	if distance := source.revision - target.revision; distance > 0 {
-		c.say("%d empty writes will raise the revision of %s to that of %s", distance, c.target, c.source)
+	if at > revision {
+		c.say("%d empty writes will raise the revision of %s to that of %s", at-revision, c.target, c.source)
 	}
 	if dry {
 		c.say("nothing was changed (--dry-run)")
@@ -185,11 +181,10 @@ func (c *copier) copy(ctx context.Context) error {
 			return err
 		}
 	}
-	r, err := c.source.Get(ctx, c.prefix, clientv3.WithCountOnly())
+	_, at, err := c.survey(ctx, c.source)
 	if err != nil {
 		return err
 	}
-	at := r.Header.Revision
 	if err := c.raise(ctx, at); err != nil {
 		return fmt.Errorf("raise the revision of %s: %w", c.target, err)
 	}
@@ -219,11 +214,12 @@ func (c *copier) copy(ctx context.Context) error {
 	if err := c.unchanged(ctx, at); err != nil {
 		return err
 	}
-	if r, err = c.target.Get(ctx, c.prefix, clientv3.WithCountOnly()); err == nil {
-		// so that clients with a revision of source list
-		_, err = c.target.Compact(ctx, r.Header.Revision)
-	}
+	_, last, err := c.survey(ctx, c.target)
 	if err != nil {
+		return err
+	}
+	// so that clients with a revision of source list
+	if _, err := c.target.Compact(ctx, last); err != nil {
 		return fmt.Errorf("compact %s: %w", c.target, err)
 	}
 	c.shown.Stop()
@@ -362,11 +358,10 @@ func (c *copier) compare(ctx context.Context, at int64) (same common, err error)
 // revision, except for keys that have expired.
 func (c *copier) unchanged(ctx context.Context, at int64) error {
 	c.shown.Next("checking that %s was not written", c.source)
-	r, err := c.source.Get(ctx, c.prefix, clientv3.WithCountOnly())
-	if err != nil || r.Header.Revision == at {
+	_, now, err := c.survey(ctx, c.source)
+	if err != nil || now == at {
 		return err
 	}
-	now := r.Header.Revision
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
 	// The watch is of all keys, so that it has an event at the newest revision.
@@ -390,11 +385,10 @@ func (c *copier) unchanged(ctx context.Context, at int64) error {
 // raise writes to a key of target until its revision is at least goal. Cost is one small write for
 // each revision.
 func (c *copier) raise(ctx context.Context, goal int64) error {
-	r, err := c.target.Get(ctx, c.prefix, clientv3.WithCountOnly())
-	if err != nil || r.Header.Revision >= goal {
+	_, at, err := c.survey(ctx, c.target)
+	if err != nil || at >= goal {
 		return err
 	}
-	at := r.Header.Revision
 	c.shown.Next("raising the revision of %s", c.target)
 	c.shown.Of(int(goal - at))
 	for at < goal {

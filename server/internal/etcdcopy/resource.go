@@ -22,64 +22,51 @@ type resource struct {
 // override returns the resource in the form of --etcd-servers-overrides.
 func (r resource) override() string { return r.name.Group + "/" + r.name.Resource }
 
-// parseResource returns the resource called text: group/resource, as in --etcd-servers-overrides,
-// or resource.group, as in kubectl. A built-in resource that is unique needs no group.
+// parseResource returns the resource called text, with the places that kube-apiserver chooses:
+// group/resource, as in --etcd-servers-overrides, or resource.group, as in kubectl. A built-in
+// resource needs no group.
 func parseResource(text string) (resource, error) {
-	var name schema.GroupResource
-	if group, plural, ok := strings.Cut(text, "/"); ok {
-		name = schema.GroupResource{Group: group, Resource: plural}
-	} else {
+	group, plural, ok := strings.Cut(text, "/")
+	name := schema.GroupResource{Group: group, Resource: plural}
+	if !ok {
 		name = schema.ParseGroupResource(text)
 	}
-	if name.Resource == "" || name.Resource == "*" || strings.Contains(name.Resource, "/") || strings.Contains(name.Group, "/") {
+	if name.Resource == "" || strings.ContainsAny(name.Resource, "*/") {
 		return resource{}, fmt.Errorf("%q is not the name of one resource, such as events, leases.coordination.k8s.io or example.com/widgets", text)
 	}
-	builtIn := builtInResources()
-	if name.Group == "" && !strings.Contains(text, "/") {
-		switch groups := builtIn[name.Resource]; {
-		case slices.Contains(groups, ""):
-		case len(groups) == 1:
-			name.Group = groups[0]
-		case len(groups) > 1:
-			return resource{}, fmt.Errorf("%q is in the groups %s; name one, such as %s.%s", text, strings.Join(groups, ", "), name.Resource, groups[0])
-		}
+	groups := builtIn(name.Resource)
+	if !ok && name.Group == "" && len(groups) > 0 && !slices.Contains(groups, "") {
+		name.Group = groups[0]
 	}
 	if name == (schema.GroupResource{Group: "events.k8s.io", Resource: "events"}) {
 		name.Group = "" // one resource with two names
 	}
-	return place(name, builtIn)
-}
-
-// place returns the places of the keys of a resource, as kube-apiserver chooses them.
-func place(name schema.GroupResource, builtIn map[string][]string) (resource, error) {
+	path, special := kubeapiserver.SpecialDefaultResourcePrefixes[name]
 	switch {
-	case slices.Contains(builtIn[name.Resource], name.Group):
-		path := strings.ToLower(name.Resource)
-		if special, ok := kubeapiserver.SpecialDefaultResourcePrefixes[name]; ok {
-			path = special
-		}
-		r := resource{name, []string{path + "/"}}
-		if name == (schema.GroupResource{Resource: "services"}) {
-			// the allocated addresses and ports are stored with the services
-			r.paths = append(r.paths, "ranges/")
-		}
-		return r, nil
+	case special:
+	case slices.Contains(groups, name.Group):
+		path = name.Resource
 	case strings.Contains(name.Group, "."): // a custom resource, a definition or an APIService
-		return resource{name, []string{name.Group + "/" + name.Resource + "/"}}, nil
+		path = name.Group + "/" + name.Resource
+	default:
+		return resource{}, fmt.Errorf("%q is not a built-in resource; a custom resource needs its group, such as %s.example.com", name, name.Resource)
 	}
-	return resource{}, fmt.Errorf("%q is not a built-in resource; a custom resource needs its group, such as %s.example.com", name, name.Resource)
+	r := resource{name, []string{path + "/"}}
+	if name == (schema.GroupResource{Resource: "services"}) {
+		// the allocated addresses and ports are stored with the services
+		r.paths = append(r.paths, "ranges/")
+	}
+	return r, nil
 }
 
-// builtInResources returns the groups of the resources of kube-apiserver by plural.
-func builtInResources() map[string][]string {
-	all := map[string][]string{}
+// builtIn returns the groups of kube-apiserver that have a resource.
+func builtIn(plural string) (groups []string) {
 	for _, gv := range legacyscheme.Scheme.PrioritizedVersionsAllGroups() {
 		for kind := range legacyscheme.Scheme.KnownTypes(gv) {
-			plural, _ := meta.UnsafeGuessKindToResource(gv.WithKind(kind))
-			if groups := all[plural.Resource]; !slices.Contains(groups, gv.Group) {
-				all[plural.Resource] = append(groups, gv.Group)
+			if name, _ := meta.UnsafeGuessKindToResource(gv.WithKind(kind)); name.Resource == plural {
+				groups = append(groups, gv.Group)
 			}
 		}
 	}
-	return all
+	return groups
 }
