@@ -13,6 +13,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // all are the suites, in the order of the document.
@@ -30,9 +32,8 @@ type options struct {
 	tests         []string // nil: all
 	quick, write  bool
 	document      bool
-	keep, missing bool
-	jobs          int           // units that run at once
-	period        time.Duration // after which no unit is started; 0: no limit
+	keep          bool
+	jobs          int // units that run at once
 }
 
 func main() {
@@ -44,9 +45,7 @@ func main() {
 	flag.BoolVar(&o.quick, "quick", false, "run only the subset that every change must pass, and write nothing")
 	flag.BoolVar(&o.write, "write", true, "write test/upstream/suites/results.json and docs/conformance.md")
 	flag.BoolVar(&o.document, "document", false, "run nothing, and write docs/conformance.md from test/upstream/suites/results.json")
-	flag.BoolVar(&o.missing, "missing", false, "run only the units that test/upstream/suites/results.json does not have for this version: continues an interrupted run")
 	flag.IntVar(&o.jobs, "jobs", 2, "how many units run at once; builds run one by one beside them")
-	flag.DurationVar(&o.period, "for", 0, "start no unit after this `time`; with -missing another run continues from there")
 	flag.BoolVar(&o.keep, "keep", false, "keep the test binaries in bin/suites")
 	flag.StringVar(&env.Root, "root", "../../..", "the `directory` of the repository")
 	flag.IntVar(&env.Parallel, "parallel", 2, "how many parallel tests of a binary run at once (-test.parallel)")
@@ -121,10 +120,10 @@ type session struct {
 	env                       *Env
 	resultsFile, documentFile string
 
-	started   time.Time
-	ran, left int           // units that were run, and units omitted for lack of time
-	slots     chan struct{} // one element for each running unit
-	running   errgroup
+	started time.Time
+	ran     int           // units that were run
+	slots   chan struct{} // one element for each running unit
+	running errgroup.Group
 
 	mu       sync.Mutex // guards problems, results and the files
 	problems []string
@@ -142,7 +141,7 @@ func (s *session) suite(ctx context.Context, suite *Suite) error {
 		return err
 	}
 	for _, unit := range units {
-		if s.selects(suite, unit) {
+		if s.selects(unit) {
 			if err := s.start(ctx, suite, unit); err != nil {
 				return err
 			}
@@ -164,22 +163,14 @@ func (s *session) prepared(suite *Suite, units []Unit) error {
 }
 
 // selects reports whether the options select the unit.
-func (s *session) selects(suite *Suite, unit Unit) bool {
-	s.mu.Lock()
-	recorded := s.results[suite.Name][unit.Name].Source == unit.Source
-	s.mu.Unlock()
-	return !(s.quick && unit.Quick == nil || !s.units.MatchString(unit.Name) || s.missing && recorded)
+func (s *session) selects(unit Unit) bool {
+	return (!s.quick || unit.Quick != nil) && s.units.MatchString(unit.Name)
 }
 
 // start builds a unit and runs it in the background, once there is a slot. The error is that of
 // ctx.
 func (s *session) start(ctx context.Context, suite *Suite, unit Unit) error {
 	s.slots <- struct{}{}
-	if s.period > 0 && time.Since(s.started) > s.period {
-		<-s.slots
-		s.left++
-		return nil
-	}
 	s.ran++
 	if err := build(ctx, suite, unit); err != nil {
 		<-s.slots
@@ -237,14 +228,11 @@ func (s *session) writeDocument() error {
 
 // verdict returns an error unless the run is complete and without a problem. All units have ended.
 func (s *session) verdict() error {
-	if s.ran == 0 && !s.missing {
+	if s.ran == 0 {
 		return errors.New("nothing matches -suites and -units")
 	}
 	if len(s.problems) > 0 {
 		return fmt.Errorf("%d problems in %d units", len(s.problems), s.ran)
-	}
-	if s.left > 0 {
-		return fmt.Errorf("%d units in time, no unexplained difference; %d units are left: continue with -missing", s.ran, s.left)
 	}
 	fmt.Printf("%d units, no unexplained difference, %.0f s\n", s.ran, time.Since(s.started).Seconds())
 	return nil
@@ -261,25 +249,4 @@ func build(ctx context.Context, suite *Suite, unit Unit) error {
 		fmt.Printf("%s %s: built in %.0f s\n", suite.Name, unit.Name, time.Since(started).Seconds())
 	}
 	return err
-}
-
-// errgroup runs functions and joins their errors.
-type errgroup struct {
-	sync.WaitGroup
-	mu  sync.Mutex
-	err error
-}
-
-func (g *errgroup) Go(f func() error) {
-	g.WaitGroup.Go(func() {
-		err := f()
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		g.err = errors.Join(g.err, err)
-	})
-}
-
-func (g *errgroup) Wait() error {
-	g.WaitGroup.Wait()
-	return g.err
 }
