@@ -18,8 +18,8 @@ import (
 // readyTimeout bounds the start of a server, which takes about 4 s on two cores.
 const readyTimeout = 2 * time.Minute
 
-// outside begins the message of a failure that is of no test. tools/testrun never runs such a
-// package again.
+// outside begins the message of a failure that is of no test. tools/testrun reports it as one of
+// the package.
 const outside = "outside of the tests:"
 
 // Env owns a directory and the processes that were started in it. Its methods end the test (or, for
