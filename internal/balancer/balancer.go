@@ -147,21 +147,6 @@ func (b *Balancer) Close() {
 	b.group.Wait()
 }
 
-// Await waits until every backend is ready. Errors: the cause of ctx, with the names of the others.
-func (b *Balancer) Await(ctx context.Context) error {
-	for {
-		names, changed := b.notReady()
-		if len(names) == 0 {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return fmt.Errorf("%v not ready: %w", names, context.Cause(ctx))
-		}
-	}
-}
-
 // AwaitAny waits until a backend is ready. Errors: the cause of ctx.
 func (b *Balancer) AwaitAny(ctx context.Context) error {
 	for {

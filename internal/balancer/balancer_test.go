@@ -80,7 +80,17 @@ func start(t *testing.T, o Options, servers ...*server) (*Balancer, string) {
 	t.Cleanup(b.Close)
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
-	testcheck.NoError(t, b.Await(ctx))
+	for {
+		names, changed := b.notReady()
+		if len(names) == 0 {
+			break
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			t.Fatalf("%v are not ready", names)
+		}
+	}
 	return b, l.Addr().String()
 }
 
