@@ -148,7 +148,7 @@ func (w *twin) convertingReads(t *testing.T) map[string]func(ctx context.Context
 	}
 	initial := func(opts storage.ListOptions) func(context.Context) error {
 		return func(ctx context.Context) error {
-			st, err := w.OpenStream(ctx, "/pods/", opts)
+			st, err := w.openStream(ctx, "/pods/", opts)
 			if err != nil {
 				return err
 			}
@@ -357,3 +357,8 @@ func TestConversion_SlowForPastEvent_IsNotLost(t *testing.T) {
 
 // withoutWebhook is the API group of a twin's resource whose definition has no webhook.
 const withoutWebhook = "plain.example.com"
+
+// openStream opens a watch; see watch.Env.Open.
+func (s *Store) openStream(ctx context.Context, key string, opts storage.ListOptions) (*watch.Stream, error) {
+	return s.watches.Open(ctx, key, opts)
+}

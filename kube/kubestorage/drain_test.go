@@ -48,7 +48,7 @@ func TestDrain_Watch_GetsPendingEventsAndBookmark(t *testing.T) {
 			results := make(chan result)
 			const n = 10
 			for range n {
-				st, err := w.OpenStream(t.Context(), "/pods/", opts)
+				st, err := w.openStream(t.Context(), "/pods/", opts)
 				testcheck.NoError(t, err)
 				go func() {
 					got, err := record(st)
@@ -75,7 +75,7 @@ func TestDrain_Watch_GetsPendingEventsAndBookmark(t *testing.T) {
 			if err := <-drained; err != nil {
 				t.Error(err)
 			}
-			_, err := w.OpenStream(t.Context(), "/pods/", opts)
+			_, err := w.openStream(t.Context(), "/pods/", opts)
 			requireRetry(t, "a later watch", err)
 		})
 	}
@@ -92,7 +92,7 @@ func TestDrain_WatchWithoutDrain_Continues(t *testing.T) {
 			err error
 		}
 		open := func(ctx context.Context) <-chan result {
-			st, err := w.OpenStream(ctx, "/pods/", w.fromNow())
+			st, err := w.openStream(ctx, "/pods/", w.fromNow())
 			testcheck.NoError(t, err)
 			results := make(chan result, 1)
 			go func() {

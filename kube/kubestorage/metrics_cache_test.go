@@ -73,7 +73,7 @@ func TestCacheMetrics_OfSlowWatch_CountTerminated(t *testing.T) {
 	f := setup(t, withWindow(mirror.Window{MaxAge: time.Hour, MaxBytes: 1 << 20}), func(o *options) { o.store.GroupResource = pods })
 	pod := f.create(t, newPod("a"))[0]
 	f.catchUp(t)
-	stream, err := f.engine(t).OpenStream(contextFor(t), "/pods/", afterRevision(pod.ResourceVersion))
+	stream, err := f.engine(t).openStream(contextFor(t), "/pods/", afterRevision(pod.ResourceVersion))
 	if err != nil {
 		t.Fatal(err)
 	}

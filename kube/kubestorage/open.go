@@ -177,7 +177,8 @@ func onInconsistency(r consistency.Result) {
 }
 
 // newStore makes a storage for a resource; see Engine.Decorator.
-func (c *cluster) newStore(config *storagebackend.ConfigForResource, resourcePrefix string, newFunc, newListFunc func() runtime.Object, getAttrs storage.AttrFunc, indexers *cache.Indexers, uncached bool) (storage.Interface, factory.DestroyFunc, error) {
+func (c *cluster) newStore(config *storagebackend.ConfigForResource, resourcePrefix string, newFunc, newListFunc func() runtime.Object,
+	getAttrs storage.AttrFunc, indexers *cache.Indexers, uncached bool) (storage.Interface, factory.DestroyFunc, error) {
 	transformer := config.Transformer
 	if transformer == nil {
 		transformer = identity.NewEncryptCheckTransformer()

@@ -20,7 +20,7 @@ func TestStatus_Resource_HasItsObjectsBytesWatchesAndLists(t *testing.T) {
 	e := &Engine{blocks: newBlocks(1 << 20), clusters: map[string]*cluster{"": f.cluster}}
 	f.create(t, newPod("a"), newPod("b"))
 	f.list(t, everything())
-	st, err := f.engine(t).OpenStream(t.Context(), "/pods/", everything())
+	st, err := f.engine(t).openStream(t.Context(), "/pods/", everything())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -106,12 +106,7 @@ func (s *Store) GetList(ctx context.Context, key string, opts storage.ListOption
 	return s.lists.GetList(ctx, key, opts, listObj)
 }
 
-// OpenStream opens a watch; see watch.Env.Open.
-func (s *Store) OpenStream(ctx context.Context, key string, opts storage.ListOptions) (*watch.Stream, error) {
-	return s.watches.Open(ctx, key, opts)
-}
-
-// OpenStreamFor is OpenStream for a watch that ends after timeout at the latest.
+// OpenStreamFor opens a watch that ends after timeout at the latest; see watch.Env.Open.
 func (s *Store) OpenStreamFor(ctx context.Context, timeout time.Duration, key string, opts storage.ListOptions) (*watch.Stream, error) {
 	return s.watches.OpenFor(ctx, timeout, key, opts)
 }

@@ -98,7 +98,7 @@ func (w *twin) catchUp(t testing.TB) {
 // open opens a stream of all pods that ends with the test.
 func (w *twin) open(t testing.TB, ctx context.Context, opts storage.ListOptions) *watch.Stream {
 	t.Helper()
-	st, err := w.OpenStream(ctx, "/pods/", opts)
+	st, err := w.openStream(ctx, "/pods/", opts)
 	testcheck.NoError(t, err)
 	t.Cleanup(st.Close)
 	return st
