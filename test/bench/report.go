@@ -253,8 +253,12 @@ func (r *Report) conditions() string {
 	if r.Quick {
 		sizes = "quick run, a tenth of the documented sizes"
 	}
-	return fmt.Sprintf("%s; %s on %d x %s, %s memory. Data: %s. Medians of %d runs. Versions: %s",
-		r.Date.Format(time.DateOnly), r.Go, r.CPUs, r.CPU, Bytes.Format(float64(r.Memory)), sizes, r.Runs,
+	runs := "One run"
+	if r.Runs > 1 {
+		runs = fmt.Sprintf("Medians of %d runs", r.Runs)
+	}
+	return fmt.Sprintf("%s; %s on %d x %s, %s memory. Data: %s. %s. Versions: %s",
+		r.Date.Format(time.DateOnly), r.Go, r.CPUs, r.CPU, Bytes.Format(float64(r.Memory)), sizes, runs,
 		strings.Join(r.Versions, "; "))
 }
 

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stratakube/strata/internal/test/testcheck"
 )
@@ -40,7 +39,7 @@ func TestSummary_OfResults_IsCurrent(t *testing.T) {
 			shown[w.Name] = true
 		}
 		header, body := report.table(true)
-		fmt.Fprintf(&b, "\n## %s\n\n%s.\n\n", report.Date.Format(time.DateOnly), report.conditions())
+		fmt.Fprintf(&b, "\n## %s\n\n%s.\n\n", strings.TrimSuffix(filepath.Base(files[i]), ".json"), report.conditions())
 		writeMarkdown(&b, header, body)
 		rows += len(body)
 	}
