@@ -180,8 +180,7 @@ func reservePort(t *testing.T) *loopback.Port {
 func startProcess(t *testing.T, dir string, flags ...string) *process.Child {
 	t.Helper()
 	p, err := process.Start(process.Spec{
-		// few collections: a server lives for seconds
-		Name: "server", Path: os.Args[0], Args: flags, Env: append(os.Environ(), serveEnv+"=1", "GOGC=300"),
+		Name: "server", Path: os.Args[0], Args: flags, Env: append(os.Environ(), serveEnv+"=1"),
 		Log: filepath.Join(dir, "log"), Lines: true,
 	})
 	testcheck.NoError(t, err)
