@@ -61,11 +61,24 @@ func (w *walk) canonical(m *message, r reader) bool {
 func ordered(m *message, r reader) bool {
 	for last := 0; r.more(); {
 		from := r.pos
-		number, wire, _ := r.tag()
-		if number >= len(m.index) || m.index[number] < 0 || number < last || r.pos-from != uvarintLen(uint64(number)<<3) {
+		tag := r.data[from]
+		// a byte for the tag, and one for the length
+		short := tag < 0x80 && tag&7 == wireLen && r.data[from+1] < 0x80
+		number, wire := int(tag>>3), tag&7
+		if !short {
+			number, wire, _ = r.tag()
+		}
+		if number >= len(m.index) || m.index[number] < 0 || number < last {
 			return false
 		}
 		last = number
+		if short {
+			r.pos += 2 + int(r.data[from+1])
+			continue
+		}
+		if r.pos-from != uvarintLen(uint64(number)<<3) {
+			return false
+		}
 		from = r.pos
 		if wire != wireLen {
 			v, _ := r.uvarint()
