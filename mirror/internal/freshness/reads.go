@@ -32,6 +32,7 @@ type Reads struct {
 	mu      sync.Mutex  // leaf
 	next    *sharedRead // the read that callers join; nil if none is due
 	pending []*attempt  // in the order in which they began
+	began   time.Time   // when the newest attempt began, also if it has failed since
 	late    *time.Timer // fires when the newest attempt is overdue
 	closed  bool
 }
@@ -94,13 +95,14 @@ func (r *Reads) ReadRevision(ctx context.Context) (int64, error) {
 }
 
 // nextAttemptLocked begins an attempt if one is due: it has callers, and the previous attempt is
-// answered or overdue. Otherwise it returns nil.
+// answered or overdue. One for the callers of earlier attempts only also waits after a failed one,
+// which may have failed at once. Otherwise it returns nil.
 func (r *Reads) nextAttemptLocked() *attempt {
 	n := len(r.pending)
 	if n > 0 && time.Since(r.pending[n-1].began) < revisionReadLate {
 		return nil
 	}
-	waiting := r.next != nil || slices.ContainsFunc(r.pending, func(a *attempt) bool { return len(a.reads) > 0 })
+	waiting := r.next != nil || time.Since(r.began) >= revisionReadLate && slices.ContainsFunc(r.pending, func(a *attempt) bool { return len(a.reads) > 0 })
 	if r.closed || n == maxRevisionReads || !waiting {
 		return nil
 	}
@@ -109,7 +111,7 @@ func (r *Reads) nextAttemptLocked() *attempt {
 	if r.next != nil {
 		a.reads, r.next = append(a.reads, r.next), nil
 	}
-	r.pending = append(r.pending, a)
+	r.pending, r.began = append(r.pending, a), a.began
 	if r.late == nil {
 		r.late = time.AfterFunc(revisionReadLate, r.overdue)
 	} else {

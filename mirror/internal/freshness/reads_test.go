@@ -328,3 +328,44 @@ func TestReads_LaterAttemptFails_EarlierCallersWait(t *testing.T) {
 		requireReturned(t, "the caller of the first attempt", first, 10)
 	})
 }
+
+// TestReads_LaterAttemptsFailAtOnce_BeginAtIntervals: while the first attempt is unanswered, one
+// that fails at once is not repeated at once.
+func TestReads_LaterAttemptsFailAtOnce_BeginAtIntervals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const intervals = 10
+		answer, reads := make(chan int64), 0 // read when all goroutines wait
+		s := newTestReads(t, func(ctx context.Context) (int64, error) {
+			reads++
+			switch {
+			case reads > 10*intervals:
+				<-ctx.Done() // so that the test ends
+			case reads > 1:
+				return 0, errors.New("no leader")
+			}
+			select {
+			case rev := <-answer:
+				return rev, nil
+			case <-ctx.Done():
+				return 0, ctx.Err()
+			}
+		})
+		returned := make(chan int64, 1)
+		go func() {
+			rev, err := s.ReadRevision(t.Context())
+			if err != nil {
+				t.Error(err)
+			}
+			returned <- rev
+		}()
+		time.Sleep(intervals*revisionReadLate + time.Millisecond)
+		synctest.Wait()
+		if reads != 1+intervals {
+			t.Errorf("%d attempts began within %d intervals, want one for each and the first", reads, intervals)
+		}
+		answer <- 7
+		if rev := <-returned; rev != 7 {
+			t.Errorf("revision %d, want that of the first attempt", rev)
+		}
+	})
+}
