@@ -192,7 +192,8 @@ func decodeRing(data []byte) (*ring, error) {
 	r := &ring{}
 	seen := map[keyID]bool{}
 	id := func(b []byte) (id keyID, ok bool) {
-		ok = copy(id[:], b) == idSize && len(b) == idSize && !seen[id]
+		copy(id[:], b)
+		ok = len(b) == idSize && !seen[id]
 		seen[id] = true
 		return id, ok
 	}

@@ -2,6 +2,7 @@ package continuetoken
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"testing"
 	"time"
@@ -53,6 +54,53 @@ func TestRing_EncodeAndDecode_ReturnsSameRing(t *testing.T) {
 	token := r.keys[1].seal(widgets, page)
 	if opened, err := got.keys[1].openText(widgets, token); err != nil || opened != page {
 		t.Errorf("the stored key opens %+v, %v", opened, err)
+	}
+}
+
+// TestRing_KeysPastMaximum_AreDropped: the oldest key, though it has not expired.
+func TestRing_KeysPastMaximum_AreDropped(t *testing.T) {
+	now := time.Now()
+	r := newRing(now, nil)
+	for i := range maxKeys {
+		if len(r.keys) != i+1 || len(r.dropped) != 0 {
+			t.Fatalf("%d keys, %d dropped after %d rotations", len(r.keys), len(r.dropped), i)
+		}
+		now = now.Add(time.Hour)
+		r = r.maintained(now, time.Hour, 1000*time.Hour)
+	}
+	if len(r.keys) != maxKeys || len(r.dropped) != 1 {
+		t.Errorf("%d keys, %d dropped; want %d and 1", len(r.keys), len(r.dropped), maxKeys)
+	}
+}
+
+// TestDecodeRing_FieldChanged_IsRefused changes one field of a stored ring with two keys at a time.
+func TestDecodeRing_FieldChanged_IsRefused(t *testing.T) {
+	now := time.Now()
+	r := newRing(now, nil).maintained(now.Add(time.Hour), time.Hour, time.Hour)
+	r = r.maintained(now.Add(2*time.Hour), time.Hour, 2*time.Hour)
+	r.dropped = append(r.dropped, dropped{keyID{1}, now})
+	data, err := r.encode()
+	testcheck.NoError(t, err)
+	for name, change := range map[string]func(s *storedRing){
+		"version":           func(s *storedRing) { s.Version++ },
+		"no keys":           func(s *storedRing) { s.Keys = nil },
+		"short id":          func(s *storedRing) { s.Keys[0].ID = s.Keys[0].ID[1:] },
+		"long id":           func(s *storedRing) { s.Keys[0].ID = append(s.Keys[0].ID, 1) },
+		"short secret":      func(s *storedRing) { s.Keys[1].Secret = s.Keys[1].Secret[1:] },
+		"first is replaced": func(s *storedRing) { s.Keys[0].Replaced = now },
+		"later is not":      func(s *storedRing) { s.Keys[1].Replaced = time.Time{} },
+		"key twice":         func(s *storedRing) { s.Keys[2].ID = s.Keys[1].ID },
+		"key is dropped":    func(s *storedRing) { s.Dropped[0].ID = s.Keys[1].ID },
+		"long dropped id":   func(s *storedRing) { s.Dropped[0].ID = append(s.Dropped[0].ID, 1) },
+	} {
+		var s storedRing
+		testcheck.NoError(t, json.Unmarshal(data, &s))
+		change(&s)
+		changed, err := json.Marshal(s)
+		testcheck.NoError(t, err)
+		if got, err := decodeRing(changed); !errors.Is(err, errNoRing) || got != nil {
+			t.Errorf("%s: %v, %v", name, got, err)
+		}
 	}
 }
 

@@ -154,6 +154,20 @@ func TestToken_OpenErrors_HideContents(t *testing.T) {
 	}
 }
 
+// TestKey_SealedContent_HasItsLength: content that the sealer has cut off is refused, an empty start
+// is not.
+func TestKey_SealedContent_HasItsLength(t *testing.T) {
+	k := newKey(time.Now())
+	for length, want := range map[byte]error{0: nil, 1: ErrInvalid} {
+		plain := []byte{0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, length}
+		sealed := k.aead.Seal(append(k.id[:], make([]byte, nonceSize)...), make([]byte, nonceSize), plain, widgets.associated(k.id))
+		token, err := k.openText(widgets, version+separator+encoding.EncodeToString(sealed))
+		if !errors.Is(err, want) || want == nil && token != (Token{Revision: 7}) || want != nil && token != (Token{}) {
+			t.Errorf("content of length %d: %+v, %v; want %v", length, token, err, want)
+		}
+	}
+}
+
 // FuzzOpen opens text that was not sealed: it never opens, and never panics.
 func FuzzOpen(f *testing.F) {
 	k := &key{id: keyID{1, 2, 3, 4, 5, 6, 7, 8}}
