@@ -16,6 +16,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"go/ast"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -36,7 +37,8 @@ type mutation struct {
 	pkg      string   // of the tests, from the root; the directory of the file if empty
 	flags    []string // of go test
 
-	from, to int // if to is not 0, the place of new, and old is the whole file
+	from, to int      // if to is not 0, the place of new, and old is the whole file
+	node     ast.Node // of that place
 }
 
 // result is the result of the tests of a mutation.
@@ -161,9 +163,14 @@ func (m mutation) test(root, overlay string) (events []byte, err error) {
 	}
 	cmd := exec.Command("go", append(append(args, m.flags...), m.tests())...)
 	cmd.Dir = root
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "GOWORK=") })
+	cmd.Env = environment()
 	cmd.Stderr = os.Stderr
 	return cmd.Output()
+}
+
+// environment returns the environment in which go uses the workspace.
+func environment() []string {
+	return slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "GOWORK=") })
 }
 
 // event is an event of go test -json.

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 )
 
 // buildTag selects the files of kube/ that the workspace builds.
@@ -22,8 +23,9 @@ const wantedScore = 0.85
 
 // score applies sampled mutations of every place of a package, each for itself, and fails if the
 // tests of the package kill fewer than wantedScore of them. The places are comparisons, conditions,
-// returned errors, locks, and operations on channels (places). Mutations that do not build do not
-// count. The survivors are listed: each is equivalent to the code, or a gap of the tests.
+// returned errors, locks, and operations on channels (places). One program has all mutations of the
+// sample: the environment selects one (guard). The survivors are listed: each is equivalent to the
+// code, or a gap of the tests.
 func score(root string, packages []string, sample int, seed uint64) error {
 	temporary, err := os.MkdirTemp("", "mutants-")
 	if err != nil {
@@ -36,27 +38,31 @@ func score(root string, packages []string, sample int, seed uint64) error {
 		if err != nil {
 			return err
 		}
+		if len(all) == 0 {
+			return fmt.Errorf("%s has no place to mutate", pkg)
+		}
 		rand.New(rand.NewPCG(seed, 0)).Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-		counts := map[outcome]int{}
-		for _, m := range all {
-			if sample > 0 && counts[killed]+counts[survived] == sample {
-				break
-			}
-			r := m.try(root, temporary)
-			if strings.HasPrefix(r.by, failsWithout) {
-				return fmt.Errorf("%s: %s", pkg, r.by)
-			}
-			counts[r.outcome]++
-			if r.outcome == survived {
-				fmt.Printf("%s: %s survived\n", m.id, cmp.Or(m.new, "nothing"))
-			}
+		tried := all
+		if sample > 0 {
+			tried = all[:min(sample, len(all))]
 		}
-		tried := counts[killed] + counts[survived]
-		if tried == 0 {
-			return fmt.Errorf("%s: none of %d mutations was tried", pkg, len(all))
+		program, err := buildGuarded(root, temporary, pkg, tried)
+		if err != nil {
+			return err
 		}
-		share := float64(counts[killed]) / float64(tried)
-		fmt.Printf("%s: %d of %d killed (%.0f %%), of %d places; %d did not build\n", pkg, counts[killed], tried, 100*share, len(all), counts[invalid])
+		began := time.Now()
+		if r := program.run(0); r.outcome != survived {
+			return fmt.Errorf("%s: %s%s", pkg, failsWithout, r.by)
+		}
+		// Four tests at once, on a busy machine: a test that takes ten times as long hangs.
+		program.timeout = min(max(10*time.Since(began), 10*time.Second), time.Minute)
+		survivors := program.survivors(len(tried))
+		for _, i := range survivors {
+			fmt.Printf("%s: %s survived\n", tried[i].id, cmp.Or(tried[i].new, "nothing"))
+		}
+		kills := len(tried) - len(survivors)
+		share := float64(kills) / float64(len(tried))
+		fmt.Printf("%s: %d of %d killed (%.0f %%), of %d places; seed %d\n", pkg, kills, len(tried), 100*share, len(all), seed)
 		if share < wantedScore {
 			low = append(low, pkg)
 		}
@@ -107,11 +113,10 @@ func placesOf(file, content string) ([]mutation, error) {
 		return nil, err
 	}
 	var all []mutation
-	add := func(from, to token.Pos, text string) {
+	add := func(n ast.Node, from, to token.Pos, text string) {
 		position, end := set.Position(from), set.Position(to)
 		all = append(all, mutation{
-			id: fmt.Sprintf("%s:%d:%d", file, position.Line, position.Column), file: file, run: ".", flags: []string{"-short", "-tags=" + buildTag},
-			old: content, new: text, from: position.Offset, to: end.Offset,
+			id: fmt.Sprintf("%s:%d:%d", file, position.Line, position.Column), file: file, old: content, new: text, from: position.Offset, to: end.Offset, node: n,
 		})
 	}
 	var functions []*ast.FuncType // those around the node
@@ -125,6 +130,9 @@ func placesOf(file, content string) ([]mutation, error) {
 			nodes = nodes[:len(nodes)-1]
 			return true
 		}
+		if d, ok := n.(*ast.GenDecl); ok && d.Tok == token.CONST {
+			return false
+		}
 		nodes = append(nodes, n)
 		switch n := n.(type) {
 		case *ast.FuncDecl:
@@ -133,21 +141,21 @@ func placesOf(file, content string) ([]mutation, error) {
 			functions = append(functions, n.Type)
 		case *ast.BinaryExpr:
 			for _, other := range operators[n.Op] {
-				add(n.OpPos, n.OpPos+token.Pos(len(n.Op.String())), other.String())
+				add(n, n.OpPos, n.OpPos+token.Pos(len(n.Op.String())), other.String())
 			}
 		case *ast.IfStmt:
 			if _, ok := n.Cond.(*ast.BinaryExpr); !ok {
-				add(n.Cond.Pos(), n.Cond.End(), "!("+content[set.Position(n.Cond.Pos()).Offset:set.Position(n.Cond.End()).Offset]+")")
+				add(n, n.Cond.Pos(), n.Cond.End(), "!("+content[set.Position(n.Cond.Pos()).Offset:set.Position(n.Cond.End()).Offset]+")")
 			}
 		case *ast.ReturnStmt:
 			if len(functions) > 0 && returnsError(functions[len(functions)-1], n) {
 				last := n.Results[len(n.Results)-1]
-				add(last.Pos(), last.End(), "nil")
+				add(n, last.Pos(), last.End(), "nil")
 			}
 		case *ast.BlockStmt:
 			for _, statement := range n.List {
 				if acts(statement) {
-					add(statement.Pos(), statement.End(), "{}")
+					add(statement, statement.Pos(), statement.End(), "{}")
 				}
 			}
 		}
