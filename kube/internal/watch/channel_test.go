@@ -1,0 +1,254 @@
+package watch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/apis/example"
+	utilflowcontrol "k8s.io/apiserver/pkg/util/flowcontrol"
+
+	"github.com/stratakube/strata/etcdsource/memory"
+	"github.com/stratakube/strata/internal/test/testcheck"
+	"github.com/stratakube/strata/kube/internal/test/podtest"
+	"github.com/stratakube/strata/kube/internal/watchset"
+)
+
+// TestWatch_Channel_HasObjects: the events, their objects and revisions, and a closed channel after
+// Stop.
+func TestWatch_Channel_HasObjects(t *testing.T) {
+	w := newFixture(t)
+	a := w.Put(t, podtest.Pod("a"))
+	w.CatchUp(t)
+	opts := withBookmarks(everything())
+	opts.SendInitialEvents = new(true)
+	ch, err := w.env.Watch(podtest.Context(t), "/pods", opts)
+	testcheck.NoError(t, err)
+	expect := func(typ watch.EventType, name string, rev int64) {
+		t.Helper()
+		ev := <-ch.ResultChan()
+		obj := ev.Object
+		if shared, ok := obj.(runtime.CacheableObject); ok {
+			obj = shared.GetObject()
+		}
+		pod, ok := obj.(*example.Pod)
+		if !ok || ev.Type != typ || pod.Name != name || pod.ResourceVersion != fmt.Sprint(rev) {
+			t.Fatalf("got %s %+v, want %s of %s at %d", ev.Type, ev.Object, typ, name, rev)
+		}
+	}
+	expect(watch.Added, "a", a)
+	expect(watch.Bookmark, "", a)
+	expect(watch.Added, "b", w.Put(t, podtest.Pod("b")))
+	expect(watch.Modified, "b", w.Put(t, withLabel(podtest.Pod("b"), "n", "2")))
+	expect(watch.Deleted, "b", w.Etcd.Delete(podtest.Key(podtest.Pod("b"))))
+	ch.Stop()
+	if ev, ok := <-ch.ResultChan(); ok {
+		t.Errorf("after Stop: %+v", ev)
+	}
+	podtest.Eventually(t, "the watch is removed", func() bool { return w.running.All() == 0 })
+}
+
+// TestWatch_FailedStart_IsEvent: 410 comes as an event; a watch whose request or storage has ended
+// has none.
+func TestWatch_FailedStart_IsEvent(t *testing.T) {
+	etcd := memory.New()
+	for i := range 10 {
+		etcd.Put(podtest.Prefix+"other", fmt.Sprint(i))
+	}
+	etcd.Compact(etcd.Revision())
+	w := newFixture(t, func(o *podtest.Options) { o.Etcd = etcd })
+	ch, err := w.env.Watch(podtest.Context(t), "/pods", after(1))
+	testcheck.NoError(t, err)
+	ev := <-ch.ResultChan()
+	if status, ok := ev.Object.(*metav1.Status); !ok || ev.Type != watch.Error || status.Reason != metav1.StatusReasonExpired {
+		t.Errorf("got %+v, want 410", ev)
+	}
+	ended, cancel := context.WithCancel(podtest.Context(t))
+	cancel()
+	if ch, err := w.env.Watch(ended, "/pods", after(w.Etcd.Revision()+1)); err == nil {
+		if ev, ok := <-ch.ResultChan(); ok {
+			t.Errorf("the request has ended: %+v", ev)
+		}
+	}
+	w.goroutines.End()
+	if _, err := w.env.Watch(podtest.Context(t), "/pods", w.fromNow()); !apierrors.IsTooManyRequests(err) {
+		t.Errorf("the storage has ended: %v, want 429", err)
+	}
+	if n := w.running.All(); n > 0 {
+		t.Errorf("%d watches run", n)
+	}
+}
+
+// TestWatch_ClientSlow_EndsOnlyDuringInitialEvents: after slowSend it gets 429 as its last event. A
+// live watch waits for its client.
+func TestWatch_ClientSlow_EndsOnlyDuringInitialEvents(t *testing.T) {
+	for _, initial := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newFixture(t)
+			begin := w.Etcd.Revision()
+			const n = 2 * resultBuffer
+			for i := range n {
+				w.Put(t, podtest.Pod(fmt.Sprintf("pod-%02d", i)))
+			}
+			w.CatchUp(t)
+			opts := after(begin)
+			if initial {
+				opts = everything()
+			}
+			var slow time.Duration
+			started := time.Now()
+			ctx := WithSlowClient(t.Context(), func() { slow = time.Since(started) })
+			ch, err := w.env.Watch(ctx, "/pods", opts)
+			testcheck.NoError(t, err)
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			got := 0
+			var last watch.Event
+			for got < n {
+				ev, ok := <-ch.ResultChan()
+				if !ok {
+					break
+				}
+				got++
+				last = ev
+			}
+			if status, ok := last.Object.(*metav1.Status); initial != (ok && status.Code == 429) || initial && (slow != slowSend || got != resultBuffer+1) || !initial && slow != 0 {
+				t.Errorf("initial events: %t: %d events, the last is %+v; slow after %s", initial, got, last, slow)
+			}
+			ch.Stop()
+		})
+	}
+}
+
+// TestStream_Seat_IsReleased at the end of the initial events, when a client reads them slowly, and
+// after initialSeatTime.
+func TestStream_Seat_IsReleased(t *testing.T) {
+	for name, c := range map[string]struct {
+		end  func(t *testing.T, st *Stream)
+		want time.Duration
+	}{
+		"delivered": {func(t *testing.T, st *Stream) { take(t, st); take(t, st) }, 0},
+		"slow":      {func(_ *testing.T, st *Stream) { st.EndSlow() }, 0},
+		"late":      {func(*testing.T, *Stream) {}, initialSeatTime},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newFixture(t)
+				w.Put(t, podtest.Pod("a"))
+				w.CatchUp(t)
+				opts := withBookmarks(everything())
+				opts.SendInitialEvents = new(true)
+				signal := utilflowcontrol.NewInitializationSignal()
+				st := w.open(t, utilflowcontrol.WithInitializationSignal(t.Context(), signal), opts)
+				begin := time.Now()
+				c.end(t, st)
+				signal.Wait()
+				if took := time.Since(begin); took != c.want {
+					t.Errorf("released after %s, want %s", took, c.want)
+				}
+			})
+		})
+	}
+}
+
+// TestStream_EndReason_NamesTheEnd.
+func TestStream_EndReason_NamesTheEnd(t *testing.T) {
+	for name, c := range map[string]struct {
+		end  func(w *fixture, st *Stream, cancel func())
+		want watchset.Reason
+	}{
+		"client":        {func(_ *fixture, _ *Stream, cancel func()) { cancel() }, watchset.ByClient},
+		"timeout":       {func(_ *fixture, st *Stream, _ func()) { <-st.Context().Done() }, watchset.ByTimeout},
+		"storage":       {func(w *fixture, st *Stream, _ func()) { w.cancel(); <-st.Context().Done() }, watchset.ByStorage},
+		"mirror":        {func(w *fixture, st *Stream, _ func()) { w.Mirror.Close(); _, _ = endOf(st) }, watchset.ByStorage},
+		"slow":          {func(_ *fixture, st *Stream, _ func()) { st.EndSlow() }, watchset.BySlowness},
+		"expired":       {func(_ *fixture, st *Stream, _ func()) { st.failed = apierrors.NewResourceExpired("old") }, watchset.Expired},
+		"another error": {func(_ *fixture, st *Stream, _ func()) { st.failed = errors.New("broken") }, watchset.ByError},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newFixture(t)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				st := w.open(t, ctx, w.fromNow())
+				c.end(w, st, cancel)
+				if got := st.endReason(); got != c.want {
+					t.Errorf("the stream ended by %s, want %s", got, c.want)
+				}
+			})
+		})
+	}
+}
+
+// TestOpen_ServerRefuses_AdmitsOnlyUndrained watches, and their Drain does not end them.
+func TestOpen_ServerRefuses_AdmitsOnlyUndrained(t *testing.T) {
+	w := newFixture(t)
+	undrained, err := w.env.Open(WithoutDrain(podtest.Context(t)), "/pods", w.fromNow())
+	testcheck.NoError(t, err)
+	defer undrained.Close()
+	w.running.Refuse()
+	if _, err := w.env.Open(podtest.Context(t), "/pods", w.fromNow()); !apierrors.IsTooManyRequests(err) {
+		t.Errorf("a watch begins: %v", err)
+	}
+	testcheck.NoError(t, w.running.Drain(podtest.Context(t)))
+	w.Put(t, podtest.Pod("a"))
+	if b := take(t, undrained); len(b.events) != 1 {
+		t.Errorf("got %+v, want an event", b)
+	}
+	if undrained.Position() != w.Etcd.Revision() {
+		t.Errorf("the position is %d, want %d", undrained.Position(), w.Etcd.Revision())
+	}
+	late, err := w.env.Open(WithoutDrain(podtest.Context(t)), "/pods", w.fromNow())
+	testcheck.NoError(t, err)
+	late.Close()
+}
+
+// TestOpen_GateLatestOff_ListsFromEtcd: the initial events are those of etcd, and later events
+// follow; a revision above etcd's is refused with an event.
+func TestOpen_GateLatestOff_ListsFromEtcd(t *testing.T) {
+	w := newFixture(t)
+	w.env.Lists.Gates.Latest = false
+	none := w.open(t, podtest.Context(t), everything())
+	if none.phase != announcing {
+		t.Errorf("without objects the phase is %d", none.phase)
+	}
+	w.Put(t, podtest.Pod("a"))
+	opts := withBookmarks(everything())
+	opts.SendInitialEvents = new(true)
+	st := w.open(t, podtest.Context(t), opts)
+	if b := take(t, st); len(b.entries) != 1 || b.entries[0].Key() != podtest.Key(podtest.Pod("a")) {
+		t.Errorf("got %+v, want the pod", b)
+	}
+	if b := take(t, st); !b.bookmark.InitialEventsEnd || b.bookmark.Revision != w.Etcd.Revision() {
+		t.Errorf("got %+v, want the bookmark", b)
+	}
+	rev := w.Put(t, podtest.Pod("b"))
+	if b := take(t, st); len(b.events) != 1 || b.events[0].Rev != rev {
+		t.Errorf("got %+v, want the event", b)
+	}
+	if err := st.beginInEtcd(uint64(rev)+1, opts); err == nil {
+		t.Error("a list from etcd below the requested revision succeeds")
+	}
+	testcheck.NoError(t, st.beginInEtcd(uint64(rev), opts))
+}
+
+// TestOpen_GateWatchListOff_IgnoresSendInitialEvents.
+func TestOpen_GateWatchListOff_IgnoresSendInitialEvents(t *testing.T) {
+	w := newFixture(t)
+	w.env.Gates.WatchList = false
+	w.Put(t, podtest.Pod("a"))
+	w.CatchUp(t)
+	opts := withBookmarks(after(0))
+	opts.SendInitialEvents = new(false)
+	st := w.open(t, podtest.Context(t), opts)
+	if st.phase != listing || st.initial.marked || !st.Listing() {
+		t.Errorf("phase %d, marked: %t; want initial events without a bookmark", st.phase, st.initial.marked)
+	}
+}
