@@ -73,7 +73,7 @@ func buildGuarded(root, temporary, pkg string, mutations []mutation) (program, e
 	if err := os.WriteFile(overlay, description, 0o600); err != nil {
 		return program{}, err
 	}
-	p := program{file: filepath.Join(temporary, "test"), dir: filepath.Join(root, pkg), timeout: time.Minute}
+	p := program{file: filepath.Join(temporary, "test"), dir: filepath.Join(root, pkg), timeout: 10 * time.Minute}
 	cmd := exec.Command("go", "test", "-c", "-vet=off", "-ldflags=-s -w", "-tags="+buildTag, "-overlay", overlay, "-o", p.file, "./"+pkg)
 	cmd.Dir, cmd.Env = root, environment()
 	if output, err := cmd.CombinedOutput(); err != nil {

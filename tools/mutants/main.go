@@ -200,7 +200,7 @@ func judge(events []byte, exit error) result {
 			panicked = cmp.Or(panicked, strings.TrimSpace(e.Output))
 		case e.Action == "output":
 			last = cmp.Or(strings.TrimSpace(e.Output), last)
-		case e.Action == "fail" && e.Test != "" && (failed == "" || strings.HasPrefix(failed, e.Test)):
+		case e.Action == "fail" && e.Test != "" && (failed == "" || strings.HasPrefix(failed, e.Test+"/")):
 			failed = e.Test // a subtest fails before its test
 		}
 	}

@@ -16,7 +16,7 @@ func TestJudge_EventsOfTests_GiveResult(t *testing.T) {
 	const (
 		passed   = `{"Action":"run","Test":"TestA"}` + "\n" + `{"Action":"pass","Test":"TestA"}` + "\n"
 		failed   = `{"Action":"fail","Test":"TestB/case"}` + "\n" + `{"Action":"fail","Test":"TestB"}` + "\n" + `{"Action":"fail"}` + "\n"
-		hanging  = `{"Action":"run","Test":"TestC"}` + "\n" + `{"Action":"output","Test":"TestC","Output":"panic: test timed out after 1m0s\n"}` + "\n" + `{"Action":"fail"}` + "\n"
+		hanging  = `{"Action":"run","Test":"TestC"}` + "\n" + `{"Action":"output","Test":"TestC","Output":"panic: test timed out after 1m0s\n"}` + "\n" + `{"Action":"fail","Test":"TestC"}` + "\n" + `{"Action":"fail"}` + "\n"
 		panics   = passed + `{"Action":"run","Test":"TestD"}` + "\n" + `{"Action":"output","Test":"TestD","Output":"panic: planted\n"}` + "\n" + `{"Action":"fail"}` + "\n"
 		crashes  = passed + `{"Action":"output","Output":"fatal error: planted\n"}` + "\n" + `{"Action":"output","Output":"goroutine 7\n"}` + "\n" + `{"Action":"fail"}` + "\n"
 		exits    = passed + `{"Action":"output","Output":"exit status 3\n"}` + "\n" + `{"Action":"fail"}` + "\n"

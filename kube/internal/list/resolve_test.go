@@ -216,6 +216,7 @@ func TestRead_InvalidRequest_IsRefused(t *testing.T) {
 			{"/pods/", storage.ListOptions{Recursive: true, Predicate: storage.Everything, ResourceVersion: "-1"}, "400", 0},
 			{"/pods/", storage.ListOptions{Recursive: true, Predicate: storage.Everything, ResourceVersion: "1", ResourceVersionMatch: "Newest"}, "error", 0},
 			{"/pods/", continued(everything(), "garbage"), "400", 0},
+			{"/pods/", continued(everything(), "s1.garbage"), "400", 0},
 			{"/pods/", continued(everything(), elsewhere), "400", 0},
 			{"/pods/", continued(everything(), token(t, "a", 0)), "400", 0},
 			{"/secrets/", everything(), "error", 0},
