@@ -160,11 +160,12 @@ func (s *Source) createWatch(ctx context.Context, timeout time.Duration, watcher
 			if ok && resp.Created && !resp.Canceled {
 				return &feed{watcher: watcher, conn: conn, responses: responses, member: resp.Header.MemberId, close: cancel}, nil
 			}
+			err := ctx.Err()
 			cancel()
-			if err := resp.Err(); err != nil {
-				return nil, translate(err)
+			if refused := resp.Err(); refused != nil {
+				return nil, translate(refused)
 			}
-			if err := ctx.Err(); err != nil {
+			if err != nil {
 				return nil, err
 			}
 			return nil, errors.New("etcd closed the watch")
