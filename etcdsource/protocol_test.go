@@ -53,8 +53,8 @@ func (s *scriptedWatch) Recv() (*pb.WatchResponse, error) {
 	return r, nil
 }
 
-// TestWatchStream_Receive_JoinsFragmentsAndRefuses malformed responses, those of another cluster, and
-// the ends of watches.
+// TestWatchStream_Receive_JoinsFragmentsAndRefuses malformed responses, other clusters and ends of
+// watches.
 func TestWatchStream_Receive_JoinsFragmentsAndRefuses(t *testing.T) {
 	event := func(rev int64) []*mvccpb.Event { return []*mvccpb.Event{event("/x/a", rev)} }
 	created := &pb.WatchResponse{Header: header(1), Created: true}
@@ -98,8 +98,8 @@ func TestWatchStream_Receive_JoinsFragmentsAndRefuses(t *testing.T) {
 	}
 }
 
-// TestWatchStream_Silent_RequestsProgress once in each interval, on request at once, and not after a
-// response or a failed request.
+// TestWatchStream_Silent_RequestsProgress once in each interval, on request at once, and not after
+// a response or a failed request.
 func TestWatchStream_Silent_RequestsProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stream := &scriptedWatch{}

@@ -154,8 +154,8 @@ func TestToken_OpenErrors_HideContents(t *testing.T) {
 	}
 }
 
-// TestKey_SealedContent_HasItsLength: content that the sealer has cut off is refused, an empty start
-// is not.
+// TestKey_SealedContent_HasItsLength: content that the sealer has cut off is refused, an empty
+// start is not.
 func TestKey_SealedContent_HasItsLength(t *testing.T) {
 	k := newKey(time.Now())
 	for length, want := range map[byte]error{0: nil, 1: ErrInvalid} {

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/apis/example"
+	"k8s.io/apiserver/pkg/storage"
 	utilflowcontrol "k8s.io/apiserver/pkg/util/flowcontrol"
 
 	"github.com/stratakube/strata/etcdsource/memory"
@@ -69,6 +70,9 @@ func TestWatch_FailedStart_IsEvent(t *testing.T) {
 	ev := <-ch.ResultChan()
 	if status, ok := ev.Object.(*metav1.Status); !ok || ev.Type != watch.Error || status.Reason != metav1.StatusReasonExpired {
 		t.Errorf("got %+v, want 410", ev)
+	}
+	if ev, ok := <-ch.ResultChan(); ok {
+		t.Errorf("after the error: %+v", ev)
 	}
 	ended, cancel := context.WithCancel(podtest.Context(t))
 	cancel()
@@ -251,4 +255,37 @@ func TestOpen_GateWatchListOff_IgnoresSendInitialEvents(t *testing.T) {
 	if st.phase != listing || st.initial.marked || !st.Listing() {
 		t.Errorf("phase %d, marked: %t; want initial events without a bookmark", st.phase, st.initial.marked)
 	}
+}
+
+// TestOpen_Fails_WithStatus: an invalid revision and a drain at once, others as the stream's error.
+func TestOpen_Fails_WithStatus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFixture(t)
+		opts := everything()
+		opts.ResourceVersion = "x"
+		if st, err := w.env.Open(t.Context(), "/pods", opts); !apierrors.IsBadRequest(err) || st != nil {
+			t.Errorf("an invalid revision: %v, want 400", err)
+		}
+		if _, err := w.env.Open(t.Context(), "/nodes", everything()); err == nil {
+			t.Error("a key of another resource is watched")
+		}
+		future := after(w.Etcd.Revision() + 1000)
+		future.SendInitialEvents = new(true)
+		st := w.open(t, t.Context(), future)
+		if _, err := endOf(st); !storage.IsTooLargeResourceVersion(err) {
+			t.Errorf("a list in the future: %v", err)
+		}
+		w.env.Lists.Gates.Latest = false
+		w.Etcd.FailLists(errors.New("broken"))
+		st = w.open(t, t.Context(), everything())
+		if events, err := endOf(st); err == nil || errors.Is(err, ErrEnded) {
+			t.Errorf("a list from etcd that fails: %d events, %v", events, err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		live := w.open(t, ctx, w.fromNow())
+		cancel()
+		if b, err := live.next(); !errors.Is(err, ErrEnded) || !b.empty() {
+			t.Errorf("the request has ended: %+v, %v", b, err)
+		}
+	})
 }

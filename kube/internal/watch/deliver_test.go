@@ -11,6 +11,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
 
@@ -55,7 +56,8 @@ func (r *recorder) Event(t watch.EventType, ev *mirror.Event) error {
 		return err
 	}
 	if t == watch.Deleted {
-		return nil
+		_, err := r.st.scope.selector.Generation.ObjectBefore(r.st.EventContext(), ev)
+		return err
 	}
 	_, err := r.st.scope.selector.Generation.ObjectAfter(r.st.EventContext(), ev)
 	return err
@@ -235,7 +237,11 @@ func TestDeliver_PastEventUnreadable_Returns410(t *testing.T) {
 	older, newer := podtest.Encryption(t, "1"), podtest.Encryption(t, "2")
 	for name, c := range map[string]struct {
 		replaced, removed, other, want bool
+		deletion                       bool // the watch begins after the first write
+		selects                        bool // the watch has a selector
 	}{
+		"deletion":                 {removed: true, deletion: true, want: true},
+		"replaced, selector":       {replaced: true, selects: true, want: true},
 		"replaced":                 {replaced: true, want: true},
 		"removed":                  {removed: true, want: true},
 		"removed, others readable": {removed: true, other: true, want: true},
@@ -247,7 +253,10 @@ func TestDeliver_PastEventUnreadable_Returns410(t *testing.T) {
 				w := newFixture(t, keys.With)
 				w.env.RetryFor = time.Second
 				begin := w.Etcd.Revision()
-				w.Seal(t, older, podtest.Pod("a"))
+				first := w.Seal(t, older, podtest.Pod("a"))
+				if c.deletion {
+					begin = first
+				}
 				if c.replaced {
 					w.Seal(t, newer, podtest.Pod("a"))
 				}
@@ -258,7 +267,11 @@ func TestDeliver_PastEventUnreadable_Returns410(t *testing.T) {
 					w.Seal(t, newer, podtest.Pod("b"))
 				}
 				w.CatchUp(t)
-				r := &recorder{st: w.open(t, t.Context(), after(begin))}
+				opts := after(begin)
+				if c.selects {
+					opts.Predicate = podtest.Selecting(t, "app in (yes, no)", "")
+				}
+				r := &recorder{st: w.open(t, t.Context(), opts)}
 				if err := r.st.Deliver(nil, r); err == nil || apierrors.IsResourceExpired(err) != c.want {
 					t.Errorf("Deliver returns %v, want 410: %t", err, c.want)
 				}
@@ -277,4 +290,85 @@ func TestDeliver_PastEventUnreadable_Returns410(t *testing.T) {
 			}
 		})
 	})
+}
+
+// TestDeliver_InitialEventsTimeOut_EndsWithRequest: the error of a decoding that has waited for the
+// whole time of the request is not reported, any other is.
+func TestDeliver_InitialEventsTimeOut_EndsWithRequest(t *testing.T) {
+	timeout := apierrors.NewTimeoutError("decoding", 1)
+	for name, c := range map[string]struct {
+		deadline time.Duration
+		failure  error
+		reported bool
+	}{
+		"short":         {time.Second / 2, timeout, false},
+		"long":          {time.Minute, timeout, true},
+		"another error": {time.Second / 2, errors.New("broken"), true},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), c.deadline)
+			defer cancel()
+			r := initialThenOne(t, newFixture(t), ctx)
+			r.fail = func(call string) error {
+				if call == "runs 2" {
+					return c.failure
+				}
+				return nil
+			}
+			if err := r.st.Deliver(nil, r); (err != nil) != c.reported || c.reported == (ctx.Err() != nil) {
+				t.Errorf("%s: Deliver returns %v, the request: %v", name, err, ctx.Err())
+			}
+			time.Sleep(time.Second) // until c is written
+		})
+	}
+}
+
+// TestDeliver_CorruptDeletion_IsReportedAtOnce with the reason of upstream, if the gate permits to
+// delete unreadable objects.
+func TestDeliver_CorruptDeletion_IsReportedAtOnce(t *testing.T) {
+	for _, gate := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newFixture(t)
+			w.env.RetryFor, w.env.Lists.Gates.UnsafeDelete = time.Minute, gate
+			r := initialThenOne(t, w, t.Context())
+			r.fail = func(call string) error {
+				switch call {
+				case "event ADDED ns/c":
+					w.Etcd.Delete(podtest.Key(podtest.Pod("a")))
+				case "event DELETED ns/a":
+					return errors.New("unreadable")
+				}
+				return nil
+			}
+			began := time.Now()
+			err := r.st.Deliver(nil, r)
+			var status apierrors.APIStatus
+			corrupt := errors.As(err, &status) && status.Status().Code == 500 && status.Status().Reason == metav1.StatusReasonStoreReadError
+			if err == nil || corrupt != gate || (time.Since(began) == time.Second) != gate {
+				t.Errorf("with the gate: %t: %v after %s", gate, err, time.Since(began))
+			}
+		})
+	}
+}
+
+// TestFew_Candidates_AreBounded by maxFound and by the request.
+func TestFew_Candidates_AreBounded(t *testing.T) {
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, c := range []struct {
+		ctx     context.Context
+		n, want int
+		more    bool
+	}{
+		{t.Context(), 0, 0, false},
+		{t.Context(), maxFound - 1, maxFound - 1, false},
+		{t.Context(), 2 * maxFound, maxFound, true},
+		{ended, 63, 63, false},
+		{ended, 1000, 64, true},
+	} {
+		found, more := few(c.ctx, slices.Values(make([]*mirror.Entry, c.n)))
+		if len(found) != c.want || more != c.more {
+			t.Errorf("%d candidates, %v: %d found, more: %t; want %d, %t", c.n, c.ctx.Err(), len(found), more, c.want, c.more)
+		}
+	}
 }
