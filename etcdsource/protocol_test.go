@@ -17,6 +17,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 
@@ -356,6 +357,10 @@ func TestEachField_Malformed_IsRefused(t *testing.T) {
 		if count, err := countFields(message[:n], 3); (err == nil) != whole[n] || err == nil && (count == 1) != (n == len(message)) {
 			t.Errorf("%d bytes: counted %d, %v", n, count, err)
 		}
+	}
+	cut := protowire.AppendBytes(protowire.AppendTag(nil, streamResponse, protowire.BytesType), message[:len(message)-1])
+	if err := newRangeCodec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(cut)}, &pb.RangeStreamResponse{}); !errors.Is(err, errMalformed) {
+		t.Errorf("a part of a stream: %v", err)
 	}
 	if err := eachField(message, func(protowire.Number, uint64, []byte) error { return errBroken }); err != errBroken {
 		t.Errorf("the error of the function becomes %v", err)
