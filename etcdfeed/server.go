@@ -35,9 +35,9 @@ import (
 )
 
 const (
-	// DefaultLogBytes bounds the events in memory for clients that resume: about 50,000 of 1 KB,
+	// defaultLogBytes bounds the events in memory for clients that resume: about 50,000 of 1 KB,
 	// minutes under heavy load.
-	DefaultLogBytes = 64 << 20
+	defaultLogBytes = 64 << 20
 	// maxEtcdReads bounds the requests that are passed on to etcd at once.
 	maxEtcdReads = 16
 	// minClientPing is the shortest interval of pings that a client may send; etcd accepts the
@@ -49,8 +49,7 @@ const (
 
 // Options configure a Server.
 type Options struct {
-	// LogBytes bounds the memory of the log, from which watches are served. Default:
-	// DefaultLogBytes.
+	// LogBytes bounds the memory of the log, from which watches are served. Default: 64 MiB.
 	LogBytes int64
 	// Logger receives messages for the operator. Default: slog.Default().
 	Logger *slog.Logger
@@ -103,7 +102,7 @@ type attachment struct {
 // New returns a server without a mirror.
 func New(opts Options) *Server {
 	if opts.LogBytes == 0 {
-		opts.LogBytes = DefaultLogBytes
+		opts.LogBytes = defaultLogBytes
 	}
 	if opts.Logger == nil {
 		opts.Logger = slog.Default()

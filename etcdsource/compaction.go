@@ -18,9 +18,9 @@ import (
 // before they make it: its value is the decimal revision. Its Version counts the turns.
 const CompactionKey = "compact_rev_key"
 
-// DefaultCheckInterval is the default of CompactorOptions.CheckInterval. A guess: rare enough to
+// defaultCheckInterval is the default of CompactorOptions.CheckInterval. A guess: rare enough to
 // cost nothing, frequent enough for an unexpected case.
-const DefaultCheckInterval = 10 * time.Second
+const defaultCheckInterval = 10 * time.Second
 
 const (
 	// Bounds of one request, which a hanging member may leave unanswered.
@@ -54,8 +54,8 @@ type CompactorOptions struct {
 	// the latest. With it, the compactor detects unannounced compactions: see CheckInterval.
 	Oldest func() mirror.Revision
 	// CheckInterval is the interval of two small reads: whether etcd still has Oldest, and the key
-	// itself, in case its watch hangs. Default: DefaultCheckInterval; a negative value disables
-	// them, but is the default WithoutWatch.
+	// itself, in case its watch hangs. Default: 10 seconds; a negative value disables them, but
+	// is the default WithoutWatch.
 	CheckInterval time.Duration
 	// WithoutWatch makes the compactor follow compactions by the check alone, which begins at once,
 	// so that etcd has no watch for it. It then notices a compaction normally within CheckInterval,
@@ -125,7 +125,7 @@ type CompactionStats struct {
 // NewCompactor starts a compactor on the client, which it does not own. It runs until Stop.
 func NewCompactor(client *clientv3.Client, opts CompactorOptions) *Compactor {
 	if opts.CheckInterval == 0 || opts.WithoutWatch && opts.CheckInterval < 0 {
-		opts.CheckInterval = DefaultCheckInterval
+		opts.CheckInterval = defaultCheckInterval
 	}
 	if opts.Logger == nil {
 		opts.Logger = slog.Default()

@@ -500,7 +500,7 @@ func TestCompactor_WithoutWatch_ChecksFollow(t *testing.T) {
 			}
 		}
 		logged("the first check failed", 1, 0, false, 0)
-		time.Sleep(2 * DefaultCheckInterval)
+		time.Sleep(2 * defaultCheckInterval)
 		synctest.Wait()
 		logged("all checks failed", 1, 0, false, 0)
 		up()
@@ -512,12 +512,12 @@ func TestCompactor_WithoutWatch_ChecksFollow(t *testing.T) {
 		e.put("1500")
 		synctest.Wait()
 		equal(t, "before a check", f.calls(), []mirror.Revision{500})
-		time.Sleep(DefaultCheckInterval)
+		time.Sleep(defaultCheckInterval)
 		synctest.Wait()
 		equal(t, "after a check", f.calls(), []mirror.Revision{500, 1500})
 		logged("checks succeed", 1, 1, true, 0)
 		up = e.failing("get", rpctypes.ErrNoLeader)
-		time.Sleep(10 * DefaultCheckInterval)
+		time.Sleep(10 * defaultCheckInterval)
 		synctest.Wait()
 		logged("etcd does not answer", 2, 1, false, 1)
 		up()
@@ -539,7 +539,7 @@ func TestCompactor_WatchHangs_CheckReadsKey(t *testing.T) {
 		if len(f.calls()) != 0 {
 			t.Fatal("the watch does not hang")
 		}
-		time.Sleep(DefaultCheckInterval)
+		time.Sleep(defaultCheckInterval)
 		synctest.Wait()
 		equal(t, "OnCompaction calls", f.calls(), []mirror.Revision{500})
 	})
@@ -559,7 +559,7 @@ func TestCompactor_UnannouncedCompaction_IsDetectedByCheck(t *testing.T) {
 					t.Fatal(err)
 				}
 				e.mu.Unlock()
-				time.Sleep(10 * DefaultCheckInterval)
+				time.Sleep(10 * defaultCheckInterval)
 				synctest.Wait()
 				equal(t, "OnCompaction calls", f.calls(), want)
 				if n := int64(len(want)); c.Stats().Unannounced != n || log.count("not recorded in the compaction key") != len(want) {
@@ -588,7 +588,7 @@ func TestCompactor_AnnouncedDuringCheck_IsNotUnannounced(t *testing.T) {
 			}
 			return nil
 		})
-		time.Sleep(DefaultCheckInterval)
+		time.Sleep(defaultCheckInterval)
 		synctest.Wait()
 		equal(t, "OnCompaction calls", f.calls(), []mirror.Revision{500})
 		if c.Stats().Unannounced != 0 {

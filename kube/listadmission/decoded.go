@@ -35,8 +35,8 @@ func (a *Admission) Begin(ctx context.Context, level Level, form Form) (context.
 	return context.WithValue(ctx, decodedKey{}, d), d
 }
 
-// DecodedBytes estimates the memory of a list with so many objects and stored bytes.
-func DecodedBytes(objects int, storedBytes, factor int64) int64 {
+// decodedBytes estimates the memory of a list with so many objects and stored bytes.
+func decodedBytes(objects int, storedBytes, factor int64) int64 {
 	return factor * (storedBytes + int64(objects)*decodedOverhead)
 }
 
@@ -100,7 +100,7 @@ func (d *Decoded) Grow(storedBytes int64) error {
 // acquired in addition to those held: 0 if they suffice or the list is small. Error: 413, counted,
 // if the list can never fit and its form is not Plain.
 func (d *Decoded) more(objects int, storedBytes int64) (int64, error) {
-	d.needed += DecodedBytes(objects, storedBytes, d.form.Factor)
+	d.needed += decodedBytes(objects, storedBytes, d.form.Factor)
 	held := d.acquired.Load()
 	if d.needed <= freeListBytes || d.needed <= held {
 		return 0, nil

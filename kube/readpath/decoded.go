@@ -17,7 +17,7 @@ import (
 )
 
 // Memory of a list that upstream's handlers build from decoded objects, as a multiple of the stored
-// bytes of its objects and of their overhead (listadmission.DecodedBytes). Measured with 20,000
+// bytes of its objects and of their overhead (listadmission.Decoded). Measured with 20,000
 // ConfigMaps of 1 KB, as the growth of a server's memory.
 const (
 	decodedFactor  = 2  // tables, and JSON or protobuf, whose encoders process one object at a time
