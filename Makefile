@@ -161,10 +161,11 @@ envtest: build ## sideload the archive of bin/strata, and run tests of controlle
 # Every build of a release is of the commit, in a temporary clone; uncommitted changes are not part of it.
 RELEASE_DIR := $(CURDIR)/bin/release
 PLATFORMS   ?= linux/amd64,linux/arm64
+RELEASE_KEY ?=
 RELEASE      = cd tools && $(ALONE) $(GO) run ./release
 
-release: ## write archives, checksums, licences and SBOMs of the commit to bin/release: make release VERSION=1.2.3
-	@$(RELEASE) -version '$(VERSION)' -platforms '$(PLATFORMS)' -out '$(RELEASE_DIR)/$(VERSION)'
+release: ## write archives, checksums, provenance, licences and SBOMs of the commit to bin/release: make release VERSION=1.2.3 RELEASE_KEY=FILE
+	@$(RELEASE) -version '$(VERSION)' -platforms '$(PLATFORMS)' -out '$(RELEASE_DIR)/$(VERSION)' $(if $(RELEASE_KEY),-key '$(abspath $(RELEASE_KEY))')
 	@cd '$(RELEASE_DIR)/$(VERSION)' && cat SHA256SUMS
 
 include hack/*.mk

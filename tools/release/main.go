@@ -1,8 +1,9 @@
 // Command release makes the files of a release from the commit that is checked out: for each
 // platform an archive of the static strata command with the files of deploy/, the licences of the
 // modules in it and a software bill of materials, an archive for setup-envtest, archives of the
-// kubectl plugin with the manifest for krew, and the checksums of all. The same commit, version and
-// Go version make the same bytes, in any directory.
+// kubectl plugin with the manifest for krew, the provenance and the checksums of all, and with -key
+// a signature of the checksums. The same commit, version and Go version make the same bytes, in any
+// directory.
 //
 //	go run ./release -version 1.2.3 -out ../bin/release
 package main
@@ -39,6 +40,7 @@ type options struct {
 	platforms []string // such as linux/amd64
 	root      string   // the repository
 	out       string
+	key       string // SSH key that signs; "" for no signature
 	binary    string // pack it for setup-envtest and make nothing else; "" for a release
 
 	plugins    []string // platforms of the kubectl plugin
@@ -52,6 +54,7 @@ func main() {
 	flag.StringVar(&o.version, "version", "", "version of the release, without the leading v (required)")
 	flag.StringVar(&o.root, "root", "..", "directory of the repository")
 	flag.StringVar(&o.out, "out", "", "directory of the files, which is replaced (required)")
+	flag.StringVar(&o.key, "key", "", "SSH key that signs the checksums, or the public key of one in the SSH agent (default no signature)")
 	flag.StringVar(&o.binary, "binary", "", "strata command to pack for setup-envtest, in place of making a release")
 	plugins := flag.String("plugin-platforms", "linux/amd64,linux/arm64,darwin/amd64,darwin/arm64,windows/amd64,windows/arm64", "comma-separated platforms of the kubectl plugin")
 	flag.StringVar(&o.url, "url", "", "address below which the files are published, for the manifest of krew (default that of the release)")
@@ -99,11 +102,12 @@ func release(o options) (err error) {
 	if _, err := output(work, nil, "git", "clone", "-q", "--shared", root, src); err != nil {
 		return err
 	}
-	text, err := output(src, nil, "git", "log", "-1", "--format=%ct")
+	text, err := output(src, nil, "git", "log", "-1", "--format=%ct %H")
 	if err != nil {
 		return err
 	}
-	seconds, err := strconv.ParseInt(text, 10, 64)
+	unix, commit, _ := strings.Cut(text, " ")
+	seconds, err := strconv.ParseInt(unix, 10, 64)
 	if err != nil {
 		return err
 	}
@@ -121,7 +125,13 @@ func release(o options) (err error) {
 	if err := pluginArchives(o, src, work, time.Unix(seconds, 0).UTC()); err != nil {
 		return fmt.Errorf("kubectl plugin: %w", err)
 	}
-	return writeSums(o.out)
+	if err := writeProvenance(o, commit); err != nil {
+		return err
+	}
+	if err := writeSums(o.out); err != nil || o.key == "" {
+		return err
+	}
+	return sign(o)
 }
 
 // releasePlatform writes the archive and the bill of materials of one platform.
@@ -249,7 +259,7 @@ func committedFiles(src string, paths ...string) (files []file, err error) {
 	return files, nil
 }
 
-// writeSums writes SHA256SUMS, in the form that sha256sum -c reads.
+// writeSums writes sumsFile, in the form that sha256sum -c reads.
 func writeSums(dir string) error {
 	entries, err := os.ReadDir(dir) // sorted
 	if err != nil {
@@ -263,7 +273,7 @@ func writeSums(dir string) error {
 		}
 		fmt.Fprintf(&sums, "%x  %s\n", sha256.Sum256(content), e.Name())
 	}
-	return os.WriteFile(filepath.Join(dir, "SHA256SUMS"), []byte(sums.String()), 0o644)
+	return os.WriteFile(filepath.Join(dir, sumsFile), []byte(sums.String()), 0o644)
 }
 
 // output runs a program and returns its standard output without the last newline.

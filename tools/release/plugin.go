@@ -15,7 +15,7 @@ const (
 	pluginCommand  = "./server/cmd/kubectl-strata"
 	pluginManifest = "deploy/krew/strata.yaml" // without platforms
 	versionLine    = "\n  version: v0.0.0\n"
-	releases       = "https://github.com/stratakube/strata/releases/download/v"
+	releases       = repository + "/releases/download/v"
 )
 
 // pluginArchives writes an archive of the kubectl plugin for each of its platforms, with the

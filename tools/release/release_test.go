@@ -4,11 +4,15 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"crypto/sha256"
 	"debug/buildinfo"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -166,6 +170,38 @@ func TestBillOfMaterials_HasEveryModule(t *testing.T) {
 	info.Deps[0].Sum = ""
 	if _, err := billOfMaterials(info, "1.2.3", "linux/arm64", nil, commitTime); err == nil {
 		t.Error("a module without a checksum was accepted")
+	}
+}
+
+func TestWriteProvenance_NamesEveryFileAndCommit(t *testing.T) {
+	o := options{version: "1.2.3", platforms: []string{"linux/amd64"}, out: t.TempDir()}
+	for _, name := range []string{"b.tar.gz", "a.tar.gz"} {
+		if err := os.WriteFile(filepath.Join(o.out, name), []byte(name), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const commit = "0123456789abcdef0123456789abcdef01234567"
+	if err := writeProvenance(o, commit); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(o.out, provenanceFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s statement
+	if err := json.Unmarshal(text, &s); err != nil {
+		t.Fatal(err)
+	}
+	want := []resource{
+		{Name: "a.tar.gz", Digest: map[string]string{"sha256": fmt.Sprintf("%x", sha256.Sum256([]byte("a.tar.gz")))}},
+		{Name: "b.tar.gz", Digest: map[string]string{"sha256": fmt.Sprintf("%x", sha256.Sum256([]byte("b.tar.gz")))}},
+	}
+	if !reflect.DeepEqual(s.Subject, want) {
+		t.Errorf("subjects %v, want %v", s.Subject, want)
+	}
+	build := s.Predicate.BuildDefinition
+	if len(build.Dependencies) != 1 || build.Dependencies[0].Digest["gitCommit"] != commit || build.ExternalParameters["version"] != "1.2.3" {
+		t.Errorf("definition of the build %+v, want commit %s and version 1.2.3", build, commit)
 	}
 }
 
