@@ -3,7 +3,6 @@ package readpath
 import (
 	"mime"
 	"net/http"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -11,7 +10,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1beta1 "k8s.io/apimachinery/pkg/apis/meta/v1beta1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	"k8s.io/apiserver/pkg/features"
@@ -80,7 +78,7 @@ func (r *readRequest) negotiateUncached() negotiated {
 		if !ok {
 			return negotiated{refused: true}
 		}
-		req, drops = r.accepting(known), true
+		req, drops = r.accepting(known), strings.Contains(known, managedFieldsName)
 	}
 	opts, info, err := negotiation.NegotiateOutputMediaType(req, r.resource.Serializer, r.scope)
 	if err != nil || !r.resource.Custom && !routed(r.req) {
@@ -114,7 +112,8 @@ func (r *readRequest) negotiateUncached() negotiated {
 	if isTable {
 		return negotiated{format: f, table: true, text: text}
 	}
-	f.noManagedFields = drops && r.dropsManagedFields(req.Header.Get("Accept"), info.MediaType, opts.Convert)
+	// upstream's negotiation returns the unknown parameters of the media type that it chose
+	f.noManagedFields = drops && slices.Contains(opts.Unrecognized, dropParameter)
 	return negotiated{format: f, text: text}
 }
 
@@ -146,19 +145,6 @@ func (r *readRequest) accepting(accept string) *http.Request {
 	// some user agents get indented JSON
 	header := http.Header{"Accept": {accept}, "User-Agent": r.req.Header["User-Agent"]}
 	return &http.Request{Method: r.req.Method, URL: r.req.URL, Header: header}
-}
-
-// dropsManagedFields reports whether the media type that the response has, as it was negotiated,
-// omits managed fields. The first media type of the Accept header with the parameter that alone
-// gives the same result decides.
-func (r *readRequest) dropsManagedFields(header, mediaType string, convert *schema.GroupVersionKind) bool {
-	return slices.ContainsFunc(strings.Split(header, ","), func(accepted string) bool {
-		if drop(accepted) == "" {
-			return false
-		}
-		opts, info, err := negotiation.NegotiateOutputMediaType(r.accepting(accepted), r.resource.Serializer, r.scope)
-		return err == nil && info.MediaType == mediaType && reflect.DeepEqual(opts.Convert, convert)
-	})
 }
 
 // refuseMediaTypes writes that the server has none of the requested media types, as upstream does.

@@ -105,6 +105,7 @@ func TestManagedFields_Dropped_OthersAreEqual(t *testing.T) {
 		"application/json;drop=": {http.StatusOK, true},
 		"application/yaml" + dropManagedFields + ";q=0.1,application/json":                                 {http.StatusOK, true},
 		"application/json;drop=metadata.labels,application/json":                                           {http.StatusOK, true},
+		"application/json;q=0.5,application/json" + dropManagedFields:                                      {http.StatusOK, false},
 		"application/json;drop=spec,application/json" + dropManagedFields:                                  {http.StatusOK, false},
 		"application/json" + dropManagedFields + ",application/yaml":                                       {http.StatusOK, false},
 		"application/json;as=Table;v=v0;g=x" + dropManagedFields + ",application/json" + dropManagedFields: {http.StatusOK, false},
