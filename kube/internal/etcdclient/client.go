@@ -74,6 +74,7 @@ func awaitReady(ctx context.Context, conn *grpc.ClientConn) error {
 			return nil
 		case connectivity.Idle:
 			conn.Connect()
+		default: // it tries
 		}
 		if conn.WaitForStateChange(ctx, state) {
 			continue

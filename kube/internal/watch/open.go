@@ -226,6 +226,7 @@ func (st *Stream) begin(asked uint64, opts storage.ListOptions, span *trace.Span
 		err = lists.Fresh.Consistent(ctx, nil)
 	case listNotOlder:
 		err = lists.Fresh.WaitFor(ctx, asked)
+	default: // memory decides without a wait
 	}
 	if err != nil {
 		return err
