@@ -176,8 +176,11 @@ func (r *round) requireMirrors(ctx context.Context, v *verdict, last int64, comp
 				v.add(mirrored, "replica %d: %v", to.n, err)
 				continue
 			}
-			stored, err := r.scene.client.Get(ctx, "/registry/"+res.name+"/", clientv3.WithPrefix(), clientv3.WithRev(at), clientv3.WithKeysOnly())
-			if err != nil {
+			var stored *clientv3.GetResponse
+			if err := r.scene.again(ctx, func(ctx context.Context) (err error) {
+				stored, err = r.scene.client.Get(ctx, "/registry/"+res.name+"/", clientv3.WithPrefix(), clientv3.WithRev(at), clientv3.WithKeysOnly())
+				return err
+			}); err != nil {
 				v.add(mirrored, "read etcd at %d: %v", at, err)
 				continue
 			}
@@ -221,7 +224,11 @@ func (r *round) requireConsistent(ctx context.Context, v *verdict, to *replica, 
 	if !compare {
 		return
 	}
-	at, err := to.api.HashAt(ctx, res.name, last)
+	var at harness.Consistency
+	err = r.scene.again(ctx, func(ctx context.Context) (err error) {
+		at, err = to.api.HashAt(ctx, res.name, last)
+		return err
+	})
 	if err != nil || at.Hash == "" {
 		v.add(mirrored, "replica %d: its hash of %s at %d is %+v, %v", to.n, res.name, last, at, err)
 		return
