@@ -39,11 +39,17 @@ type scriptedWatch struct {
 	grpc.BidiStreamingClient[pb.WatchRequest, pb.WatchResponse]
 	responses []*pb.WatchResponse
 	err       error
-	sent      int
-	sendErr   error
+	sent      atomic.Int64
+	broken    atomic.Bool // nothing can be sent
 }
 
-func (s *scriptedWatch) Send(*pb.WatchRequest) error { s.sent++; return s.sendErr }
+func (s *scriptedWatch) Send(*pb.WatchRequest) error {
+	s.sent.Add(1)
+	if s.broken.Load() {
+		return errBroken
+	}
+	return nil
+}
 
 func (s *scriptedWatch) Recv() (*pb.WatchResponse, error) {
 	if len(s.responses) == 0 {
@@ -107,12 +113,12 @@ func TestWatchStream_Silent_RequestsProgress(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		l := &watchStream{stream: stream, cancel: cancel, progressRequested: make(chan struct{}, 1)}
 		l.wg.Go(func() { l.requestProgressLoop(ctx) })
-		expect := func(wait time.Duration, want int) {
+		expect := func(wait time.Duration, want int64) {
 			t.Helper()
 			time.Sleep(wait)
 			synctest.Wait()
-			if stream.sent != want {
-				t.Errorf("%d requests, want %d", stream.sent, want)
+			if sent := stream.sent.Load(); sent != want {
+				t.Errorf("%d requests, want %d", sent, want)
 			}
 		}
 		expect(progressInterval, 1)
@@ -122,7 +128,7 @@ func TestWatchStream_Silent_RequestsProgress(t *testing.T) {
 		expect(progressInterval, 3)
 		l.requestProgress()
 		expect(0, 4)
-		stream.sendErr = errBroken
+		stream.broken.Store(true)
 		expect(3*progressInterval, 5)
 		l.close()
 		if ctx.Err() == nil {

@@ -334,13 +334,13 @@ func TestReads_LaterAttemptFails_EarlierCallersWait(t *testing.T) {
 func TestReads_LaterAttemptsFailAtOnce_BeginAtIntervals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const intervals = 10
-		answer, reads := make(chan int64), 0 // read when all goroutines wait
+		answer := make(chan int64)
+		var reads atomic.Int64
 		s := newTestReads(t, func(ctx context.Context) (int64, error) {
-			reads++
-			switch {
-			case reads > 10*intervals:
+			switch n := reads.Add(1); {
+			case n > 10*intervals:
 				<-ctx.Done() // so that the test ends
-			case reads > 1:
+			case n > 1:
 				return 0, errors.New("no leader")
 			}
 			select {
@@ -360,8 +360,8 @@ func TestReads_LaterAttemptsFailAtOnce_BeginAtIntervals(t *testing.T) {
 		}()
 		time.Sleep(intervals*revisionReadLate + time.Millisecond)
 		synctest.Wait()
-		if reads != 1+intervals {
-			t.Errorf("%d attempts began within %d intervals, want one for each and the first", reads, intervals)
+		if n := reads.Load(); n != 1+intervals {
+			t.Errorf("%d attempts began within %d intervals, want one for each and the first", n, intervals)
 		}
 		answer <- 7
 		if rev := <-returned; rev != 7 {
