@@ -62,7 +62,7 @@ func ordered(m *message, r reader) bool {
 	for last := 0; r.more(); {
 		from := r.pos
 		tag := r.data[from]
-		// a byte for the tag, and one for the length
+		// A tag and a length of one byte each, usual and fast; the scan has found both.
 		short := tag < 0x80 && tag&7 == wireLen && r.data[from+1] < 0x80
 		number, wire := int(tag>>3), tag&7
 		if !short {
