@@ -279,6 +279,7 @@ func (w *writer) update(t *table, arrived int64) *tableUpdate {
 func (w *writer) commit(through Revision, progress bool) {
 	for _, x := range w.updates {
 		x.commit()
+		w.stats.Events.Add(int64(len(x.events))) // a reader of the revision finds its events counted
 	}
 	if through > w.published.Revision() {
 		w.publisher.Publish(through, progress)
@@ -291,7 +292,6 @@ func (w *writer) commit(through Revision, progress bool) {
 	for _, x := range w.updates {
 		x.lin.head.Load().prev.Store(nil)
 		x.t.notifyCursors(x.lin, x.events)
-		w.stats.Events.Add(int64(len(x.events)))
 		x.t.countPublication(len(x.events), took)
 		w.remember(x.t, through, x.events)
 		x.supersede()

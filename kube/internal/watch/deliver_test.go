@@ -97,7 +97,9 @@ func TestDeliver_Sink_IsCalledInOrder(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 				defer cancel()
 				r := initialThenOne(t, newFixture(t), ctx, c.change)
-				if err := r.st.Deliver(nil, r); err != nil || strings.Join(r.calls, ", ") != c.want {
+				err := r.st.Deliver(nil, r)
+				calls := slices.CompactFunc(r.calls, func(a, b string) bool { return a == "flush" && b == a })
+				if err != nil || strings.Join(calls, ", ") != c.want { // a wait may end without an event
 					t.Errorf("the calls are %q, %v; want %s", r.calls, err, c.want)
 				}
 			})
