@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 )
@@ -117,6 +118,10 @@ func install(ctx context.Context, config *rest.Config, definitions []definition)
 	if err != nil {
 		return err
 	}
+	served, err := discovery.NewDiscoveryClientForConfig(config)
+	if err != nil {
+		return err
+	}
 	for _, d := range definitions {
 		if _, err := client.Resource(definitionsResource).Create(ctx, d.object, metav1.CreateOptions{}); err != nil {
 			return fmt.Errorf("create the CustomResourceDefinition %q of %s: %w", d.object.GetName(), d.file, err)
@@ -124,8 +129,8 @@ func install(ctx context.Context, config *rest.Config, definitions []definition)
 	}
 	for _, d := range definitions {
 		state := "no state yet"
-		err := wait.PollUntilContextCancel(ctx, pollInterval, true, func(ctx context.Context) (served bool, err error) {
-			state, err = stateOf(ctx, client, d.object.GetName())
+		err := wait.PollUntilContextCancel(ctx, pollInterval, true, func(ctx context.Context) (done bool, err error) {
+			state, err = stateOf(ctx, client, served, d.object.GetName())
 			return state == "", err
 		})
 		if err != nil {
@@ -135,8 +140,9 @@ func install(ctx context.Context, config *rest.Config, definitions []definition)
 	return nil
 }
 
-// stateOf returns "" if all versions of the definition are served, otherwise the reason why not.
-func stateOf(ctx context.Context, client dynamic.Interface, name string) (state string, err error) {
+// stateOf returns "" if all versions of the definition are served and found by discovery, otherwise
+// the reason why not.
+func stateOf(ctx context.Context, client dynamic.Interface, served discovery.ServerResourcesInterface, name string) (state string, err error) {
 	object, err := client.Resource(definitionsResource).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return "", err
@@ -166,6 +172,14 @@ func stateOf(ctx context.Context, client dynamic.Interface, name string) (state 
 		resource := schema.GroupVersionResource{Group: group, Version: fmt.Sprint(version["name"]), Resource: plural}
 		if _, err := client.Resource(resource).List(ctx, metav1.ListOptions{Limit: 1}); apierrors.IsNotFound(err) {
 			return fmt.Sprintf("%s is not served yet", resource.GroupVersion()), nil
+		}
+		// Discovery follows a moment later. Clients that map kinds to resources depend on it.
+		found, err := served.ServerResourcesForGroupVersion(resource.GroupVersion().String())
+		if err != nil && !apierrors.IsNotFound(err) {
+			return "", err
+		}
+		if err != nil || !slices.ContainsFunc(found.APIResources, func(r metav1.APIResource) bool { return r.Name == plural }) {
+			return fmt.Sprintf("discovery does not have %s yet", resource), nil
 		}
 	}
 	return "", nil

@@ -101,6 +101,11 @@ func fill(t *testing.T, ctx context.Context, s *harness.Server) {
 	harness.Check(t, err)
 	kubectl("create", "-f", directory+"/testdata/objects.yaml")
 	kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		// discovery has the kinds a moment after their definitions are established
+		r, err := s.Kubectl(ctx, "", "create", "--dry-run=client", "-f", directory+"/testdata/custom.yaml")
+		return err == nil && r.Code == 0, err
+	}))
 	kubectl("create", "-f", directory+"/testdata/custom.yaml")
 	// Updated and deleted objects have a different history from created ones.
 	kubectl("-n", "stock", "label", "configmap", "settings", "updated=yes")

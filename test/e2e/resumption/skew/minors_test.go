@@ -102,6 +102,11 @@ func (s *three) fill(t *testing.T, ctx context.Context) {
 	}
 	kubectl("create", "-f", filepath.Join(testdata, "objects.yaml"))
 	kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		// discovery has the kinds a moment after their definitions are established
+		r, err := s.older.Kubectl(ctx, "", "create", "--dry-run=client", "-f", filepath.Join(testdata, "custom.yaml"))
+		return err == nil && r.Code == 0, err
+	}))
 	kubectl("create", "-f", filepath.Join(testdata, "custom.yaml"))
 	api := s.older.API()
 	request := object{"name": "request", "exactly": object{"deviceClassName": "class", "allocationMode": "ExactCount", "count": 1}}
