@@ -279,7 +279,7 @@ func (w *writer) update(t *table, arrived int64) *tableUpdate {
 func (w *writer) commit(through Revision, progress bool) {
 	for _, x := range w.updates {
 		x.commit()
-		w.stats.Events.Add(int64(len(x.events))) // a reader of the revision finds its events counted
+		w.stats.Events.Add(int64(len(x.events))) // before a reader can know of them
 	}
 	if through > w.published.Revision() {
 		w.publisher.Publish(through, progress)
