@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// publications is a histogram of the delay from the arrival of a batch until its events are
+// Publications is a histogram of the delay from the arrival of a batch until its events are
 // readable. Element i counts the batches with a delay of at most publicationBounds[i] and above the
 // previous bound, and adds up their delays.
-type publications [len(publicationBounds) + 1]struct {
+type Publications [len(publicationBounds) + 1]struct {
 	N    int64
 	Time time.Duration
 }
@@ -106,7 +106,7 @@ type ResourceStats struct {
 	Received int64 // events that the feed has delivered
 	// events published to cursors; events of a loading resource are part of the load
 	Published    int64
-	Publications publications // of the batches with these events
+	Publications Publications // of the batches with these events
 	Loads        int64        // times the resource became readable, or a list replaced its content
 	LoadFailures int64        // failed lists for a load
 	// of all Loads: from the claim, or the loss of the content, until the resource was readable

@@ -12,7 +12,7 @@ import (
 )
 
 // serverOf returns a server that has already served lists and watches of the resource.
-func serverOf(resource *Resource) *Server {
+func serverOf(resource *boundResource) *Server {
 	s := &Server{resolver: NewResolver(ResolverConfig{})}
 	bound := &routeEntry{}
 	bound.bound.Store(&binding{resource: resource})

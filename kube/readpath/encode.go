@@ -48,7 +48,7 @@ type representationName struct {
 // encoders: an item is cut out of the encoding of its object, and the envelope of a list out of the
 // encoding of an empty list. Safe for concurrent use.
 type encoding struct {
-	resource *Resource
+	resource *boundResource
 	format
 	rep     *representation.Representation
 	encoder runtime.Encoder
@@ -65,7 +65,7 @@ type encodings struct {
 	byFormat sync.Map // of *encoding
 }
 
-func (e *encodings) get(r *Resource, f format) (*encoding, error) {
+func (e *encodings) get(r *boundResource, f format) (*encoding, error) {
 	made, ok := e.byFormat.Load(f)
 	if ok && made.(*encoding).rep.Fresh() {
 		return made.(*encoding), nil
@@ -82,7 +82,7 @@ func (e *encodings) get(r *Resource, f format) (*encoding, error) {
 	return enc, nil
 }
 
-func newEncoding(r *Resource, f format) (*encoding, error) {
+func newEncoding(r *boundResource, f format) (*encoding, error) {
 	codecs, gvk := r.Serializer, r.Kind
 	if !f.target.Empty() {
 		codecs, gvk = apihelpers.GetMetaInternalVersionCodecs(), f.target.WithKind("PartialObjectMetadata")
@@ -219,7 +219,7 @@ func (e *encoding) appendItem(dst []byte, obj runtime.Object) ([]byte, error) {
 }
 
 // spliceCanonical splices a stored object that upstream's encoder would write as it is stored.
-func (r *Resource) spliceCanonical(dst, stored []byte, rev mirror.Revision) ([]byte, bool) {
+func (r *boundResource) spliceCanonical(dst, stored []byte, rev mirror.Revision) ([]byte, bool) {
 	if !r.Transcoder.Canonical(stored) {
 		return dst, false
 	}

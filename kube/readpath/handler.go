@@ -130,7 +130,7 @@ func (s *Server) Serves(req *http.Request, info *request.RequestInfo) bool {
 // readRequest is one read request and the state needed to answer it.
 type readRequest struct {
 	server   *Server
-	resource *Resource
+	resource *boundResource
 	info     *request.RequestInfo
 	enc      *encoding // of objects
 	table    *table    // nil: the response is not a table
@@ -150,7 +150,7 @@ func (s *Server) serve(w http.ResponseWriter, req *http.Request, info *request.R
 	if _, ok := req.Header["Upgrade"]; ok {
 		return reasonPath // a watch over a websocket
 	}
-	resource, why := s.resolver.Resolve(info, next)
+	resource, why := s.resolver.resolve(info, next)
 	if resource == nil {
 		return why
 	}
@@ -314,7 +314,7 @@ func (r *readRequest) fail(err error) {
 func (r *readRequest) groupResource() schema.GroupResource { return r.resource.GVR.GroupResource() }
 
 // scope returns the RequestScope that content negotiation needs.
-func (r *Resource) scope() *handlers.RequestScope {
+func (r *boundResource) scope() *handlers.RequestScope {
 	if scope := r.requestScope.Load(); scope != nil {
 		return scope
 	}

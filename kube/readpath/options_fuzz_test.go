@@ -101,16 +101,16 @@ func (fieldLabels) ConvertFieldLabel(_ schema.GroupVersionKind, label, value str
 	return "", "", fmt.Errorf("%q is not a known field selector", label)
 }
 
-// optionsRegistry is a registry with upstream's handlers for it, and its Resource for the byte
+// optionsRegistry is a registry with upstream's handlers for it, and its resource for the byte
 // path.
 type optionsRegistry struct {
 	registry *genericregistry.Store
 	storage  *recorder
-	resource *Resource
+	resource *boundResource
 }
 
 func newOptionsRegistry(namespaced bool) *optionsRegistry {
-	resource := &Resource{
+	resource := &boundResource{
 		GVR:         examplev1.SchemeGroupVersion.WithResource("pods"),
 		Kind:        examplev1.SchemeGroupVersion.WithKind("Pod"),
 		Namespaced:  namespaced,

@@ -46,7 +46,7 @@ type Kinds struct {
 	Serializer runtime.NegotiatedSerializer
 }
 
-// Resolver finds the Resource that a request reads.
+// Resolver finds the resource that a request reads.
 //
 // It does not duplicate the server's routing. To resolve a path, it sends a probe request through
 // the server's own handlers (kubestorage.WithProbe); the storage that the probe reaches is the one
@@ -74,7 +74,7 @@ type Resolver struct {
 
 	// guards the fields below and the replacement of routes; acquired after routeEntry.mu
 	mu        sync.Mutex
-	resources map[servedStore]*Resource
+	resources map[servedStore]*boundResource
 }
 
 // route is the part of a request that determines its storage.
@@ -98,7 +98,7 @@ type routeEntry struct {
 
 // binding is the result of a probe. It is immutable.
 type binding struct {
-	resource *Resource // nil: no readable storage
+	resource *boundResource // nil: no readable storage
 	// definition is the definition of a custom resource as of before the probe, and name its name.
 	definition *apiextensionsv1.CustomResourceDefinition
 	name       string
@@ -129,15 +129,15 @@ const (
 
 // NewResolver returns a Resolver without any routes.
 func NewResolver(c ResolverConfig) *Resolver {
-	r := &Resolver{config: c, now: time.Now, resources: map[servedStore]*Resource{}}
+	r := &Resolver{config: c, now: time.Now, resources: map[servedStore]*boundResource{}}
 	r.routes.Store(&map[route]*routeEntry{})
 	return r
 }
 
-// Resolve returns the Resource that a request reads, or the reason to pass it on. The request must
+// resolve returns the resource that a request reads, or the reason to pass it on. The request must
 // have the verb get, list or watch, no subresource, and a canonical path. next is the handler that
 // would otherwise answer it.
-func (r *Resolver) Resolve(info *request.RequestInfo, next http.Handler) (*Resource, reason) {
+func (r *Resolver) resolve(info *request.RequestInfo, next http.Handler) (*boundResource, reason) {
 	t := routeOf(info)
 	if r.config.Local != nil && !r.config.Local(schema.GroupVersion{Group: t.group, Version: t.version}) {
 		return nil, reasonRemote
@@ -157,16 +157,16 @@ func routeOf(info *request.RequestInfo) route {
 	return t
 }
 
-func (b *binding) read() (*Resource, reason) {
+func (b *binding) read() (*boundResource, reason) {
 	if b.resource == nil {
 		return nil, reasonResource
 	}
 	return b.resource, ""
 }
 
-// known returns the Resource that a request reads if it has a valid binding, and nil otherwise. It
+// known returns the resource that a request reads if it has a valid binding, and nil otherwise. It
 // sends no probe and does not block.
-func (r *Resolver) known(info *request.RequestInfo) *Resource {
+func (r *Resolver) known(info *request.RequestInfo) *boundResource {
 	c := (*r.routes.Load())[routeOf(info)]
 	if c == nil {
 		return nil
@@ -193,7 +193,7 @@ func (r *Resolver) holds(b *binding) bool {
 }
 
 // bind resolves the route with a probe. Concurrent requests for the same route wait for one probe.
-func (r *Resolver) bind(t route, next http.Handler) (*Resource, reason) {
+func (r *Resolver) bind(t route, next http.Handler) (*boundResource, reason) {
 	if r.definition(t) == nil && !r.builtIn(t) {
 		return nil, reasonResource
 	}
@@ -258,10 +258,10 @@ func (r *Resolver) find(t route, old *binding, next http.Handler) *binding {
 	return b
 }
 
-// resourceOf returns the Resource of a storage: the same one for all routes to that storage, also
+// resourceOf returns the resource of a storage: the same one for all routes to that storage, also
 // for a storage of an earlier form of the definition. It returns nil if the storage is used in a
 // way that the byte path does not support.
-func (r *Resolver) resourceOf(t route, found kubestorage.Found, def *apiextensionsv1.CustomResourceDefinition, next http.Handler) *Resource {
+func (r *Resolver) resourceOf(t route, found kubestorage.Found, def *apiextensionsv1.CustomResourceDefinition, next http.Handler) *boundResource {
 	if found.Key != t.key(found.Store.ResourcePrefix()) {
 		return nil
 	}

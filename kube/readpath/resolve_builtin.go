@@ -26,7 +26,7 @@ func (r *Resolver) builtIn(t route) bool {
 
 // builtInResource describes a storage of built-in objects as upstream's installer does for its
 // routes; nil if the kind of the storage does not belong to the group.
-func (r *Resolver) builtInResource(t route, s *kubestorage.Store, next http.Handler) *Resource {
+func (r *Resolver) builtInResource(t route, s *kubestorage.Store, next http.Handler) *boundResource {
 	gv := schema.GroupVersion{Group: t.group, Version: t.version}
 	for _, k := range r.config.BuiltIn {
 		kind, ok := kindOf(k.Scheme, s.Kind().NewFunc(), gv)
@@ -35,7 +35,7 @@ func (r *Resolver) builtInResource(t route, s *kubestorage.Store, next http.Hand
 			continue
 		}
 		gvk := gv.WithKind(kind)
-		res := &Resource{
+		res := &boundResource{
 			GVR:        t.gvr(),
 			Kind:       gvk,
 			ListKind:   listKind,
@@ -89,11 +89,11 @@ func kindOf(scheme *runtime.Scheme, obj runtime.Object, gv schema.GroupVersion) 
 
 // deprecate sets the warnings and metric labels if the version of obj is deprecated in the release
 // that this server reports.
-func (r *Resource) deprecate(obj runtime.Object) {
+func (r *boundResource) deprecate(obj runtime.Object) {
 	obj.GetObjectKind().SetGroupVersionKind(r.Kind)
 	// Unknown version numbers are zero; then every deprecated version counts as deprecated now.
 	major, minor, _ := deprecation.MajorMinor(version.Get())
 	if deprecation.IsDeprecated(obj, major, minor) {
-		r.Deprecation = &Deprecation{deprecation.WarningMessage(obj), deprecation.RemovedRelease(obj)}
+		r.Deprecation = &versionDeprecation{deprecation.WarningMessage(obj), deprecation.RemovedRelease(obj)}
 	}
 }

@@ -47,14 +47,14 @@ func sameForm(a, b *apiextensionsv1.CustomResourceDefinition) bool {
 
 // customResource describes a storage of custom resources according to def; nil if the storage is
 // for another version.
-func customResource(gvr schema.GroupVersionResource, s *kubestorage.Store, def *apiextensionsv1.CustomResourceDefinition) *Resource {
+func customResource(gvr schema.GroupVersionResource, s *kubestorage.Store, def *apiextensionsv1.CustomResourceDefinition) *boundResource {
 	v := servedVersion(def, gvr.Version)
 	kind := s.Kind().NewFunc().GetObjectKind().GroupVersionKind()
 	if v == nil || kind.GroupVersion() != gvr.GroupVersion() {
 		return nil
 	}
 	serializer := newCustomSerializer()
-	res := &Resource{
+	res := &boundResource{
 		GVR:                 gvr,
 		Kind:                kind,
 		ListKind:            s.Kind().NewListFunc().GetObjectKind().GroupVersionKind().Kind,
@@ -84,7 +84,7 @@ func customResource(gvr schema.GroupVersionResource, s *kubestorage.Store, def *
 		return label, value, nil
 	}
 	if v.Deprecated {
-		res.Deprecation = &Deprecation{Warning: deprecationWarning(def, v)}
+		res.Deprecation = &versionDeprecation{Warning: deprecationWarning(def, v)}
 	}
 	return res
 }

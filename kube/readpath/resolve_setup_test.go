@@ -209,7 +209,7 @@ func (r *resolving) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 }
 
 // read resolves a request for path, and returns the number of requests to the server.
-func (r *resolving) read(path string) (res *Resource, why reason, asked int) {
+func (r *resolving) read(path string) (res *boundResource, why reason, asked int) {
 	r.t.Helper()
 	u, err := url.Parse(path)
 	if err != nil {
@@ -221,13 +221,13 @@ func (r *resolving) read(path string) (res *Resource, why reason, asked int) {
 		r.t.Fatal(err)
 	}
 	before := r.asked
-	res, why = r.resolver.Resolve(info, r)
+	res, why = r.resolver.resolve(info, r)
 	return res, why, r.asked - before
 }
 
 // want resolves path and fails unless it is bound to the storage of e (nil: passed on) after
 // exactly the given number of probes; a negative number stands for any.
-func (r *resolving) want(path string, e *endpoint, probes int) *Resource {
+func (r *resolving) want(path string, e *endpoint, probes int) *boundResource {
 	r.t.Helper()
 	res, why, asked := r.read(path)
 	switch {

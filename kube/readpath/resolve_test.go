@@ -32,7 +32,7 @@ func TestResolver_BuiltInResource_IsBoundPermanently(t *testing.T) {
 	t.Parallel()
 	r := newResolving(t, decorated)
 	pods := r.pods()
-	var first *Resource
+	var first *boundResource
 	for _, path := range []string{
 		podsPath, podsPath + "?watch=true", podsPath + "?fieldSelector=metadata.name%3Da",
 		"/apis/example.apiserver.k8s.io/v1/namespaces/ns/pods",
@@ -42,13 +42,13 @@ func TestResolver_BuiltInResource_IsBoundPermanently(t *testing.T) {
 		res := r.want(path, pods, -1)
 		first = cmp.Or(first, res)
 		if res != first {
-			t.Errorf("%s has a separate Resource", path)
+			t.Errorf("%s has a separate resource", path)
 		}
 		r.clock = r.clock.Add(time.Hour)
 		r.want(path, pods, 0)
 	}
 	if first == nil {
-		t.Fatal("no Resource is bound")
+		t.Fatal("no resource is bound")
 	}
 	if first.Kind != examplev1.SchemeGroupVersion.WithKind("Pod") || first.ListKind != "PodList" || !first.Namespaced || first.Custom {
 		t.Errorf("bound as %+v", first)
@@ -238,7 +238,7 @@ func TestResolver_DestroyedStorage_IsReleased(t *testing.T) {
 	deadline := time.Now().Add(time.Minute)
 	for known := 2; known != 1; {
 		if time.Now().After(deadline) {
-			t.Fatal("the Resource of the destroyed storage still exists")
+			t.Fatal("the resource of the destroyed storage still exists")
 		}
 		time.Sleep(time.Millisecond)
 		r.resolver.mu.Lock()
@@ -265,7 +265,7 @@ func TestResolver_CustomResource_FollowsDefinition(t *testing.T) {
 		if res == nil {
 			continue
 		}
-		if got := cmp.Or(res.Deprecation, &Deprecation{}).Warning; got != want {
+		if got := cmp.Or(res.Deprecation, &versionDeprecation{}).Warning; got != want {
 			t.Errorf("%s: the warning is %q, want %q", version, got, want)
 		}
 		if res.Kind.Kind != "Widget" || res.Kind.Version != version || res.ListKind != "WidgetCollection" || !res.Namespaced || !res.Custom {
@@ -328,7 +328,7 @@ func TestProbe_CarriesNoDataOfRequest(t *testing.T) {
 		r.ServeHTTP(w, req)
 	})
 	info := &request.RequestInfo{Verb: "get", APIGroup: example.GroupName, APIVersion: "v1", Resource: "pods", Namespace: "ns", Name: "secret-name"}
-	res, why := r.resolver.Resolve(info, next)
+	res, why := r.resolver.resolve(info, next)
 	if res == nil || res.Store != pods.Interface || seen == 0 {
 		t.Errorf("after %d probes: %v, %q", seen, res, why)
 	}
@@ -353,7 +353,7 @@ func (r *resolving) lookup(path string) func() {
 	parts := strings.Split(path, "/")
 	info := &request.RequestInfo{Verb: "list", APIGroup: parts[2], APIVersion: parts[3], Resource: parts[4]}
 	return func() {
-		if res, _ := r.resolver.Resolve(info, r); res == nil {
+		if res, _ := r.resolver.resolve(info, r); res == nil {
 			r.t.Fatalf("%s is passed on", path)
 		}
 	}

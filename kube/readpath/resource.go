@@ -12,10 +12,10 @@ import (
 	"github.com/stratakube/strata/kube/transcode"
 )
 
-// Resource describes one served version of a resource: the settings with which upstream's handlers
-// serve it, and the storage that they read from. Its exported fields are immutable once it is in
-// use.
-type Resource struct {
+// boundResource describes one served version of a resource: the settings with which upstream's
+// handlers serve it, and the storage that they read from. Its exported fields are immutable once it
+// is in use.
+type boundResource struct {
 	// GVR and Kind are the served version.
 	GVR  schema.GroupVersionResource
 	Kind schema.GroupVersionKind
@@ -50,21 +50,21 @@ type Resource struct {
 	// request. nil: they answer requests for tables.
 	Table func() rest.TableConvertor
 	// Deprecation is that of the version, nil if it is not deprecated.
-	Deprecation *Deprecation
+	Deprecation *versionDeprecation
 
 	encodings    encodings
 	requestScope atomic.Pointer[handlers.RequestScope]
 	accepted     struct{ get, list, watch acceptCache }
 }
 
-// Deprecation is of a version of a resource.
-type Deprecation struct {
+// versionDeprecation is of a version of a resource.
+type versionDeprecation struct {
 	Warning        string // sent with each response
 	RemovedRelease string // a label of request metrics; "" if it is not known
 }
 
 // labels returns the labels of request metrics.
-func (d *Deprecation) labels() (deprecated bool, removedRelease string) {
+func (d *versionDeprecation) labels() (deprecated bool, removedRelease string) {
 	if d == nil {
 		return false, ""
 	}

@@ -45,7 +45,7 @@ import (
 // watched serves one resource over one storage in two ways: by the byte path, and by upstream's
 // handlers for requests with the header Engine.
 type watched struct {
-	resource *Resource
+	resource *boundResource
 	engine   *kubestorage.Engine
 	codec    runtime.Codec
 	destroy  func()
@@ -80,7 +80,7 @@ func attrsOf(obj runtime.Object) (labels.Set, fields.Set, error) {
 func watchedPods(t testing.TB) *watched { return watchedPodsWith(t) }
 
 func watchedPodsWith(t testing.TB, options ...func(*kubestorage.Options)) *watched {
-	return newWatched(t, &Resource{
+	return newWatched(t, &boundResource{
 		GVR:        examplev1.SchemeGroupVersion.WithResource("pods"),
 		Kind:       examplev1.SchemeGroupVersion.WithKind("Pod"),
 		Namespaced: true,
@@ -97,7 +97,7 @@ func watchedWidgets(t testing.TB) *watched {
 func watchedWidgetsWith(t testing.TB, codec runtime.Codec) *watched {
 	kind := schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "Widget"}
 	serializer := newCustomSerializer()
-	return newWatched(t, &Resource{
+	return newWatched(t, &boundResource{
 		GVR:                 kind.GroupVersion().WithResource("widgets"),
 		Kind:                kind,
 		Namespaced:          true,
@@ -115,7 +115,7 @@ func watchedWidgetsWith(t testing.TB, codec runtime.Codec) *watched {
 	})
 }
 
-func newWatched(t testing.TB, res *Resource, codec runtime.Codec, newFunc, newListFunc func() runtime.Object, options ...func(*kubestorage.Options)) *watched {
+func newWatched(t testing.TB, res *boundResource, codec runtime.Codec, newFunc, newListFunc func() runtime.Object, options ...func(*kubestorage.Options)) *watched {
 	t.Helper()
 	// Disable replay, so that the engine has no history from before its start.
 	noReplay := func(o *kubestorage.Options) { o.Replay.Revisions = -1 }

@@ -444,7 +444,7 @@ func TestFrames_EqualUpstream(t *testing.T) {
 		}
 		gv := examplev1.SchemeGroupVersion
 		info, _ := runtime.SerializerInfoForMediaType(resolveCodecs.SupportedMediaTypes(), accept)
-		res := &Resource{Kind: gv.WithKind("Pod"), Serializer: resolveCodecs}
+		res := &boundResource{Kind: gv.WithKind("Pod"), Serializer: resolveCodecs}
 		enc := &encoding{resource: res, format: format{media: media}, encoder: resolveCodecs.EncoderForVersion(info.Serializer, gv)}
 		if !proto {
 			enc.head = []byte(`{"kind":"Pod","apiVersion":"example.apiserver.k8s.io/v1",`)
