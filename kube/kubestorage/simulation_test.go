@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -13,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/klog/v2"
 
+	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testrace"
 	"github.com/stratakube/strata/internal/test/testseed"
 )
@@ -43,8 +45,8 @@ func TestSimulation_Seeds_Hold(t *testing.T) {
 		}
 		t.Logf("seed %d, run %d, has %d findings, the first of which is %s", seed+uint64(i), i+1, len(wrong), wrong[0])
 		least := minimal(t, seed+uint64(i), ops)
-		t.Errorf("seed %d: %d steps suffice:\n%s\n%s", seed+uint64(i), len(least),
-			simulate(t, seed+uint64(i), least, false).judge(), describeOps(least))
+		t.Errorf("%s\n%d steps suffice; keep them as a file of %s:\n%s", simulate(t, seed+uint64(i), least, false).judge(), len(least),
+			keptRuns, formatRun(seed+uint64(i), least))
 		return
 	}
 	t.Logf("%d runs, %d steps; %v", runs, steps, count)
@@ -107,11 +109,51 @@ func minimal(t *testing.T, seed uint64, ops []simOp) []simOp {
 	return ops
 }
 
-func describeOps(ops []simOp) (text string) {
-	for i, op := range ops {
-		text += fmt.Sprintf("%d: {%d, %d}\n", i, op.Do, op.Seed)
+// keptRuns is the directory of runs that have failed, or fail with a planted bug.
+const keptRuns = "testdata/simulation"
+
+// formatRun is the seed of a run, and a line for each step.
+func formatRun(seed uint64, ops []simOp) string {
+	text := fmt.Sprintln(seed)
+	for _, op := range ops {
+		text += fmt.Sprintln(int(op.Do), op.Seed)
 	}
 	return text
+}
+
+func parseRun(text string) (seed uint64, ops []simOp, err error) {
+	first, steps, _ := strings.Cut(text, "\n")
+	if seed, err = strconv.ParseUint(first, 10, 64); err != nil {
+		return 0, nil, err
+	}
+	for line := range strings.Lines(steps) {
+		var op simOp
+		if _, err := fmt.Sscan(line, &op.Do, &op.Seed); err != nil {
+			return 0, nil, fmt.Errorf("%q: %w", line, err)
+		}
+		ops = append(ops, op)
+	}
+	return seed, ops, nil
+}
+
+// TestSimulation_KeptRuns_Hold repeats the runs of keptRuns.
+func TestSimulation_KeptRuns_Hold(t *testing.T) {
+	prepare(t)
+	files, err := filepath.Glob(keptRuns + "/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d files, %v", len(files), err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+			text, err := os.ReadFile(file)
+			testcheck.NoError(t, err)
+			seed, ops, err := parseRun(string(text))
+			testcheck.NoError(t, err)
+			for _, wrong := range simulate(t, seed, ops, false).judge() {
+				t.Error(wrong)
+			}
+		})
+	}
 }
 
 // TestSimulation_SameSeed_SameHistory: a run is its seed, except that goroutines which wake at the
