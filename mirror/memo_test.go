@@ -141,6 +141,7 @@ func TestMemos_WindowMovesMeanwhile_YieldsRest(t *testing.T) {
 			rev := store.Put("/registry/a/x", strings.Repeat("v", 256<<10))
 			testcheck.NoError(t, m.Wait(t.Context(), rev))
 		}
+		barrier(t, m) // the window has moved
 	}
 	testcheck.NoError(t, r.WaitReady(t.Context()))
 	write()

@@ -25,10 +25,16 @@ func leaves(s mirror.Snapshot) (all []weak.Pointer[btree.Leaf[*mirror.Entry]]) {
 
 // reachable returns how many of them are still reachable.
 func reachable[T any](all []weak.Pointer[T]) (n int) {
-	runtime.GC()
-	for _, p := range all {
-		if p.Value() != nil {
-			n++
+	for range 10 { // a stack that is scanned conservatively may keep some for a cycle
+		runtime.GC()
+		n = 0
+		for _, p := range all {
+			if p.Value() != nil {
+				n++
+			}
+		}
+		if n == 0 {
+			break
 		}
 	}
 	return n

@@ -122,7 +122,7 @@ func (x *incarnations) read(r *mirror.Resource) {
 
 // run restores etcd and writes to it, until a reader fails.
 func (x *incarnations) run(t *testing.T, m *mirror.Mirror) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	for i := 1; i <= x.restores && !x.done.Load(); i++ {
 		x.restore(i)
