@@ -244,7 +244,7 @@ func (f *fake) serve(t *testing.T) *clientv3.Client {
 func TestSource_Requests_AreLinearizable(t *testing.T) {
 	f := &fake{version: "3.6.8"}
 	s := New(f.serve(t), "feed", "/registry/probe")
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	header, err := s.ReadRevision(ctx)
 	testcheck.NoError(t, err)
@@ -284,16 +284,16 @@ func TestSource_Requests_AreLinearizable(t *testing.T) {
 
 // probeWaits sets the timeouts of Probe until the test ends.
 func probeWaits(t *testing.T, progress time.Duration) {
-	was := probeProgress
-	t.Cleanup(func() { probeProgress = was })
-	probeProgress = progress
+	was, answer := probeProgress, probeAnswer
+	t.Cleanup(func() { probeProgress, probeAnswer = was, answer })
+	probeProgress, probeAnswer = progress, time.Minute
 }
 
 func TestProbe_Server_ReturnsFreshness(t *testing.T) {
 	if probeProgress >= time.Second {
 		t.Errorf("a server without progress delays the start by %s, want less than a second", probeProgress)
 	}
-	const long, short = 10 * time.Second, 200 * time.Millisecond // the test waits for all of short
+	const long, short = time.Minute, 200 * time.Millisecond // the test waits for all of short
 	for _, tt := range []struct {
 		name   string
 		server *fake
@@ -318,6 +318,10 @@ func TestProbe_Server_ReturnsFreshness(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			probeWaits(t, tt.wait)
 			got, err := tt.server.probe(t, context.Background())
+			for !tt.fails && err != nil && strings.Contains(err.Error(), "not created within") && probeProgress < long {
+				probeProgress *= 2 // the machine is busy
+				got, err = tt.server.probe(t, context.Background())
+			}
 			if got != tt.want || (err != nil) != tt.fails {
 				t.Errorf("%s, %v; want %s, and an error: %t", got, err, tt.want, tt.fails)
 			}
@@ -334,7 +338,7 @@ func TestProbe_Server_ReturnsFreshness(t *testing.T) {
 // TestProbe_Canceled_ReportsNoMissingCapability: a canceled probe does not report that the server
 // lacks a capability.
 func TestProbe_Canceled_ReportsNoMissingCapability(t *testing.T) {
-	probeWaits(t, 10*time.Second)
+	probeWaits(t, time.Minute)
 	f := &fake{version: "3.6.8", noProgress: true}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
