@@ -323,14 +323,17 @@ func TestKeys_WhileWritten_ListsEqualScan(t *testing.T) {
 	})
 	for i := range 4 {
 		running.Go(func() {
-			plans := map[string]int{}
+			plans, ctx := map[string]int{}, podtest.Context(t)
 			for n := i; ; n++ {
 				select {
 				case <-done:
-					if plans[byKeys] == 0 {
-						t.Errorf("plans of lists: %v", plans)
+					if plans[byKeys] > 0 {
+						return
 					}
-					return
+					if ctx.Err() != nil {
+						t.Errorf("plans of lists: %v", plans)
+						return
+					}
 				default:
 				}
 				r := f.of(t, onNode(t, fmt.Sprint("node-", n%10)))

@@ -56,16 +56,27 @@ func (w *watcher) reach(t testing.TB, rev mirror.Revision) (events []*mirror.Eve
 	return events
 }
 
-// woken reports whether the watch was woken before it passed the revision.
-func (w *watcher) woken(t testing.TB, rev mirror.Revision) bool {
+// requireWoken fails unless the watch was woken since its last read. The event is readable before
+// the watch is woken.
+func (w *watcher) requireWoken(t testing.TB, what string) {
+	t.Helper()
+	select {
+	case <-w.changed:
+		w.read(t)
+	case <-podtest.Context(t).Done():
+		t.Fatalf("%s was not woken", what)
+	}
+}
+
+// requireAsleep fails if the watch was woken before it passed the revision.
+func (w *watcher) requireAsleep(t testing.TB, what string, rev mirror.Revision) {
 	t.Helper()
 	changed := w.changed
 	w.reach(t, rev)
 	select {
 	case <-changed:
-		return true
+		t.Errorf("%s was woken", what)
 	default:
-		return false
 	}
 }
 
@@ -214,28 +225,21 @@ func TestFollow_MoreLabelsThanBound_ReadsEveryEvent(t *testing.T) {
 	}
 	rev = f.Put(t, podtest.Pod("pod"))
 	f.CatchUp(t)
-	for n, w := range watches {
-		if got, want := w.woken(t, rev), n == maxWatchedLabels; got != want {
-			t.Errorf("the watch by label %d: woken %t, want %t", n+1, got, want)
-		}
+	for n, w := range watches[:maxWatchedLabels] {
+		w.requireAsleep(t, fmt.Sprintf("the watch by label %d", n+1), rev)
 	}
-	if again.woken(t, rev) {
-		t.Error("the second watch by the first label was woken")
-	}
+	watches[maxWatchedLabels].requireWoken(t, "the watch by one label too many")
+	again.requireAsleep(t, "the second watch by the first label", rev)
 	stop(watches[0]) // again still needs the index
 	beyond := open("label-beyond")
 	stop(again)
 	last := open("label-last")
 	rev = f.Put(t, podtest.Pod("pod"))
 	f.CatchUp(t)
-	if !beyond.woken(t, rev) || last.woken(t, rev) {
-		t.Error("the watch that began before an index was free must be woken, the one after it must not")
-	}
-	rev = f.Put(t, podtest.Labelled("pod", "label-last", "x"))
-	f.CatchUp(t)
-	if !last.woken(t, rev) {
-		t.Error("the watch of a label was not woken by an event of its value")
-	}
+	beyond.requireWoken(t, "the watch that began before an index was free")
+	last.requireAsleep(t, "the watch that began after it", rev)
+	f.Put(t, podtest.Labelled("pod", "label-last", "x"))
+	last.requireWoken(t, "the watch of a label with an event of its value")
 }
 
 // TestFollow_Shards_ReadOnlyTheirEvents: an event is read by the watches of its shard only, and is
