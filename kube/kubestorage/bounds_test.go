@@ -23,43 +23,45 @@ import (
 // stopped reading in the middle of its initial events (I7).
 func TestWatch_ClientStopsReading_HoldsNoVersion(t *testing.T) {
 	t.Parallel()
-	f := setupInMemory(t, withWindow(mirror.Window{MaxBytes: 20_000}))
-	const n = 522 // more than a watch holds for its client
-	for i := range n {
-		f.create(t, newPod(fmt.Sprintf("pod-%04d", i)))
-	}
-	f.catchUp(t)
-	w, err := f.Watch(contextFor(t), "/pods", storage.ListOptions{Recursive: true, Predicate: storage.Everything, ResourceVersion: "0"})
-	testcheck.NoError(t, err)
-	defer w.Stop()
-	first := <-w.ResultChan()
-	if first.Type != watch.Added {
-		t.Fatalf("first event %v, want ADDED", first)
-	}
-	s := f.engine(t)
-	at := s.mirror.PublishedRevision()
-	for i := 0; ; i++ {
-		if oldest, _, err := s.resource.Oldest(); err == nil && oldest > at {
-			break
+	synctest.Test(t, func(t *testing.T) { // the initial events of a client that does not read end soon
+		f := setupInMemory(t, withWindow(mirror.Window{MaxBytes: 20_000}))
+		const n = 522 // more than a watch holds for its client
+		for i := range n {
+			f.create(t, newPod(fmt.Sprintf("pod-%04d", i)))
 		}
-		f.update(t, newPod(fmt.Sprintf("pod-%04d", i%n)), fmt.Sprint(i))
-	}
-	added := 1
-	for ev := range w.ResultChan() {
-		if ev.Type == watch.Added {
-			added++
-			continue
+		f.catchUp(t)
+		w, err := f.Watch(contextFor(t), "/pods", storage.ListOptions{Recursive: true, Predicate: storage.Everything, ResourceVersion: "0"})
+		testcheck.NoError(t, err)
+		defer w.Stop()
+		first := <-w.ResultChan()
+		if first.Type != watch.Added {
+			t.Fatalf("first event %v, want ADDED", first)
 		}
-		st, ok := ev.Object.(*metav1.Status)
-		if ev.Type != watch.Error || !ok || st.Code != http.StatusGone || st.Reason != metav1.StatusReasonExpired {
-			t.Fatalf("after %d objects %v %v, want 410", added, ev.Type, ev.Object)
+		s := f.engine(t)
+		at := s.mirror.PublishedRevision()
+		for i := 0; ; i++ {
+			if oldest, _, err := s.resource.Oldest(); err == nil && oldest > at {
+				break
+			}
+			f.update(t, newPod(fmt.Sprintf("pod-%04d", i%n)), fmt.Sprint(i))
 		}
-		if added >= n {
-			t.Fatalf("410 after all %d objects", added)
+		added := 1
+		for ev := range w.ResultChan() {
+			if ev.Type == watch.Added {
+				added++
+				continue
+			}
+			st, ok := ev.Object.(*metav1.Status)
+			if ev.Type != watch.Error || !ok || st.Code != http.StatusGone || st.Reason != metav1.StatusReasonExpired {
+				t.Fatalf("after %d objects %v %v, want 410", added, ev.Type, ev.Object)
+			}
+			if added >= n {
+				t.Fatalf("410 after all %d objects", added)
+			}
+			return
 		}
-		return
-	}
-	t.Fatalf("the watch ended without an error after %d objects", added)
+		t.Fatalf("the watch ended without an error after %d objects", added)
+	})
 }
 
 // TestRevision_BeyondMaximum_IsInFuture covers numbers that parse but exceed every possible

@@ -1,7 +1,6 @@
 package kubestorage
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -105,7 +104,7 @@ type checkedPods struct {
 	feed     *lossy
 	resource schema.GroupResource
 	pods     []*example.Pod
-	log      bytes.Buffer
+	log      syncBuffer
 }
 
 func newCheckedPods(t *testing.T) *checkedPods {

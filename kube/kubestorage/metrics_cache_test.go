@@ -49,8 +49,7 @@ func TestCacheMetrics_OfEvents_CountThem(t *testing.T) {
 	requireSeries(t, 1, "apiserver_watch_cache_initializations_total", pods)
 	requireSeries(t, 1, "apiserver_watch_cache_initialization_duration_seconds", pods)
 	requireSeries(t, 5, "watch_cache_capacity", pods)
-	requireSeries(t, 5, "apiserver_watch_events_dispatch_duration_seconds", pods, "stage", "storage_to_cache")
-	for _, stage := range []string{"total", "cache_to_watcher"} {
+	for _, stage := range []string{"storage_to_cache", "total", "cache_to_watcher"} {
 		eventually(t, "five events are observed in stage "+stage, func() bool {
 			n, _ := series(t, "apiserver_watch_events_dispatch_duration_seconds", pods, "stage", stage)
 			return n == 5

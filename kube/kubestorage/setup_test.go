@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/grpclog"
 	"k8s.io/apimachinery/pkg/api/apitesting"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -452,8 +453,12 @@ func everything() storage.ListOptions {
 // list returns the pods that the options select.
 func (f *fixture) list(t testing.TB, opts storage.ListOptions) *example.PodList {
 	t.Helper()
-	list := &example.PodList{}
-	if err := f.GetList(contextFor(t), "/pods/", opts, list); err != nil {
+	list, ctx := &example.PodList{}, contextFor(t)
+	err := f.GetList(ctx, "/pods/", opts, list)
+	for ; apierrors.IsTooManyRequests(err) && ctx.Err() == nil; err = f.GetList(ctx, "/pods/", opts, list) {
+		time.Sleep(10 * time.Millisecond) // the machine is full, and memory is late
+	}
+	if err != nil {
 		t.Fatalf("list: %v", err)
 	}
 	return list

@@ -101,9 +101,7 @@ func TestWatch_StopContextOrStorageEnd_EndsWatch(t *testing.T) {
 		f.update(t, pod, fmt.Sprint(i))
 	}
 	f.catchUp(t)
-	if n := watchersRunning(); n != 30 {
-		t.Fatalf("%d watchers run, want 30", n)
-	}
+	eventually(t, "30 watchers run", func() bool { return watchersRunning() == 30 })
 	for _, w := range stopped {
 		w.Stop()
 		w.Stop() // may be called again
