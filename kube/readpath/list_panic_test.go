@@ -8,7 +8,6 @@ import (
 	"net/http/httptest"
 	"strconv"
 	"testing"
-	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
@@ -25,7 +24,7 @@ func TestList_Panic_ReleasesPlace(t *testing.T) {
 		}
 	}
 	get := func(query string) (code int, list examplev1.PodList) {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		req := httptest.NewRequest(http.MethodGet, "/apis/example.apiserver.k8s.io/v1/pods?"+query, nil).WithContext(ctx)
 		req.Header.Set("Accept", "application/json")

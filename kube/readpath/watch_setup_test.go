@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -209,10 +210,14 @@ func (w *watched) catchUp(t testing.TB) string {
 	if !w.resource.Custom {
 		obj = &example.PodList{}
 	}
-	if err := w.resource.Store.GetList(context.Background(), "/"+w.resource.GVR.Resource+"/",
-		storage.ListOptions{Predicate: storage.Everything, Recursive: true}, obj); err != nil {
-		t.Fatal(err)
-	}
+	eventually(t, "a consistent list", func() bool {
+		err := w.resource.Store.GetList(context.Background(), "/"+w.resource.GVR.Resource+"/",
+			storage.ListOptions{Predicate: storage.Everything, Recursive: true}, obj)
+		if err != nil && !apierrors.IsTooManyRequests(err) { // 429: the machine is full
+			t.Fatal(err)
+		}
+		return err == nil
+	})
 	acc, err := meta.ListAccessor(obj)
 	testcheck.NoError(t, err)
 	return acc.GetResourceVersion()
