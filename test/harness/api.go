@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -150,9 +151,21 @@ func (r *Response) List() (*List, error) {
 // Err returns an error that shows the response.
 func (r *Response) Err() error { return fmt.Errorf("%d %s", r.Code, strings.TrimSpace(string(r.Body))) }
 
-// List lists path.
+// refusals is how often List repeats a refused request.
+const refusals = 3
+
+// List lists path. A list of the present state is refused if etcd does not confirm that state in
+// time, as on a machine that pauses for seconds: as clients do, it repeats such a request, a few
+// times.
 func (a *API) List(ctx context.Context, path, query string) (*List, error) {
 	r, err := a.Do(ctx, http.MethodGet, path, query, nil)
+	for range refusals {
+		if err != nil || r.Code != http.StatusTooManyRequests || r.Header.Get("Retry-After") == "" || strings.Contains(query, "resourceVersion=") {
+			break
+		}
+		Pause(ctx, time.Second)
+		r, err = a.Do(ctx, http.MethodGet, path, query, nil)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -202,6 +215,26 @@ func (a *API) ListAll(ctx context.Context, path, query string, limit int) (items
 // Create posts an object and returns it as it was stored.
 func (a *API) Create(ctx context.Context, path string, object any) (Object, error) {
 	return a.write(ctx, http.MethodPost, path, "", object)
+}
+
+// Ensure creates an object that a test needs, and repeats a request that fails on the way or at the
+// server: etcd may be electing another leader. A failed request may still be applied, so an object
+// that exists is no error.
+func (a *API) Ensure(ctx context.Context, path string, object any) error {
+	var refused error
+	err := Poll(ctx, func(ctx context.Context) (bool, error) {
+		r, err := a.Do(ctx, http.MethodPost, path, "", object)
+		switch {
+		case err != nil:
+			return false, err
+		case r.Code == http.StatusTooManyRequests, r.Code >= http.StatusInternalServerError:
+			return false, r.Err()
+		case r.Code != http.StatusCreated && r.Code != http.StatusConflict:
+			refused = fmt.Errorf("POST %s: %w", path, r.Err())
+		}
+		return true, nil
+	})
+	return cmp.Or(err, refused)
 }
 
 // Update puts an object.

@@ -16,18 +16,14 @@ func Define(ctx context.Context, group, plural, kind string, version map[string]
 	entry := map[string]any{"name": "v1", "served": true, "storage": true, "schema": map[string]any{
 		"openAPIV3Schema": map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}
 	maps.Copy(entry, version)
-	r, err := servers[0].Do(ctx, http.MethodPost, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "", map[string]any{
+	if err := servers[0].Ensure(ctx, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", map[string]any{
 		"metadata": map[string]any{"name": plural + "." + group},
 		"spec": map[string]any{
 			"group": group, "scope": "Namespaced", "versions": []any{entry},
 			"names": map[string]any{"plural": plural, "singular": strings.ToLower(kind), "kind": kind, "listKind": kind + "List"},
 		},
-	})
-	if err != nil {
+	}); err != nil {
 		return err
-	}
-	if r.Code != http.StatusCreated && r.Code != http.StatusConflict {
-		return r.Err()
 	}
 	prefix := "/apis/" + group + "/v1"
 	for _, server := range servers {
