@@ -17,7 +17,7 @@ import (
 )
 
 // checkTimeout bounds the time to read the rest of the history.
-const checkTimeout = 30 * time.Second
+const checkTimeout = 2 * time.Minute
 
 // All records every watch that tests make with harness.API, and judges them all when the
 // environment ends. All API servers of the environment have to store their objects in etcd,
