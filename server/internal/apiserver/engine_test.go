@@ -245,7 +245,7 @@ func checkConnections(t *testing.T, s *server, engine engineKind, proxy *countin
 	// A closed client (one is used from time to time to read the database size) may take a moment
 	// to disconnect.
 	var after int64
-	err := wait.PollUntilContextTimeout(ctx, pollInterval, 10*time.Second, true, func(context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(ctx, pollInterval, time.Minute, true, func(context.Context) (bool, error) {
 		after = proxy.open.Load()
 		return after <= before, nil
 	})

@@ -6,7 +6,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
 )
@@ -45,7 +44,7 @@ func TestIdleServer_OffFeatures_HaveNoGoroutine(t *testing.T) {
 			var got map[string]int
 			var watches int
 			// The load of memory and the restore of its history have goroutines until they end.
-			err := wait.PollUntilContextTimeout(t.Context(), pollInterval, 10*time.Second, true, func(context.Context) (bool, error) {
+			err := wait.PollUntilContextTimeout(t.Context(), pollInterval, testTimeout, true, func(context.Context) (bool, error) {
 				got, watches = s.idle(t)
 				return maps.Equal(got, c.want) && watches == c.watches, nil
 			})

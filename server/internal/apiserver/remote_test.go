@@ -59,7 +59,7 @@ func TestAPIService_BeforeHandlersSync_NothingIsStored(t *testing.T) {
 	if resources.Stored(info) {
 		t.Error("stored before the APIServices have arrived")
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	go informer.RunWithContext(ctx)
 	if !cache.WaitForCacheSync(ctx.Done(), r.known) {

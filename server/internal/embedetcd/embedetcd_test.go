@@ -17,7 +17,7 @@ import (
 )
 
 // timeout bounds every step of these tests.
-const timeout = 30 * time.Second
+const timeout = 2 * time.Minute
 
 func start(t *testing.T, cfg Config) *Server {
 	t.Helper()

@@ -18,7 +18,7 @@ import (
 )
 
 // testTimeout bounds a failing test.
-const testTimeout = time.Minute
+const testTimeout = 3 * time.Minute
 
 // startEnd returns a running etcd.
 func startEnd(t *testing.T, ctx context.Context) end {

@@ -29,7 +29,7 @@ const stubTimeout = time.Minute
 
 // testTiming are durations of health checks that let a test end soon. The timeout has to suffice on
 // a busy machine.
-var testTiming = timing{interval: 10 * time.Millisecond, timeout: 5 * time.Second, proof: 50 * time.Millisecond, proofAge: time.Minute, unanswered: healthUnanswered}
+var testTiming = timing{interval: 10 * time.Millisecond, timeout: 30 * time.Second, proof: 50 * time.Millisecond, proofAge: time.Minute, unanswered: healthUnanswered}
 
 // stubPrimary is an API server that takes the user of a request from its headers, if its
 // certificate is that of a front proxy, or else from the certificate, as kube-apiserver does.
@@ -397,7 +397,9 @@ func TestPrimary_ProofFails_LastOneHoldsForItsAge(t *testing.T) {
 func TestPool_PrimaryFallsSilent_RequestsInFlightEnd(t *testing.T) {
 	t.Parallel()
 	s := newStub(t, &stubPrimary{})
-	p := s.pool(t, s.files.FrontProxyClient, testTiming)
+	durations := testTiming
+	durations.timeout = healthUnanswered / 2 // a check that has no answer fails before the bound
+	p := s.pool(t, s.files.FrontProxyClient, durations)
 	one := p.primaries[0]
 	await(t, "first proof", one.healthy.Load)
 

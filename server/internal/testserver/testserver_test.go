@@ -30,7 +30,7 @@ func TestHost(t *testing.T) {
 	defer removeDir(dir)
 	h := newHost(context.WithoutCancel(t.Context()), dir, nil)
 	defer closeHost(t, h)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	t.Run("Stop_DeletesTheDataOfOneControlPlane", func(t *testing.T) { testStop(t, ctx, h) })
 	t.Run("Start_TemplateHasNoLeases", func(t *testing.T) { testTemplate(t, h) })

@@ -34,6 +34,8 @@ func TestUp_Restart_KeepsObjectsAndCredentials(t *testing.T) {
 	first.kubectl(t, "create", "namespace", "kept")
 	first.kubectl(t, "-n", "kept", "create", "configmap", "c", "--from-literal=k=v")
 	uid := first.kubectl(t, "-n", "kept", "get", "configmap", "c", "-o", "jsonpath={.metadata.uid}")
+	// a controller creates the account
+	first.kubectl(t, "-n", "kept", "wait", "--for=create", "serviceaccount/default", "--timeout="+timeout.String())
 	token := first.kubectl(t, "-n", "kept", "create", "token", "default")
 	kubeconfig, err := os.ReadFile(filepath.Join(dir, "strata-data", "kubeconfig"))
 	testcheck.NoError(t, err)
