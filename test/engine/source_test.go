@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stratakube/strata/etcdsource"
@@ -353,16 +354,21 @@ func TestFeed_Behind_GetsCompleteRevisions(t *testing.T) {
 func TestFeed_LeaseExpires_DeletionsAreOneBatch(t *testing.T) {
 	client, prefix := open(t)
 	s := etcdsource.New(client, t.Name(), prefix+"probe")
-	lease, err := client.Grant(contextFor(t), 1)
-	testcheck.NoError(t, err)
-	const keys = 500
-	var ops []clientv3.Op
-	for i := range keys {
-		ops = append(ops, clientv3.OpPut(fmt.Sprintf("%s%05d", prefix, i), "v", clientv3.WithLease(lease.ID)))
-	}
 	f := watch(t, s, prefix, header(t, s))
-	if _, err := client.Txn(contextFor(t)).Then(ops...).Commit(); err != nil {
-		t.Fatal(err)
+	const keys = 500
+	for {
+		lease, err := client.Grant(contextFor(t), 1)
+		testcheck.NoError(t, err)
+		var ops []clientv3.Op
+		for i := range keys {
+			ops = append(ops, clientv3.OpPut(fmt.Sprintf("%s%05d", prefix, i), "v", clientv3.WithLease(lease.ID)))
+		}
+		_, err = client.Txn(contextFor(t)).Then(ops...).Commit()
+		if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+			continue // it ended before its keys were written
+		}
+		testcheck.NoError(t, err)
+		break
 	}
 	if b := f.next(); len(b.Changes) != keys || b.Changes[0].Deleted {
 		t.Fatalf("%d changes", len(b.Changes))
