@@ -3,7 +3,6 @@ package ha
 import (
 	"context"
 	"fmt"
-	"syscall"
 	"testing"
 	"time"
 
@@ -47,15 +46,14 @@ func turns() (all []fault) {
 // flight on an ended process.
 func TestUpHA_EachProcessEnds_ClientsContinue(t *testing.T) {
 	s := startScene(t)
-	ctx := harness.Context(t, harness.Pick(4*time.Minute, 20*time.Minute))
+	ctx := harness.Context(t, harness.Pick(8*time.Minute, 30*time.Minute))
 	api := s.up.API()
 	harness.Namespace(t, ctx, api, inputs)
 	harness.Namespace(t, ctx, api, outputs)
 	for i := range seeds {
 		for _, resource := range []string{configMaps, secrets} {
-			_, err := api.Create(ctx, "/api/v1/namespaces/"+namespace+"/"+resource, object{
-				"metadata": object{"name": fmt.Sprint("seed-", i), "labels": object{"shard": fmt.Sprint(i % shards)}}})
-			harness.Check(t, err)
+			harness.Check(t, api.Ensure(ctx, "/api/v1/namespaces/"+namespace+"/"+resource, object{
+				"metadata": object{"name": fmt.Sprint("seed-", i), "labels": object{"shard": fmt.Sprint(i % shards)}}}))
 		}
 	}
 	history := recorded.Follow(t, ctx, s.etcd, "/registry/")
@@ -82,11 +80,7 @@ func TestUpHA_EachProcessEnds_ClientsContinue(t *testing.T) {
 		}
 		s.createInput(t, ctx, i)
 		fleet.AwaitSettled(t, ctx)
-		signal := syscall.SIGKILL
-		if f.signal == term {
-			signal = syscall.SIGTERM
-		}
-		f.began, f.ended = s.end(t, ctx, f.process, signal)
+		s.end(t, ctx, f)
 		t.Logf("%5.1f s: %s of %s, ready again after %.1f s; %d writes; %d lists, errors of informers %v",
 			time.Since(began).Seconds(), f.signal, f.process, f.ended.Sub(f.began).Seconds(), load.wrote.Load(), relisted(), fleet.Errors())
 	}

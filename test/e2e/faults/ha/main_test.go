@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -107,16 +108,16 @@ func (s *scene) context(t *testing.T, name string) *rest.Config {
 	return config
 }
 
-// leader returns the name of the process that leads etcd.
-func (s *scene) leader(t *testing.T, ctx context.Context) (name string) {
+// leader returns the name of the process that leads etcd, which is none of others.
+func (s *scene) leader(t *testing.T, ctx context.Context, others ...string) (name string) {
 	t.Helper()
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		for i, url := range s.members {
 			ctx, cancel := context.WithTimeout(ctx, time.Second)
 			status, err := s.etcd.Status(ctx, url)
 			cancel()
-			if err == nil && status.Leader == status.Header.MemberId {
-				name = fmt.Sprintf("etcd-%d", i+1)
+			name = fmt.Sprintf("etcd-%d", i+1)
+			if err == nil && status.Leader == status.Header.MemberId && !slices.Contains(others, name) {
 				return true, nil
 			}
 		}
@@ -140,24 +141,41 @@ func (s *scene) pids(t *testing.T) map[string]int {
 	return pids
 }
 
-// end sends a signal to a process of the control plane, and returns when another one is ready in
-// its place.
-func (s *scene) end(t *testing.T, ctx context.Context, name string, sig syscall.Signal) (began, ended time.Time) {
+// end sends the signal of f to its process, and returns when another one is ready in its place.
+func (s *scene) end(t *testing.T, ctx context.Context, f *fault) {
 	t.Helper()
-	pid := s.pids(t)[name]
+	pid := s.pids(t)[f.process]
 	if pid == 0 {
-		t.Fatalf("no process is %s", name)
+		t.Fatalf("no process is %s", f.process)
+	}
+	signal := syscall.SIGKILL
+	if f.signal == term {
+		signal = syscall.SIGTERM
 	}
 	printed := len(s.up.Lines())
-	began = time.Now()
-	harness.Check(t, syscall.Kill(pid, sig))
-	want := []string{fmt.Sprintf("%s: process %d ended", name, pid), name + ": ready, process"}
-	if !strings.HasPrefix(name, "etcd-") {
-		want = append(want, "balancer: "+name+" gets connections")
+	f.began = time.Now()
+	harness.Check(t, syscall.Kill(pid, signal))
+	settled := []string{fmt.Sprintf("%s: process %d ended", f.process, pid)}
+	want := append(settled, f.process+": ready, process")
+	if !strings.HasPrefix(f.process, "etcd-") {
+		// The balancer prints only changes, and may have left a slow process out before.
+		returns := "balancer: " + f.process + " gets connections"
+		settled = []string{"balancer: no new connections to " + f.process, returns}
+		want = append(want, returns)
 	}
+	if f.leader {
+		s.leader(t, ctx, f.process)
+	} else {
+		harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+			return slices.ContainsFunc(s.up.Lines()[printed:], func(line string) bool {
+				return slices.ContainsFunc(settled, func(text string) bool { return strings.Contains(line, text) })
+			}), fmt.Errorf("no line has any of %q", settled)
+		}))
+	}
+	f.settled = time.Now()
 	for _, text := range want {
 		_, _, err := s.up.WaitLine(ctx, printed, text)
 		harness.Check(t, err)
 	}
-	return began, time.Now()
+	f.ended = time.Now()
 }

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -21,13 +23,19 @@ const processCount = 3 + 3 + 2 // members of etcd, API servers, replicas
 // members that were killed, and stops it.
 func TestUpHA_Processes_EndWithTheirParent(t *testing.T) {
 	s := startScene(t)
-	ctx := harness.Context(t, 3*time.Minute)
+	ctx := harness.Context(t, 6*time.Minute)
 	pids := s.pids(t)
 	if len(pids) != processCount {
 		t.Fatalf("processes are %v", pids)
 	}
-	written, err := s.up.API().Create(ctx, "/api/v1/namespaces/"+namespace+"/configmaps", object{"metadata": object{"name": "acknowledged"}})
-	harness.Check(t, err)
+	api, path := s.up.API(), "/api/v1/namespaces/"+namespace+"/configmaps"
+	harness.Check(t, api.Ensure(ctx, path, object{"metadata": object{"name": "acknowledged"}}))
+	var written harness.Object
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		var err error
+		written, err = api.Get(ctx, path+"/acknowledged", "")
+		return err == nil, err
+	}))
 	s.requireAcknowledged(t, ctx, "strata-replicas", written)
 	s.requireNoHosts(t, ctx)
 	s.requireRefused(t, ctx, "is in use by another strata up")
@@ -52,7 +60,11 @@ func (s *scene) requireAcknowledged(t *testing.T, ctx context.Context, name stri
 	t.Helper()
 	client, err := kubernetes.NewForConfig(s.context(t, name))
 	harness.Check(t, err)
-	got, err := client.CoreV1().ConfigMaps(namespace).Get(ctx, written.Metadata.Name, metav1.GetOptions{})
+	var got *corev1.ConfigMap
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		got, err = client.CoreV1().ConfigMaps(namespace).Get(ctx, written.Metadata.Name, metav1.GetOptions{})
+		return err == nil || apierrors.IsNotFound(err), err // a server that started may still refuse requests
+	}))
 	if err != nil || got.ResourceVersion != written.Metadata.ResourceVersion {
 		t.Errorf("the acknowledged object is %+v, %v", got, err)
 	}
@@ -83,20 +95,18 @@ func (s *scene) requireNoHosts(t *testing.T, ctx context.Context) {
 	t.Helper()
 	api, path := s.up.API(), "/api/v1/namespaces/"+namespace
 	const webhooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
-	_, err := api.Create(ctx, path+"/services", object{"metadata": object{"name": "s"},
-		"spec": object{"ports": []any{object{"port": 443}}}})
-	harness.Check(t, err)
-	_, err = api.Create(ctx, webhooks, object{"metadata": object{"name": "w"}, "webhooks": []any{object{
+	harness.Check(t, api.Ensure(ctx, path+"/services", object{"metadata": object{"name": "s"},
+		"spec": object{"ports": []any{object{"port": 443}}}}))
+	harness.Check(t, api.Ensure(ctx, webhooks, object{"metadata": object{"name": "w"}, "webhooks": []any{object{
 		"name": "w.example.test", "admissionReviewVersions": []string{"v1"}, "sideEffects": "None",
 		"clientConfig":   object{"service": object{"namespace": namespace, "name": "s"}},
 		"objectSelector": object{"matchLabels": object{"hook": "w"}},
 		"rules": []any{object{"apiGroups": []string{""}, "apiVersions": []string{"v1"},
-			"resources": []string{"configmaps"}, "operations": []string{"CREATE"}}}}}})
-	harness.Check(t, err)
+			"resources": []string{"configmaps"}, "operations": []string{"CREATE"}}}}}}))
 	hooked := object{"metadata": object{"name": "hooked", "labels": object{"hook": "w"}}}
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		r, err := api.Do(ctx, "POST", path+"/configmaps", "dryRun=All", hooked)
-		if err != nil || r.Code == 201 { // the server reads the configuration with a watch
+		if err != nil || r.Code == 201 || r.Code == 429 { // the server reads the configuration with a watch
 			return false, err
 		}
 		if !strings.Contains(string(r.Body), "no host has 10.0.0.") {
@@ -104,7 +114,11 @@ func (s *scene) requireNoHosts(t *testing.T, ctx context.Context) {
 		}
 		return true, nil
 	}))
-	if r := harness.Must[*harness.Response](t)(api.Do(ctx, "DELETE", webhooks+"/w", "", nil)); r.Code != 200 {
-		t.Fatal(r.Err())
-	}
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		r, err := api.Do(ctx, "DELETE", webhooks+"/w", "", nil)
+		if err != nil {
+			return false, err
+		}
+		return r.Code == 200 || r.Code == 404, r.Err() // 404 after a request that failed
+	}))
 }
