@@ -38,8 +38,7 @@ var bugs = []bug{
 				return p.DropEvents(etcdproxy.Events(etcdproxy.Creates, etcdproxy.Key(r.planted())), 0)
 			})
 			defer removeAll(rules)
-			_, err := r.asked[0].api.Create(ctx, resources[0].path(r.namespaces[0]), body(planted, "", halves[0], state{}))
-			harness.Check(t, err)
+			r.createPlanted(t, ctx)
 			awaitHit(t, ctx, rules)
 			r.awaitRequests(t, ctx, at)
 		},
@@ -72,14 +71,12 @@ var bugs = []bug{
 	{
 		name: "the event of a deletion is lost",
 		play: func(t *testing.T, ctx context.Context, r *round, at *replica) {
-			path := resources[0].path(r.namespaces[0])
-			_, err := r.asked[0].api.Create(ctx, path, body(planted, "", halves[0], state{}))
-			harness.Check(t, err)
+			r.createPlanted(t, ctx)
 			rules := at.eachDetour(func(p *harness.Proxy) *etcdproxy.Rule {
 				return p.DropEvents(etcdproxy.Events(etcdproxy.Deletes, etcdproxy.Key(r.planted())), 0)
 			})
 			defer removeAll(rules)
-			harness.Check(t, r.asked[0].api.Delete(ctx, path+"/"+planted))
+			r.deletePlanted(t, ctx)
 			awaitHit(t, ctx, rules)
 			r.awaitRequests(t, ctx, at)
 		},
@@ -91,8 +88,12 @@ var bugs = []bug{
 		play: func(t *testing.T, ctx context.Context, r *round, at *replica) {
 			rules := at.eachDetour(func(p *harness.Proxy) *etcdproxy.Rule { return p.HoldEvents(etcdproxy.Key(r.planted())) })
 			defer removeAll(rules)
-			written, err := r.asked[0].api.Create(ctx, resources[0].path(r.namespaces[0]), body(planted, "", halves[0], state{}))
-			harness.Check(t, err)
+			r.createPlanted(t, ctx)
+			var written harness.Object
+			harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (_ bool, err error) {
+				written, err = r.asked[0].api.Get(ctx, r.plantedPath(), "")
+				return err == nil, err
+			}))
 			s, err := stateOfObject(written)
 			harness.Check(t, err)
 			awaitHit(t, ctx, rules)
@@ -113,15 +114,28 @@ func (r *round) planted() string {
 	return "/registry/" + string(keyOf(resources[0].name, r.namespaces[0], planted))
 }
 
+func (r *round) plantedPath() string { return resources[0].path(r.namespaces[0]) + "/" + planted }
+
+// createPlanted creates the object, and repeats a request that fails: the members of etcd may elect
+// another leader.
+func (r *round) createPlanted(t *testing.T, ctx context.Context) {
+	t.Helper()
+	harness.Check(t, r.asked[0].api.Ensure(ctx, resources[0].path(r.namespaces[0]), body(planted, "", halves[0], state{})))
+}
+
+// deletePlanted deletes the object if it exists, in the same way.
+func (r *round) deletePlanted(t *testing.T, ctx context.Context) {
+	t.Helper()
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		err := r.asked[0].api.Delete(ctx, r.plantedPath())
+		return err == nil || strings.Contains(err.Error(), "404"), err
+	}))
+}
+
 // touchPlanted changes the object whose event the server missed, bypassing that server.
 func touchPlanted(t *testing.T, ctx context.Context, r *round) {
-	path := resources[0].path(r.namespaces[0])
-	api := r.asked[0].api
-	if err := api.Delete(ctx, path+"/"+planted); err != nil && !strings.Contains(err.Error(), "404") {
-		t.Fatal(err)
-	}
-	_, err := api.Create(ctx, path, body(planted, "", halves[0], state{}))
-	harness.Check(t, err)
+	r.deletePlanted(t, ctx)
+	r.createPlanted(t, ctx)
 }
 
 // plantBugs plants each bug between etcd and a server that runs no periodic consistency checks, and

@@ -32,8 +32,8 @@ const (
 	// requestTimeout is the client's timeout. The outcome of the request is then unknown.
 	requestTimeout = 6 * time.Second
 
-	// heal bounds the recovery time after the last fault.
-	heal = 90 * time.Second
+	// heal bounds the recovery time after the last fault, on a busy machine.
+	heal = 150 * time.Second
 )
 
 // object is an object to write; its shape is that of the API.
