@@ -36,7 +36,7 @@ type scene struct {
 // says so. Its renewal in the files is used without a restart. A watch continues.
 func TestCertificates_Expired_AreRefusedUntilRenewed(t *testing.T) {
 	harness.OnlyStrata(t)
-	ctx := harness.Context(t, harness.Pick(2*time.Minute, 4*time.Minute))
+	ctx := harness.Context(t, harness.Pick(4*time.Minute, 6*time.Minute))
 	env := harness.New(t)
 	s := &scene{ca: env.Authority()}
 	s.etcd = s.ca.Issue("etcd-client")
