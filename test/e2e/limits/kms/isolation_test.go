@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	testTimeout = 4 * time.Minute
+	testTimeout = 8 * time.Minute
 
 	// requestBound bounds a request for another resource. It is far above the latency on a busy
 	// machine, and below pluginTimeout.
@@ -237,7 +237,7 @@ func readSecrets(ctx context.Context, api *harness.API) (stop func()) {
 // requireSecrets returns when LIST and a new watch return all Secrets.
 func requireSecrets(t *testing.T, ctx context.Context, api *harness.API, n int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("Secrets are not complete after a minute"))
+	ctx, cancel := context.WithTimeoutCause(ctx, 3*time.Minute, errors.New("Secrets are not complete after three minutes"))
 	defer cancel()
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		list, err := api.List(ctx, secretsPath, "")

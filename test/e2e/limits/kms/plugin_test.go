@@ -47,7 +47,7 @@ func (p *plugin) start(t *testing.T) {
 	p.server = service.NewGRPCService(p.socket, 10*time.Second, p)
 	p.serving = make(chan error, 1)
 	go func(s *service.GRPCService, serving chan error) { serving <- s.ListenAndServe() }(p.server, p.serving)
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
 		_, err := os.Stat(p.socket)

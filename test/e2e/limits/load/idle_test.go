@@ -36,7 +36,7 @@ func TestWatch_ManyIdle_MemoryIsBoundedAndReleased(t *testing.T) {
 		}
 	}
 	gone()
-	s.server.AwaitReleased(t, ctx, s.api, before, 4<<20+int64(watchers)<<10, watchers/10, 30*time.Second)
+	s.server.AwaitReleased(t, ctx, s.api, before, 4<<20+int64(watchers)<<10, watchers/10, 2*time.Minute)
 }
 
 // idle opens watches with bookmarks, alternately of one object and of the namespace, and returns

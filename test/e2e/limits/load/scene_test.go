@@ -28,7 +28,7 @@ const (
 )
 
 // testTimeout bounds a failing test.
-var testTimeout = harness.Pick(2*time.Minute, 15*time.Minute)
+var testTimeout = harness.Pick(5*time.Minute, 15*time.Minute)
 
 // perConnection is the server's limit of requests on an HTTP/2 connection.
 const perConnection = 200

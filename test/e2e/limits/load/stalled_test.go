@@ -47,7 +47,7 @@ func TestWatch_StalledClients_MemoryIsBoundedAndReleased(t *testing.T) {
 	}
 	s.healthy(t, ctx)
 	gone()
-	s.server.AwaitReleased(t, ctx, s.api, before, 16<<20, clients/3, 30*time.Second)
+	s.server.AwaitReleased(t, ctx, s.api, before, 16<<20, clients/3, 2*time.Minute)
 }
 
 // stall starts clients, half of them over HTTP/1.1, and returns when each has received its first

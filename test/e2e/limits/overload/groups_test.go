@@ -64,7 +64,7 @@ func TestMemoryLimit_OfParentGroup_BoundsServer(t *testing.T) {
 	harness.OnlyStrata(t) // upstream has no such bounds
 	const limit = 3 << 30
 	group := newMemoryGroup(t, limit)
-	ctx := harness.Context(t, time.Minute)
+	ctx := harness.Context(t, 3*time.Minute)
 	env := harness.New(t).DefaultGC()
 	server := env.StartAPIServerPrepared(func(pid int) error {
 		return os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0o644)

@@ -22,7 +22,7 @@ func TestMemory_OutOfMemory_WatchesResume(t *testing.T) {
 	harness.OnlyStrata(t)
 	const enough = 3 << 30
 	group := newMemoryGroup(t, enough)
-	ctx := harness.Context(t, 2*time.Minute)
+	ctx := harness.Context(t, 4*time.Minute)
 	env := harness.New(t)
 	etcd := env.Etcd()
 	server := env.StartAPIServerPrepared(func(pid int) error {

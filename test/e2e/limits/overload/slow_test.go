@@ -26,9 +26,9 @@ import (
 
 const (
 	// requestTimeout is the server's, short for short tests.
-	requestTimeout = 8 * time.Second
+	requestTimeout = 20 * time.Second
 	// watchSeconds is the timeoutSeconds of watches.
-	watchSeconds = 8
+	watchSeconds = 20
 	// patience is the tolerance for the server's limits: the machine may be busy.
 	patience = time.Minute
 
