@@ -22,7 +22,7 @@ import (
 )
 
 // testTimeout bounds a failing test.
-const testTimeout = 3 * time.Minute
+const testTimeout = 5 * time.Minute
 
 const (
 	key  = "compact_rev_key"
@@ -120,6 +120,19 @@ func requireCompacted(t *testing.T, ctx context.Context, client *clientv3.Client
 		_, err := client.Get(ctx, key, clientv3.WithRev(rev-1))
 		return errors.Is(err, rpctypes.ErrCompacted), fmt.Errorf("etcd still has %d: %v", rev-1, err)
 	}))
+}
+
+// overtaken reports whether a later compaction than that of the revision was announced meanwhile:
+// then the revision itself may be refused.
+func overtaken(t *testing.T, ctx context.Context, client *clientv3.Client, rev int64) bool {
+	t.Helper()
+	now, err := client.Get(ctx, key)
+	harness.Check(t, err)
+	if len(now.Kvs) == 0 {
+		return false
+	}
+	announced, err := strconv.ParseInt(string(now.Kvs[0].Value), 10, 64)
+	return err == nil && announced > rev
 }
 
 // requireInconsistentContinue fails unless the answer to the token, whose revision is compacted,
