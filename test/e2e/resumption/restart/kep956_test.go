@@ -27,7 +27,7 @@ func TestKEP956_Bookmarks_ReduceProcessedChanges(t *testing.T) {
 		perTxn            = 100
 		atLeast           = 40 // the factor between the two
 	)
-	ctx := harness.Context(t, 3*time.Minute)
+	ctx := harness.Context(t, 5*time.Minute)
 	api, client := shared.servers[0].API(), shared.etcd.Client()
 	// no other test writes them
 	const marked, unmarked = "persistentvolumeclaims", "serviceaccounts"

@@ -23,7 +23,7 @@ func TestWatch_RandomReconnects_KeepEtcdOrder(t *testing.T) {
 		reconnects = 10
 		perClient  = 20 // watches on one connection
 	)
-	ctx := harness.Context(t, 3*time.Minute)
+	ctx := harness.Context(t, 6*time.Minute)
 	seed := testseed.New(t)
 	client, servers := shared.etcd.Client(), shared.servers
 	createGizmos(t, ctx, servers)

@@ -58,8 +58,7 @@ func (s *scene) seed(t *testing.T, ctx context.Context) {
 	t.Helper()
 	create := func(path string, body object) {
 		t.Helper()
-		_, err := s.api.Create(ctx, path, body)
-		harness.Check(t, err)
+		harness.Check(t, s.api.Ensure(ctx, path, body))
 	}
 	for i := range namespaces {
 		create("/api/v1/namespaces", object{"metadata": object{"name": namespace(i)}})
