@@ -136,8 +136,17 @@ func (f *fronted) primaryStops(t *testing.T) {
 	}
 	write := func(name string) {
 		t.Helper()
-		_, err := api.Create(ctx, maps, configMap(name, nil))
-		harness.Check(t, err)
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+			r, err := api.Do(ctx, http.MethodPost, maps, "", configMap(name, nil))
+			harness.Check(t, err)
+			if r.Code == http.StatusServiceUnavailable && r.Header.Get("Retry-After") != "" {
+				return false, r.Err() // not sent: a slow primary has missed a health check
+			}
+			if r.Code != http.StatusCreated {
+				t.Fatalf("create %s: %v", name, r.Err())
+			}
+			return true, nil
+		}))
 	}
 	f.awaitHealthy(ctx, t, 2)
 	f.other.stop()

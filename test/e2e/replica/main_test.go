@@ -148,9 +148,22 @@ func (s *scene) copyTo(ctx context.Context, t *testing.T, etcd *clientv3.Client)
 	stored, err := s.etcd.Client().Get(ctx, "/registry/", clientv3.WithPrefix())
 	harness.Check(t, err)
 	for _, kv := range stored.Kvs {
-		_, err := etcd.Put(ctx, string(kv.Key), string(kv.Value))
-		harness.Check(t, err)
+		put(ctx, t, etcd, string(kv.Key), string(kv.Value))
 	}
+}
+
+// put writes to etcd, and repeats a write that fails: its members may elect another leader. It
+// returns the last revision.
+func put(ctx context.Context, t *testing.T, etcd *clientv3.Client, key, value string) (revision int64) {
+	t.Helper()
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		written, err := etcd.Put(ctx, key, value)
+		if err == nil {
+			revision = written.Header.Revision
+		}
+		return err == nil, err
+	}))
+	return revision
 }
 
 func readFile(t *testing.T, path string) string {

@@ -29,12 +29,11 @@ func TestReplica_ReadFromMember_UsesThatMemberOnly(t *testing.T) {
 	api := replica.API()
 	value, err := storedMap(0, "written")
 	harness.Check(t, err)
-	written, err := client.Put(ctx, mapKey(0), value)
-	harness.Check(t, err)
+	written := put(ctx, t, client, mapKey(0), value)
 	read, err := api.Get(ctx, configMaps+"/"+mapName(0), "")
 	harness.Check(t, err)
-	if version := harness.Revision(t, read.Metadata.ResourceVersion); version != written.Header.Revision {
-		t.Errorf("read resource version %d after the write of %d", version, written.Header.Revision)
+	if version := harness.Revision(t, read.Metadata.ResourceVersion); version != written {
+		t.Errorf("read resource version %d after the write of %d", version, written)
 	}
 	ready, err := api.Sum(ctx, "strata_mirror_ready", fmt.Sprintf("endpoints=%q", follower.URL))
 	harness.Check(t, err)
