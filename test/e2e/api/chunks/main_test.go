@@ -23,7 +23,7 @@ import (
 )
 
 // testTimeout bounds a failing test.
-const testTimeout = 3 * time.Minute
+const testTimeout = 5 * time.Minute
 
 func TestMain(m *testing.M) {
 	harness.Main(m, func(e *harness.Env) {

@@ -17,11 +17,11 @@ func TestKubectlDelete_Namespace_WaitsForFinalizer(t *testing.T) {
 	admin.namespace = ""
 	admin.ok("get", "namespace", u.namespace, "-o", "jsonpath={.status.phase}").prints("Active")
 
-	deleting := cluster.StartKubectl("delete", "namespace", u.namespace, "--timeout=90s")
+	deleting := cluster.StartKubectl("delete", "namespace", u.namespace, "--timeout="+testTimeout.String())
 	defer deleting.Kill()
-	admin.ok("wait", "--for=jsonpath={.status.phase}=Terminating", "namespace/"+u.namespace, "--timeout=30s")
+	admin.ok("wait", "--for=jsonpath={.status.phase}=Terminating", "namespace/"+u.namespace, "--timeout="+testTimeout.String())
 	u.fails([]string{"forbidden", "is being terminated"}, "create", "configmap", "late")
-	admin.ok("wait", "--for=condition=NamespaceFinalizersRemaining", "namespace/"+u.namespace, "--timeout=60s")
+	admin.ok("wait", "--for=condition=NamespaceFinalizersRemaining", "namespace/"+u.namespace, "--timeout="+testTimeout.String())
 	u.ok("get", "deployments,serviceaccounts", "-o", "name").prints("")
 	u.ok("get", "configmaps", "-o", "name").prints("configmap/held")
 	select {
@@ -49,6 +49,6 @@ func TestGarbageCollector_OwnerDeleted_DeletesDependents(t *testing.T) {
 	uid := u.ok("get", "cm", "greeting", "-o", "jsonpath={.metadata.uid}").Stdout
 	u.okWith(strings.Replace(greeting, "name: greeting", "name: child\n  ownerReferences: [{apiVersion: v1, kind: ConfigMap, name: greeting, uid: "+uid+"}]", 1), "create", "-f", "-")
 	u.ok("delete", "cm", "greeting")
-	u.ok("wait", "--for=delete", "cm/child", "--timeout=60s")
+	u.ok("wait", "--for=delete", "cm/child", "--timeout="+testTimeout.String())
 	u.fails([]string{"NotFound"}, "get", "cm", "child")
 }

@@ -13,8 +13,8 @@ import (
 
 const (
 	// testTimeout bounds a failing test, waitTimeout a wait in the browser.
-	testTimeout = 2 * time.Minute
-	waitTimeout = 20 * time.Second
+	testTimeout = 5 * time.Minute
+	waitTimeout = time.Minute
 )
 
 // cluster is `strata up`, with simulated nodes, so that there are rows to see.

@@ -20,7 +20,7 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-const testTimeout = 2 * time.Minute
+const testTimeout = 5 * time.Minute
 
 // The server of this package runs no controllers: only the tests write to their namespaces.
 var (

@@ -25,7 +25,7 @@ import (
 )
 
 const (
-	testTimeout = 2 * time.Minute
+	testTimeout = 5 * time.Minute
 	files       = "../../../../deploy/monitoring/"
 )
 

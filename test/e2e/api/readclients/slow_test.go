@@ -33,7 +33,7 @@ func TestSlowReader_IsEndedAtRequestTimeout(t *testing.T) {
 	t.Parallel()
 	ctx := harness.Context(t, testTimeout)
 	env := harness.New(t)
-	const requestTimeout = 5 * time.Second
+	const requestTimeout = 12 * time.Second
 	server := &engine{name: harness.Strata, Server: env.APIServer(env.Etcd(),
 		"--engine="+harness.Strata,
 		"--disable-admission-plugins=ServiceAccount",

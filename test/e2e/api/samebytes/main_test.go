@@ -23,7 +23,7 @@ import (
 )
 
 // testTimeout bounds a failing test.
-const testTimeout = 3 * time.Minute
+const testTimeout = 5 * time.Minute
 
 // Users without administrator rights, with their bearer tokens.
 const (

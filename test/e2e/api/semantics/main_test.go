@@ -13,7 +13,7 @@ import (
 )
 
 // testTimeout bounds a failing test.
-const testTimeout = 90 * time.Second
+const testTimeout = 5 * time.Minute
 
 // The server of this package runs no controllers: only the test writes to its namespaces.
 var (

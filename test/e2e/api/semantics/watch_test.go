@@ -38,7 +38,7 @@ func TestBookmarks_Requested_PrecedeWatchTimeout(t *testing.T) {
 	ns := harness.Namespace(t, ctx, api, harness.NewName("ns"))
 	created := createMaps(t, ctx, ns, "a")[0]
 	// Upstream sends a bookmark two seconds before the end of a watch.
-	const query = "timeoutSeconds=4&fieldSelector=metadata.name%3Da&resourceVersion="
+	const query = "timeoutSeconds=8&fieldSelector=metadata.name%3Da&resourceVersion="
 	with := harness.StartWatch(t, ctx, api, maps(ns), "allowWatchBookmarks=true&"+query+created.Metadata.ResourceVersion)
 	without := harness.StartWatch(t, ctx, api, maps(ns), query+created.Metadata.ResourceVersion)
 	patched := harness.Must[harness.Object](t)(api.Patch(ctx, maps(ns)+"/a", `{"data":{"v":"last"}}`))

@@ -23,7 +23,7 @@ import (
 )
 
 // testTimeout bounds a failing test.
-const testTimeout = 3 * time.Minute
+const testTimeout = 5 * time.Minute
 
 // env is shared by the whole package; its servers are started by the first test that uses them.
 var env *harness.Env

@@ -170,7 +170,7 @@ type opened struct {
 }
 
 // patience is the timeout for events of a watch. Only a failure takes so long.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // open starts a watch. If it is refused, the result is nil and the answer is complete.
 func (r request) open(ctx context.Context, h *history, api *harness.API) (*opened, error) {

@@ -112,7 +112,7 @@ func (term *terminals) run(c transcript.Command) (out string) {
 		out = term.serve(c.Terminal, line)
 	case strings.HasPrefix(line, "cat "):
 		// The writer of the file is still running.
-		ctx, cancel := context.WithTimeout(term.ctx, 10*time.Second)
+		ctx, cancel := context.WithTimeout(term.ctx, time.Minute)
 		defer cancel()
 		_ = harness.Poll(ctx, func(context.Context) (bool, error) {
 			// the caller reports a difference that remains
