@@ -332,9 +332,14 @@ func (f *fixture) kineRestarts() {
 	f.kine.Start()
 	var o harness.Object
 	harness.Check(f.T, harness.Poll(f.ctx, func(ctx context.Context) (bool, error) {
-		var err error
-		o, err = f.apis[0].Create(ctx, maps, configMap("after-kine", "1"))
-		return err == nil, err
+		created, err := f.apis[0].Create(ctx, maps, configMap("after-kine", "1"))
+		if o = created; err == nil {
+			return true, nil
+		}
+		// A failed request may still be applied.
+		var read error
+		o, read = f.apis[0].Get(ctx, maps+"/after-kine", "")
+		return read == nil, err
 	}))
 	if got, want := f.next(w), "ADDED after-kine "+o.Metadata.ResourceVersion; got != want {
 		f.Errorf("event %s, want %s", got, want)
