@@ -75,7 +75,12 @@ type page struct {
 // readPage reads a page; the token of the first page is "".
 func readPage(t *testing.T, ctx context.Context, api *harness.API, path, token string, limit int, accept string) page {
 	t.Helper()
-	r := get(t, ctx, api, path, query(limit, token), accept)
+	var r *harness.Response
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		r = get(t, ctx, api, path, query(limit, token), accept)
+		// A slow machine may keep a list waiting for too long.
+		return r.Code != http.StatusTooManyRequests || r.Header.Get("Retry-After") == "", r.Err()
+	}))
 	if r.Code != http.StatusOK {
 		t.Fatalf("page of %s with token %q: %v", path, token, r.Err())
 	}
