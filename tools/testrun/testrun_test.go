@@ -104,7 +104,7 @@ var _, _, _, _, _ = os.Exit, time.Now, exec.Command, syscall.Getpid, strconv.Ito
 `+planted[name]+"\n")
 	}
 	out := &strings.Builder{}
-	return &runner{root: root, goCommand: "go", flags: []string{"-timeout=5s"}, out: out}, out
+	return &runner{root: root, goCommand: "go", flags: []string{"-timeout=1m"}, out: out}, out
 }
 
 func write(t *testing.T, path, text string) {
@@ -148,6 +148,7 @@ func TestRun_PlantedFailures_FailTheRun(t *testing.T) {
 	t.Parallel()
 	names := []string{"before", "after", "both", "panics", "exits", "hangs", "builds", "once", "always", "skips", "passing"}
 	r, out := plant(t, names...)
+	r.flags = []string{"-timeout=10s"} // of the one that hangs
 	requireRun(t, r, out, false,
 		"=== FAILED: before (outside of its tests, exit status 1)",
 		"=== FAILED: after (outside of its tests, no test failed)",
@@ -155,7 +156,7 @@ func TestRun_PlantedFailures_FailTheRun(t *testing.T) {
 		"=== FAILED: both (outside of its tests, planted)",
 		"=== FAILED: panics (outside of its tests, panic: planted",
 		"=== FAILED: exits (outside of its tests, TestExits has not ended)",
-		"=== FAILED: hangs (outside of its tests, panic: test timed out after 5s)",
+		"=== FAILED: hangs (outside of its tests, panic: test timed out after 10s)",
 		"=== FAILED: builds (outside of its tests, build or vet failed)", "undefined: undefined",
 		"=== FAILED: once TestOnce\n    GOWORK=off go test -run='^TestOnce$' "+modulePath+"/once\n",
 		"=== FAILED: always TestAlways\n", "planted\n",
