@@ -61,7 +61,7 @@ func start(t *testing.T) client.Client {
 // eventually fails the test if condition does not become true.
 func eventually(t *testing.T, what string, condition func(ctx context.Context) (bool, error)) {
 	t.Helper()
-	if err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, 30*time.Second, true, condition); err != nil {
+	if err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, 2*time.Minute, true, condition); err != nil {
 		t.Fatalf("%s: %v", what, err)
 	}
 }
