@@ -115,7 +115,8 @@ func TestGate_Off_SendsReadsToEtcd(t *testing.T) {
 			want := func(what string, fromEtcd bool, read func()) {
 				t.Helper()
 				got := f.requests.during(read)
-				for !fromEtcd && got.Gets > 0 && ctx.Err() == nil { // a GET may go to etcd while the machine is full
+				// a GET may go to etcd while the machine is full
+				for !fromEtcd && got.Gets > 0 && ctx.Err() == nil {
 					got = f.requests.during(read)
 				}
 				if reads := got.Gets + got.Ranges; (reads > 0) != fromEtcd {

@@ -290,7 +290,7 @@ func TestFastChain_StalledReader_LosesSeatAtDeadline(t *testing.T) {
 			read := make(chan struct{})
 			for range test.streams {
 				clients.Go(func() {
-					resp, err := client.Do(s.list(t, "?timeout=2s")) // a busy machine begins the response in time
+					resp, err := client.Do(s.list(t, "?timeout=2s")) // enough for a busy machine
 					if err != nil {
 						if !test.deaf {
 							t.Errorf("no response: %v", err)

@@ -63,7 +63,8 @@ func (s *scene) requireAcknowledged(t *testing.T, ctx context.Context, name stri
 	var got *corev1.ConfigMap
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		got, err = client.CoreV1().ConfigMaps(namespace).Get(ctx, written.Metadata.Name, metav1.GetOptions{})
-		return err == nil || apierrors.IsNotFound(err), err // a server that started may still refuse requests
+		// a server that started may still refuse requests
+		return err == nil || apierrors.IsNotFound(err), err
 	}))
 	if err != nil || got.ResourceVersion != written.Metadata.ResourceVersion {
 		t.Errorf("the acknowledged object is %+v, %v", got, err)
@@ -106,7 +107,8 @@ func (s *scene) requireNoHosts(t *testing.T, ctx context.Context) {
 	hooked := object{"metadata": object{"name": "hooked", "labels": object{"hook": "w"}}}
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		r, err := api.Do(ctx, "POST", path+"/configmaps", "dryRun=All", hooked)
-		if err != nil || r.Code == 201 || r.Code == 429 { // the server reads the configuration with a watch
+		// the server reads the configuration with a watch
+		if err != nil || r.Code == 201 || r.Code == 429 {
 			return false, err
 		}
 		if !strings.Contains(string(r.Body), "no host has 10.0.0.") {
