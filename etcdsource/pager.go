@@ -39,6 +39,8 @@ type Pager struct {
 	done   bool
 	shared bool        // a page is valid until the next one
 	kvs    []driver.KV // of the last page, if shared
+
+	cluster uint64 // that all pages are of, 0 if unknown
 }
 
 // Page is a part of a range.
@@ -73,7 +75,8 @@ func (p *Pager) HintValueBytes(bytes int64) {
 
 // Next reads the next page, of at most maxKeys keys if maxKeys is positive. It retries on another
 // member if a member does not answer. Errors: mirror.ErrCompacted, and mirror.ErrRestored if etcd
-// has not reached the revision; other errors may be retried.
+// has not reached the revision, or is another cluster than that of the page before; other errors
+// may be retried.
 func (p *Pager) Next(ctx context.Context, maxKeys int64) (Page, error) {
 	for {
 		limit := p.limit
@@ -102,9 +105,12 @@ func (p *Pager) Next(ctx context.Context, maxKeys int64) (Page, error) {
 		if p.rev == 0 {
 			p.rev = resp.Header.Revision // all pages are at the revision of the first one
 		}
+		if err := p.checkCluster(clusterOf(resp.Header)); err != nil {
+			return Page{}, err
+		}
 		page := Page{
 			KVs:    appendKVs(p.kvs[:0], resp.Kvs),
-			Header: driver.Header{ClusterID: clusterOf(resp.Header), Revision: p.rev},
+			Header: driver.Header{ClusterID: p.cluster, Revision: p.rev},
 			Count:  resp.Count,
 		}
 		if p.shared {
@@ -116,6 +122,18 @@ func (p *Pager) Next(ctx context.Context, maxKeys int64) (Page, error) {
 		}
 		return page, nil
 	}
+}
+
+// checkCluster returns ErrRestored unless the cluster is that of the pages before. Another etcd may
+// have the revision too, with other keys.
+func (p *Pager) checkCluster(id uint64) error {
+	if p.cluster == 0 {
+		p.cluster = id
+	}
+	if id != p.cluster {
+		return fmt.Errorf("%w: cluster ID %x, was %x", mirror.ErrRestored, id, p.cluster)
+	}
+	return nil
 }
 
 // checkOrder returns an error unless the keys are in the requested range and ascend. Otherwise the

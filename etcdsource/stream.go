@@ -11,7 +11,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
 
@@ -114,7 +113,7 @@ func (s *Source) listStream(ctx context.Context, pager *Pager, page func([]drive
 		if err != nil {
 			return header, nil // the pages report the error, or reach a member that answers
 		}
-		header, pager.rev = now, now.Revision
+		header, pager.rev, pager.cluster = now, now.Revision, now.ClusterID
 	}
 	got, failed, err := pager.readStream(ctx, rangesOf(s.client, partsInUse), page)
 	switch {
@@ -122,10 +121,8 @@ func (s *Source) listStream(ctx context.Context, pager *Pager, page func([]drive
 		return header, err
 	case status.Code(failed) == codes.Unimplemented:
 		s.rangeStream.refuse()
-	case failed == nil && header.ClusterID != 0 && got.ClusterID != header.ClusterID:
-		return header, fmt.Errorf("%w: cluster ID %x, was %x", mirror.ErrRestored, got.ClusterID, header.ClusterID)
 	case failed == nil:
-		header = got
+		return got, pager.checkCluster(got.ClusterID)
 	}
 	return header, nil
 }

@@ -290,3 +290,58 @@ func TestListStream_PermanentError_EndsList(t *testing.T) {
 		}
 	})
 }
+
+// replacedServer is a streamServer that is replaced by another cluster, with the same revisions,
+// after some pages. Its streams end after the first 300 keys.
+type replacedServer struct {
+	*streamServer
+	after int
+}
+
+func (s *replacedServer) Range(ctx context.Context, in *pb.RangeRequest, opts ...grpc.CallOption) (*pb.RangeResponse, error) {
+	resp, err := s.streamServer.Range(ctx, in, opts...)
+	if err == nil && s.pages > s.after {
+		resp.Header = &pb.ResponseHeader{ClusterId: 8, Revision: resp.Header.Revision}
+	}
+	return resp, err
+}
+
+// TestLists_EtcdReplacedBetweenPages_AreRestored: pages of two clusters are not one list, although
+// both have its revision.
+func TestLists_EtcdReplacedBetweenPages_AreRestored(t *testing.T) {
+	for name, c := range map[string]struct {
+		after int
+		list  func(*Source, func([]driver.KV) error) error
+	}{
+		"pages": {1, func(s *Source, page func([]driver.KV) error) error {
+			_, err := s.InPages().List(t.Context(), "/x/", 0, page)
+			return err
+		}},
+		"pages at a revision": {1, func(s *Source, page func([]driver.KV) error) error {
+			_, err := s.InPages().List(t.Context(), "/x/", 900, page)
+			return err
+		}},
+		"stream, then pages": {0, func(s *Source, page func([]driver.KV) error) error {
+			_, err := s.List(t.Context(), "/x/", 0, page)
+			return err
+		}},
+		"keys": {1, func(s *Source, page func([]driver.KV) error) error {
+			_, err := s.Keys(t.Context(), "/x/", 900, func(string) int { return 600 }, page)
+			return err
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := &replacedServer{newStreamServer(1000), c.after}
+			server.script = func(_ context.Context, from int, send func(*pb.RangeResponse)) error {
+				server.parts(from, 300, send)
+				return status.Error(codes.Unavailable, "connection reset")
+			}
+			s := New(&clientv3.Client{KV: clientv3.NewKVFromKVClient(server, nil)}, "test", "/x/probe")
+			n := 0
+			err := c.list(s, func(kvs []driver.KV) error { n += len(kvs); return nil })
+			if !errors.Is(err, mirror.ErrRestored) || n == 0 || n == 1000 {
+				t.Errorf("%d keys, %v; want some of the first cluster, and ErrRestored", n, err)
+			}
+		})
+	}
+}
