@@ -79,7 +79,8 @@ func (s *Server) Range(ctx context.Context, r *pb.RangeRequest) (*pb.RangeRespon
 	return resp, nil
 }
 
-// RangeStream implements pb.KVServer. The last part has the header, as etcd's.
+// RangeStream implements pb.KVServer. The last part has the header, as etcd's. The compaction key,
+// which is not in memory, is not streamed.
 func (s *Server) RangeStream(r *pb.RangeRequest, stream grpc.ServerStreamingServer[pb.RangeStreamResponse]) error {
 	ctx := stream.Context()
 	a, err := s.admit(r)
@@ -89,7 +90,12 @@ func (s *Server) RangeStream(r *pb.RangeRequest, stream grpc.ServerStreamingServ
 	if r.SortTarget != pb.RangeRequest_KEY || r.SortOrder == pb.RangeRequest_DESCEND {
 		return status.Error(codes.InvalidArgument, "a streamed range is in ascending order of keys")
 	}
-	view, err := s.view(ctx, a, r, keysOf(r))
+	var view mirror.View
+	if isMarker(string(r.Key), string(r.RangeEnd)) {
+		err = errNotInMemory
+	} else {
+		view, err = s.view(ctx, a, r, keysOf(r))
+	}
 	switch {
 	case errors.Is(err, errNotInMemory):
 		return status.Error(codes.Unimplemented, "this range is not in memory: read it in pages")

@@ -445,3 +445,24 @@ func TestFeedServer_WatchOfCompactionKey_IsAnsweredWithoutEtcd(t *testing.T) {
 		t.Errorf("%d watches of etcd, want none", n)
 	}
 }
+
+// TestFeedServer_StreamOfCompactionKey_IsRefused, because the key is not in memory: the answer
+// would be that it does not exist. A range of it is answered by etcd.
+func TestFeedServer_StreamOfCompactionKey_IsRefused(t *testing.T) {
+	etcd := memory.New()
+	etcd.Put(prefix+"key", "value")
+	etcd.Put(etcdsource.CompactionKey, "1")
+	f := serveStore(t, etcd, etcdfeed.Options{})
+	client := connect(t, f.socket)
+	if resp, err := client.Get(contextFor(t), etcdsource.CompactionKey); err != nil || len(resp.Kvs) != 1 {
+		t.Errorf("a range of the key: %v, %v", resp, err)
+	}
+	for _, opts := range [][]clientv3.OpOption{nil, {clientv3.WithCountOnly()}} {
+		parts, err := client.GetStream(contextFor(t), etcdsource.CompactionKey, opts...)
+		testcheck.NoError(t, err)
+		part := <-parts
+		if status.Code(part.Err()) != codes.Unimplemented {
+			t.Errorf("a stream of the key: %v, %v; want Unimplemented", part.RangeResponse, part.Err())
+		}
+	}
+}
