@@ -165,10 +165,13 @@ func (c *Cursor) Position() Revision { return c.pos }
 // Changed returns a channel that is closed at the next change of the resource, or of the followed
 // topic. Call it before Next, or a change in between is missed.
 func (c *Cursor) Changed() <-chan struct{} {
-	if c.topic != nil && !c.lin.log.Dead() { // otherwise it waits for a successor
-		return c.topic.changed.next()
+	if c.topic != nil {
+		// In this order: the end of a lineage wakes its topics once.
+		if ch := c.topic.changed.next(); !c.lin.log.Dead() {
+			return ch
+		}
 	}
-	return c.res.changed.next()
+	return c.res.changed.next() // the cursor may wait for a successor
 }
 
 // Await makes the channel of Changed close also when Position can advance to rev, which the
