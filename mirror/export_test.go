@@ -4,6 +4,8 @@ import (
 	"runtime"
 	"sync"
 	"time"
+
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // CheckInvariants is true with the build tag strata_invariants.
@@ -160,4 +162,13 @@ func (m *Mirror) Known() int {
 	m.registry.mu.Lock()
 	defer m.registry.mu.Unlock()
 	return max(len(m.registry.resources), routed)
+}
+
+// NewEvent returns the event of a change, without the previous entry unless that is its key.
+func NewEvent(c driver.Change) *Event {
+	e := newEntry(&c.KV, true)
+	if c.Deleted {
+		return &Event{Rev: c.ModRevision, Prev: e}
+	}
+	return &Event{Rev: c.ModRevision, Entry: e}
 }

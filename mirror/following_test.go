@@ -16,6 +16,7 @@ import (
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/mirror"
+	"github.com/stratakube/strata/mirror/driver"
 )
 
 // byValue partitions by the first letter of the value. A value that begins with a question mark is
@@ -85,7 +86,7 @@ type pair struct {
 	selection
 	keyed, whole *mirror.Cursor
 	got, want    []*mirror.Event
-	pos          mirror.Revision
+	from, pos    mirror.Revision
 }
 
 // selected removes events outside the selection: a cursor that follows a value may return more
@@ -121,7 +122,8 @@ func (p *pair) read(limit int) error {
 		return fmt.Errorf("%s: %s, want %s", p, story(p.got), story(p.want))
 	}
 	for i, ev := range p.got[:min(len(p.got), len(p.want))] {
-		if ev != p.want[i] {
+		// They may be of two lineages, the second of which has restored history.
+		if want := p.want[i]; ev.Rev != want.Rev || ev.Key() != want.Key() {
 			return fmt.Errorf("%s: %s, want %s", p, story(p.got), story(p.want))
 		}
 	}
@@ -196,6 +198,8 @@ type followedMirror struct {
 	part, sets *mirror.WatchIndex
 	inner      *mirror.Resource // claimed inside r, or nil
 	pairs      []*pair
+	// etcd is never restored and no resource is claimed inside: all events are those of the store
+	whole bool
 }
 
 func (f *followedMirror) write(t *rapid.T) { f.store.Txn(followedWrites.Draw(t, "ops")...) }
@@ -213,9 +217,9 @@ func (f *followedMirror) join(t *rapid.T) {
 		return
 	}
 	p := &pair{selection: selections(followedPrefix).Draw(t, "selection")}
-	p.keyed, p.whole = s.Cursor(p.start, p.end), s.Cursor("", "")
+	p.keyed, p.whole, p.from = s.Cursor(p.start, p.end), s.Cursor("", ""), s.Rev
 	if _, floor, err := f.r.Oldest(); err == nil && floor <= s.Rev && rapid.Bool().Draw(t, "past") {
-		rev := rapid.Int64Range(floor, s.Rev+3).Draw(t, "rev")
+		rev := rapid.Int64Range(floor, s.Rev+10).Draw(t, "rev")
 		keyed, err := f.r.CursorAfter(rev, p.start, p.end)
 		if err != nil {
 			return
@@ -224,7 +228,7 @@ func (f *followedMirror) join(t *rapid.T) {
 		if err != nil {
 			return
 		}
-		p.keyed, p.whole = keyed, whole
+		p.keyed, p.whole, p.from = keyed, whole, rev
 	}
 	p.follow(f.part, f.sets)
 	f.pairs = append(f.pairs, p)
@@ -246,6 +250,9 @@ func (f *followedMirror) leave(t *rapid.T) {
 
 // claimInside claims a prefix inside the resource, or releases it.
 func (f *followedMirror) claimInside(*rapid.T) {
+	if f.whole {
+		return
+	}
 	if f.inner == nil {
 		f.inner, _ = f.m.Claim(followedPrefix + "m/")
 	} else {
@@ -255,8 +262,39 @@ func (f *followedMirror) claimInside(*rapid.T) {
 }
 
 func (f *followedMirror) restore(t *rapid.T) {
-	if rapid.IntRange(0, 5).Draw(t, "rarely") == 0 {
+	if !f.whole && rapid.IntRange(0, 5).Draw(t, "rarely") == 0 {
 		f.store.Restore(max(1, f.store.Revision()-3), map[string]string{followedPrefix + "m/a": "x"})
+	}
+}
+
+// overtake writes revisions that the feed does not deliver, and compacts etcd to one of the first:
+// the resource is relisted, and the history after that revision is restored. Cursors from future
+// revisions are not behind, and continue.
+func (f *followedMirror) overtake(t *rapid.T) {
+	f.store.Stall(true)
+	if rapid.Bool().Draw(t, "settled") {
+		synctest.Wait()
+	}
+	before := f.store.Revision()
+	f.writeMany(t)
+	if now := f.store.Revision(); now > before {
+		f.store.Compact(rapid.Int64Range(before+1, min(now, before+5)).Draw(t, "compacted"))
+	}
+	f.store.Break()
+	f.store.Stall(false)
+}
+
+// requireStored fails unless the pair has the events of the store.
+func (f *followedMirror) requireStored(t *rapid.T, p *pair) {
+	var want []*mirror.Event
+	for _, c := range f.store.Changes(followedPrefix, p.from) {
+		ev := mirror.NewEvent(c)
+		if c.ModRevision <= p.pos && p.selects(ev) {
+			want = append(want, ev)
+		}
+	}
+	if got, want := story(p.got), story(want); got != want {
+		t.Fatalf("%s after %d, at %d: %s, want %s", p, p.from, p.pos, got, want)
 	}
 }
 
@@ -290,6 +328,9 @@ func (f *followedMirror) check(t *rapid.T) {
 		} else if err != nil {
 			t.Fatal(err)
 		} else {
+			if f.whole && !p.byValue && p.keyed.Err() == nil {
+				f.requireStored(t, p)
+			}
 			kept = append(kept, p)
 		}
 	}
@@ -297,16 +338,21 @@ func (f *followedMirror) check(t *rapid.T) {
 }
 
 // TestCursor_FollowingKeysOrValues_EqualsFilteredEvents runs cursors that follow keys, directories
-// and values through writes, joins, leaves, trims, relists, releases, claims inside others, and
-// restores of etcd, and compares them with cursors that read all events.
+// and values through writes, joins, leaves, trims, relists, gaps, claims inside others, and
+// restores of etcd, and compares them with cursors that read all events, and with the store.
 func TestCursor_FollowingKeysOrValues_EqualsFilteredEvents(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		synctest.Test(t, func(st *testing.T) {
 			t := rt
-			f := &followedMirror{store: memory.New()}
+			f := &followedMirror{store: memory.New(), whole: rapid.Bool().Draw(t, "whole")}
+			takes := time.Duration(rapid.SampledFrom([]int{0, 3, 20}).Draw(t, "restore")) * time.Second
+			source := &script{Source: f.store, replay: func(ctx context.Context, prefix string, after driver.Header, through mirror.Revision, deliver func(driver.Batch) error) error {
+				time.Sleep(takes)
+				return f.store.Replay(ctx, prefix, after, through, deliver)
+			}}
 			var err error
-			f.m, err = mirror.New(mirror.Options{Prefix: root, Source: f.store, Logger: quiet(),
-				Window: mirror.Window{MaxAge: 20 * time.Second, MaxBytes: 4000}, CheckpointEvents: 4})
+			f.m, err = mirror.New(mirror.Options{Prefix: root, Source: source, Logger: quiet(),
+				Window: mirror.Window{MaxAge: 20 * time.Second, MaxBytes: rapid.SampledFrom([]int64{4000, 1 << 20}).Draw(t, "window")}, CheckpointEvents: 4})
 			testcheck.NoError(t, err)
 			defer f.m.Close()
 			if f.r, err = f.m.Claim(followedPrefix); err != nil {
@@ -324,6 +370,7 @@ func TestCursor_FollowingKeysOrValues_EqualsFilteredEvents(t *testing.T) {
 				"leave":        f.leave,
 				"claim inside": f.claimInside,
 				"break":        func(*rapid.T) { f.store.Break() },
+				"overtake":     f.overtake,
 				"restore":      f.restore,
 				"settle":       func(*rapid.T) { synctest.Wait() },
 				"read":         f.read,
@@ -364,6 +411,9 @@ func (p *pair) drain() error {
 	}
 	if err := p.read(100); err != nil {
 		return err
+	}
+	if p.keyed.Err() != nil || p.whole.Err() != nil {
+		return nil // both wait for the restored history, each where it was
 	}
 	if len(p.got) != len(p.want) || p.keyed.Position() != p.whole.Position() {
 		return fmt.Errorf("%s: at %d %s, want at %d %s", p, p.keyed.Position(), story(p.got), p.whole.Position(), story(p.want))
