@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unsafe"
 
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -49,6 +50,15 @@ func omit(key []byte, excluded []string, omitted *[]string) bool {
 	return true
 }
 
+// innerPrefixes are the prefixes of other resources inside a prefix, each as key and value. A list
+// of the prefix has their keys too, which may be nearly all of etcd around a few unclaimed keys.
+type innerPrefixes map[string]string
+
+// contain reports whether the key belongs to one of the resources inside prefix.
+func (in innerPrefixes) contain(prefix string, key []byte) bool {
+	return len(in) > 0 && longestPrefix(in, prefix, unsafe.String(unsafe.SliceData(key), len(key))) != ""
+}
+
 // loader reads resources and their history from the source. It changes nothing in the mirror except
 // counters of its reads, and accesses the mirror only through the functions below. Its methods may
 // be called concurrently.
@@ -68,10 +78,10 @@ type loader struct {
 	restoring chan struct{} // contains a value while history is being read
 }
 
-// list reads a prefix, without excluded prefixes, at a revision, or at the newest one if that is 0.
-// It builds the entries of a page while the next page is in flight. A list that cannot be of one
-// revision returns ErrDiverged.
-func (o *loader) list(ctx context.Context, prefix string, at Revision) *load {
+// list reads a prefix, without excluded and inner prefixes, at a revision, or at the newest one if
+// that is 0. It builds the entries of a page while the next page is in flight. A list that cannot
+// be of one revision returns ErrDiverged.
+func (o *loader) list(ctx context.Context, prefix string, inner innerPrefixes, at Revision) *load {
 	l := &load{}
 	whole := prefix == o.opts.Prefix
 	if whole {
@@ -87,7 +97,7 @@ func (o *loader) list(ctx context.Context, prefix string, at Revision) *load {
 				return fmt.Errorf("%w: list out of order: key %q after key %q", ErrDiverged, kv.Key, last)
 			}
 			last, newest = append(last[:0], kv.Key...), max(newest, kv.ModRevision)
-			if !omit(kv.Key, excluded, &l.omitted) {
+			if !inner.contain(prefix, kv.Key) && !omit(kv.Key, excluded, &l.omitted) {
 				l.entries = append(l.entries, newEntry(kv, true))
 			}
 		}
@@ -120,7 +130,7 @@ func (o *loader) newRestore(l *load) *restore {
 // loadAll loads the whole prefix; why is the reason.
 func (o *loader) loadAll(ctx context.Context, why error) *load {
 	began := time.Now()
-	l := o.list(ctx, o.opts.Prefix, 0)
+	l := o.list(ctx, o.opts.Prefix, nil, 0)
 	l.began = began
 	l.hasGap = errors.Is(why, ErrCompacted)
 	l.mayBeWrong = !l.hasGap && !errors.Is(why, errStart)
@@ -136,12 +146,12 @@ func (o *loader) loadAll(ctx context.Context, why error) *load {
 	return l
 }
 
-// loadOne loads a prefix at the published revision, with a restore of the history before it if that
-// is requested.
-func (o *loader) loadOne(ctx context.Context, prefix string, published Revision, history bool) *load {
-	l := o.list(ctx, prefix, published)
+// loadOne loads a prefix without inner prefixes, at the published revision, with a restore of the
+// history before it if that is requested.
+func (o *loader) loadOne(ctx context.Context, prefix string, inner innerPrefixes, published Revision, history bool) *load {
+	l := o.list(ctx, prefix, inner, published)
 	if errors.Is(l.err, ErrCompacted) {
-		l = o.listAhead(ctx, prefix)
+		l = o.listAhead(ctx, prefix, inner)
 	}
 	if l.err == nil && l.header.ClusterID != o.mirroredState().ClusterID {
 		l.err = fmt.Errorf("%w: cluster ID %x", ErrRestored, l.header.ClusterID)
@@ -156,11 +166,11 @@ func (o *loader) loadOne(ctx context.Context, prefix string, published Revision,
 // long that etcd was compacted past it. A snapshot at the list's revision must not exist before the
 // published revision has reached it; the wait requests progress. Error, if there is no progress:
 // errOvertaken.
-func (o *loader) listAhead(ctx context.Context, prefix string) *load {
+func (o *loader) listAhead(ctx context.Context, prefix string, inner innerPrefixes) *load {
 	if o.opts.EventsOnly {
 		return &load{err: fmt.Errorf("%w %d", errOvertaken, o.mirroredState().Revision)}
 	}
-	l := o.list(ctx, prefix, 0)
+	l := o.list(ctx, prefix, inner, 0)
 	if l.err == nil {
 		l.err = o.wait(ctx, l.header.Revision)
 	}

@@ -73,7 +73,7 @@ func kvAt(key string, rev Revision) driver.KV {
 func TestLoader_ListsWithoutExcludedPrefixes(t *testing.T) {
 	s := &scriptedSource{now: 9, listed: [][]driver.KV{{kvAt("/a/1", 2), kvAt("/b/1", 3)}, {kvAt("/c/1", 4)}}}
 	o := s.loader("/b/")
-	l := o.list(t.Context(), "/", 0)
+	l := o.list(t.Context(), "/", nil, 0)
 	var keys []string
 	for _, e := range l.entries {
 		keys = append(keys, e.Key())
@@ -97,7 +97,7 @@ func TestLoader_ListThatIsNotOneRevision_IsRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &scriptedSource{now: 9, listed: pages}
-			if l := s.loader().list(t.Context(), "/", 0); !errors.Is(l.err, ErrDiverged) {
+			if l := s.loader().list(t.Context(), "/", nil, 0); !errors.Is(l.err, ErrDiverged) {
 				t.Errorf("got %v, want ErrDiverged", l.err)
 			}
 		})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/stratakube/strata/mirror/driver"
@@ -150,10 +151,21 @@ func (w *writer) reload(t *table, delay time.Duration, history bool) {
 	t.loading = true
 	ctx, cancel := context.WithCancel(w.ctx)
 	t.stopLoading = cancel
-	l := &reload{shared: w.shared, loader: w.loader, resource: t.Resource, history: history}
+	l := &reload{shared: w.shared, loader: w.loader, resource: t.Resource, inner: w.inside(t.prefix), history: history}
 	l.discard = func(w *writer, seen Revision) { w.discardPending(t, seen) }
 	l.install = func(w *writer, loaded *load) { w.install(t, loaded) }
 	w.wg.Go(func() { l.loop(ctx, delay) })
+}
+
+// inside returns the prefixes of the tables inside a prefix.
+func (w *writer) inside(prefix string) innerPrefixes {
+	inner := innerPrefixes{}
+	for p := range w.tables {
+		if p != prefix && strings.HasPrefix(p, prefix) {
+			inner[p] = p
+		}
+	}
+	return inner
 }
 
 // reload loads one resource on its own goroutine. It accesses the table by commands only.
@@ -161,6 +173,7 @@ type reload struct {
 	*shared
 	loader   *loader
 	resource *Resource
+	inner    innerPrefixes // at the beginning; none of them is removed while the resource is loading
 	history  bool
 	// Commands for the resource's table.
 	discard func(w *writer, seen Revision)
@@ -186,7 +199,7 @@ func (r *reload) loop(ctx context.Context, delay time.Duration) {
 		// discarded, which bounds them (I7).
 		seen := r.published.Revision()
 		command(func(w *writer) { r.discard(w, seen) })
-		l := r.loader.loadOne(ctx, r.resource.prefix, seen, r.history)
+		l := r.loader.loadOne(ctx, r.resource.prefix, r.inner, seen, r.history)
 		if errors.Is(l.err, errOvertaken) {
 			r.restart(r.installedLists.Load(), l.err)
 		}

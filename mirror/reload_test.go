@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -312,5 +313,54 @@ func TestLateClaim_AfterEtcdRestore_RelistsBeforeReads(t *testing.T) {
 		if got := read(latest(t, r)); got["/registry/a/x"] != fmt.Sprintf("new@%d", at) {
 			t.Errorf("read %v", got)
 		}
+	})
+}
+
+// TestReload_OfUnclaimedKeys_CopiesNoResource: an event of an unclaimed key was lost, and the keys
+// around all resources are relisted. The values of the resources, which the list has too, are not
+// copied.
+func TestReload_OfUnclaimedKeys_CopiesNoResource(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		const keys, size = 100, 100_000
+		for i := range keys {
+			store.Put(fmt.Sprintf("/registry/a/%d", i), strings.Repeat("v", size))
+		}
+		m := start(t, store, nil)
+		a := claim(t, m, "/registry/a/")
+		store.Put("/registry/key", "1")
+		reach(t, m, store.Revision(), a)
+		store.DropIf(func(driver.Change) bool { return true })
+		store.Put("/registry/key", "2")
+		reach(t, m, store.Revision())
+		store.DropIf(nil)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		rev := store.Put("/registry/key", "3")
+		reach(t, m, rev)
+		for {
+			v, err := m.View(t.Context(), rev, "/registry/key", "/registry/key\x00")
+			testcheck.NoError(t, err)
+			if v.Covers("/registry/key", "/registry/key\x00") {
+				for e := range v.All("", "") {
+					if string(e.Value()) != "3" {
+						t.Errorf("the value is %q, want 3", e.Value())
+					}
+				}
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		runtime.ReadMemStats(&after)
+		if m.Stats().Divergences != 1 {
+			t.Errorf("%d divergences, want 1", m.Stats().Divergences)
+		}
+		if allocated := after.TotalAlloc - before.TotalAlloc; allocated > keys*size/2 {
+			t.Errorf("allocated %d bytes to relist one key", allocated)
+		}
+		if n, bytes := latest(t, a).Count("", ""); n != keys || bytes < keys*size {
+			t.Errorf("the resource has %d keys of %d bytes", n, bytes)
+		}
+		barrier(t, m)
 	})
 }
