@@ -164,12 +164,18 @@ func (l *log) trimLocked() {
 	l.events = l.events[drop:]
 }
 
-// expectHistory sets the wait for history, which has no events up to the revision reach. It has no
-// effect if none is awaited.
-func (l *log) expectHistory(within time.Duration, reach mirror.Revision) {
+// awaitsLocked reports whether the history before the list is awaited. A restore that belongs to an
+// earlier epoch may end after the next one has begun. The caller holds mu.
+func (l *log) awaitsLocked(list driver.Header) bool {
+	return !l.awaiting.IsZero() && l.cluster == list.ClusterID && l.since == list.Revision
+}
+
+// expectHistory sets the wait for the history before the list, which has no events up to the
+// revision reach. It has no effect if that is not awaited.
+func (l *log) expectHistory(list driver.Header, within time.Duration, reach mirror.Revision) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.awaiting.IsZero() {
+	if !l.awaitsLocked(list) {
 		return
 	}
 	l.awaiting = time.Now().Add(within)
@@ -179,12 +185,16 @@ func (l *log) expectHistory(within time.Duration, reach mirror.Revision) {
 	}
 }
 
-// join puts the events after the revision floor and up to the start of the epoch in front, as far
-// as the bound allows. No history arrives after it; events may be nil and floor the start.
-func (l *log) join(floor mirror.Revision, through driver.Header, events []*mvccpb.Event) {
+// join puts the events after the revision floor and up to the list, with which the epoch began, in
+// front, as far as the bound allows. No history arrives after it; events may be nil and floor that
+// of the list. It has no effect if the history before the list is not awaited.
+func (l *log) join(floor mirror.Revision, list driver.Header, events []*mvccpb.Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.cluster == through.ClusterID && l.since == through.Revision && l.floor == through.Revision && !l.awaiting.IsZero() {
+	if !l.awaitsLocked(list) {
+		return
+	}
+	if l.floor == list.Revision {
 		for _, e := range events {
 			l.bytes += sizeOf(e)
 		}

@@ -139,6 +139,29 @@ func TestLog_OtherHistory_BeginsAnotherRun(t *testing.T) {
 	}
 }
 
+// TestLog_RestoreOfEarlierEpoch_HasNoEffect: the etcd was listed again while history was read. The
+// end of that read does not end the wait for the history before the second list.
+func TestLog_RestoreOfEarlierEpoch_HasNoEffect(t *testing.T) {
+	l := newLog(1000)
+	before, now := driver.Header{ClusterID: 1, Revision: 10}, driver.Header{ClusterID: 1, Revision: 20}
+	l.begin(before, true)
+	l.begin(now, true)
+	l.expectHistory(before, historyTimeout, 8)
+	l.join(1, before, nil)
+	if st := l.state(); !st.restoring() || st.awaited != 0 || st.floor != now.Revision {
+		t.Errorf("after the end of the earlier restore: %+v", st)
+	}
+	l.expectHistory(now, historyTimeout, 5)
+	if st := l.state(); st.awaited != 5 {
+		t.Errorf("history after %d is awaited, want 5", st.awaited)
+	}
+	past := change(18, "key")
+	l.join(5, now, []*mvccpb.Event{eventOf(&past)})
+	if events, _, st, whole := l.read(5, 1000); st.restoring() || !whole || len(events) != 1 {
+		t.Errorf("%d events, whole %t, %+v; want the joined one", len(events), whole, st)
+	}
+}
+
 // TestLog_NearlyFull_OffersRevisionThatRemains: the offered revision is the floor while there is
 // room, and otherwise so far above it that it remains above the floor while a quarter of the log is
 // written.

@@ -51,13 +51,13 @@ func (t *tap) Oldest(ctx context.Context, prefix string, now driver.Header, boun
 	if prefix != t.prefix {
 		return t.Source.Oldest(ctx, prefix, now, bounds)
 	}
-	t.log.expectHistory(historyTimeout, now.Revision-bounds.Revisions)
+	t.log.expectHistory(now, historyTimeout, now.Revision-bounds.Revisions)
 	oldest, err := t.Source.Oldest(ctx, prefix, now, bounds)
 	switch {
 	case errors.Is(err, mirror.ErrCompacted):
-		t.log.expectHistory(announcedHistory, 0) // the mirror repeats the attempt
+		t.log.expectHistory(now, announcedHistory, 0) // the mirror repeats the attempt
 	case err == nil && oldest < now.Revision:
-		t.log.expectHistory(announcedHistory, oldest)
+		t.log.expectHistory(now, announcedHistory, oldest)
 	default:
 		t.log.join(now.Revision, now, nil)
 	}
@@ -69,7 +69,8 @@ func (t *tap) Replay(ctx context.Context, prefix string, after driver.Header, th
 	if prefix != t.prefix {
 		return t.Source.Replay(ctx, prefix, after, through, deliver)
 	}
-	t.log.expectHistory(historyTimeout, after.Revision)
+	list := driver.Header{ClusterID: after.ClusterID, Revision: through}
+	t.log.expectHistory(list, historyTimeout, after.Revision)
 	past := newLog(t.log.maxBytes)
 	past.begin(after, false)
 	err := t.Source.Replay(ctx, prefix, after, through, func(b driver.Batch) error {
@@ -78,14 +79,13 @@ func (t *tap) Replay(ctx context.Context, prefix string, after driver.Header, th
 		past.append(recorded)
 		return deliver(b)
 	})
-	now := driver.Header{ClusterID: after.ClusterID, Revision: through}
 	switch {
 	case err == nil:
-		t.log.join(past.floor, now, past.events)
+		t.log.join(past.floor, list, past.events)
 	case errors.Is(err, mirror.ErrCompacted): // the mirror repeats the attempt
-		t.log.expectHistory(announcedHistory, 0)
+		t.log.expectHistory(list, announcedHistory, 0)
 	default:
-		t.log.join(through, now, nil)
+		t.log.join(through, list, nil)
 	}
 	return err
 }
