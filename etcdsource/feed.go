@@ -92,7 +92,7 @@ func (s *Source) Watch(ctx context.Context, prefix string, after driver.Header, 
 		if id := clusterOf(resp.Header); id != after.ClusterID {
 			return fmt.Errorf("%w: cluster ID %x, was %x", mirror.ErrRestored, id, after.ClusterID)
 		}
-		s.feeds.member.Store(resp.Header.GetMemberId()) // the client may have resumed on another one
+		s.feeds.member.Store(resp.Header.GetMemberId()) // the client may have moved
 		b := driver.Batch{Through: after.Revision}
 		switch {
 		case len(resp.Events) > 0:

@@ -173,7 +173,7 @@ type reload struct {
 	*shared
 	loader   *loader
 	resource *Resource
-	inner    innerPrefixes // at the beginning; none of them is removed while the resource is loading
+	inner    innerPrefixes // none of them is removed while the resource is loading
 	history  bool
 	// Commands for the resource's table.
 	discard func(w *writer, seen Revision)

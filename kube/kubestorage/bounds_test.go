@@ -23,7 +23,7 @@ import (
 // stopped reading in the middle of its initial events (I7).
 func TestWatch_ClientStopsReading_HoldsNoVersion(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) { // the initial events of a client that does not read end soon
+	synctest.Test(t, func(t *testing.T) { // a client that does not read is ended soon
 		f := setupInMemory(t, withWindow(mirror.Window{MaxBytes: 20_000}))
 		const n = 522 // more than a watch holds for its client
 		for i := range n {

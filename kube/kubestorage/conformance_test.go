@@ -324,7 +324,7 @@ func TestRecordersRecord(t *testing.T) {
 				}
 			})
 			own := got
-			own.Revisions = min(got.Revisions, c.want.Revisions) // the mirror reads that of an idle etcd
+			own.Revisions = min(got.Revisions, c.want.Revisions) // that of an idle etcd
 			if own != c.want {
 				t.Errorf("requests to etcd: %+v, want %+v", got, c.want)
 			}
