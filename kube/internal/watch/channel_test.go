@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,12 +22,19 @@ import (
 	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/kube/internal/watchset"
+	"github.com/stratakube/strata/mirror"
 )
 
 // TestWatch_Channel_HasObjects: the events, their objects and revisions, and a closed channel after
-// Stop.
+// Stop. Watches share the objects of live events, unless each decorates its own.
 func TestWatch_Channel_HasObjects(t *testing.T) {
-	w := newFixture(t)
+	channelHasObjects(t, nil)
+	channelHasObjects(t, func(runtime.Object) {})
+}
+
+func channelHasObjects(t *testing.T, decorate func(runtime.Object)) {
+	t.Helper()
+	w := newFixture(t, func(o *podtest.Options) { o.Config.Decorate = decorate })
 	a := w.Put(t, podtest.Pod("a"))
 	w.CatchUp(t)
 	opts := withBookmarks(everything())
@@ -36,8 +45,12 @@ func TestWatch_Channel_HasObjects(t *testing.T) {
 		t.Helper()
 		ev := <-ch.ResultChan()
 		obj := ev.Object
-		if shared, ok := obj.(runtime.CacheableObject); ok {
+		shared, ok := obj.(runtime.CacheableObject)
+		if ok {
 			obj = shared.GetObject()
+		}
+		if want := rev > a && decorate == nil; ok != want {
+			t.Errorf("%s of %s is shared: %t, want %t", typ, name, ok, want)
 		}
 		pod, ok := obj.(*example.Pod)
 		if !ok || ev.Type != typ || pod.Name != name || pod.ResourceVersion != fmt.Sprint(rev) {
@@ -56,6 +69,125 @@ func TestWatch_Channel_HasObjects(t *testing.T) {
 	podtest.Eventually(t, "the watch is removed", func() bool { return w.running.All() == 0 })
 }
 
+// TestWatch_Drained_RunsUntilStop: the client may not have read all events yet.
+func TestWatch_Drained_RunsUntilStop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFixture(t)
+		ch, err := w.env.Watch(t.Context(), "/pods", w.fromNow())
+		testcheck.NoError(t, err)
+		w.Put(t, podtest.Pod("a"))
+		w.CatchUp(t)
+		w.drain(t)
+		if n := w.running.All(); n != 1 {
+			t.Errorf("%d watches run before the client has read, want 1", n)
+		}
+		if ev := <-ch.ResultChan(); ev.Type != watch.Added {
+			t.Errorf("got %+v, want the event", ev)
+		}
+		if ev, ok := <-ch.ResultChan(); ok {
+			t.Errorf("after the drain: %+v", ev)
+		}
+		ch.Stop()
+		synctest.Wait()
+		if n := w.running.All(); n != 0 {
+			t.Errorf("%d watches run after Stop", n)
+		}
+	})
+}
+
+// TestWatch_UnreadableObject_EndsWithError, which is its last event.
+func TestWatch_UnreadableObject_EndsWithError(t *testing.T) {
+	selected := everything()
+	selected.Predicate = podtest.Selecting(t, "app in (yes, no)", "")
+	for name, c := range map[string]struct {
+		opts     storage.ListOptions
+		fromEtcd bool
+		asEvent  bool
+	}{
+		"initial event":                     {opts: everything()},
+		"initial event, selector":           {opts: selected},
+		"initial event from etcd":           {opts: everything(), fromEtcd: true},
+		"initial event from etcd, selector": {opts: selected, fromEtcd: true},
+		"event":                             {opts: everything(), asEvent: true},
+		"event, selector":                   {opts: selected, asEvent: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newFixture(t)
+				w.env.Lists.Gates.Latest = !c.fromEtcd
+				if c.asEvent {
+					c.opts.ResourceVersion = w.fromNow().ResourceVersion
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				write := func() {
+					w.Put(t, podtest.Labelled("a", "app", "yes"))
+					w.Etcd.Put(podtest.Key(podtest.Pod("b")), "garbage")
+					w.Put(t, podtest.Labelled("c", "app", "yes"))
+					w.CatchUp(t)
+				}
+				if !c.asEvent {
+					write()
+				}
+				ch, err := w.env.Watch(ctx, "/pods", c.opts)
+				testcheck.NoError(t, err)
+				if c.asEvent {
+					write()
+				}
+				var got []watch.EventType
+				for ev := range ch.ResultChan() {
+					got = append(got, ev.Type)
+				}
+				if !slices.Equal(got, []watch.EventType{watch.Added, watch.Error}) || ctx.Err() != nil {
+					t.Errorf("got %v, %v; want the first object and an error", got, ctx.Err())
+				}
+			})
+		})
+	}
+}
+
+// TestWatch_Batch_IsObservedOnce in the metric of the latency.
+func TestWatch_Batch_IsObservedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFixture(t)
+		observed := func() int {
+			return w.series(t, "apiserver_watch_events_dispatch_duration_seconds", "stage", "total")
+		}
+		before, opts := observed(), w.fromNow()
+		w.Put(t, podtest.Pod("a"), podtest.Pod("b"), podtest.Pod("c"))
+		w.CatchUp(t)
+		ch, err := w.env.Watch(t.Context(), "/pods", opts)
+		testcheck.NoError(t, err)
+		synctest.Wait()
+		w.Put(t, podtest.Pod("d"))
+		synctest.Wait()
+		if n := observed() - before; n != 2 || len(ch.ResultChan()) != 4 {
+			t.Errorf("%d batches are observed, of %d events; want 2 of 4", n, len(ch.ResultChan()))
+		}
+	})
+}
+
+// TestWatcher_StreamEnds_ReturnsErrEnded from each method that sends to a client that does not read.
+func TestWatcher_StreamEnds_ReturnsErrEnded(t *testing.T) {
+	w := newFixture(t)
+	opts := w.fromNow()
+	w.Put(t, podtest.Pod("a"))
+	st := w.open(t, podtest.Context(t), opts)
+	ev := take(t, st).events[0]
+	st.life.cancel()
+	full := &watcher{stream: st, result: make(chan watch.Event)}
+	for name, send := range map[string]func() error{
+		"initial event":    func() error { return full.Added(ev.Entry) },
+		"first of a batch": func() error { full.observed = st.batches - 1; return full.Event(watch.Added, ev) },
+		"next event":       func() error { full.observed = st.batches; return full.Event(watch.Added, ev) },
+		"bookmark":         func() error { return full.Bookmark(Bookmark{Revision: ev.Rev}) },
+	} {
+		if err := send(); !errors.Is(err, ErrEnded) {
+			t.Errorf("%s: %v, want ErrEnded", name, err)
+		}
+	}
+}
+
 // TestWatch_FailedStart_IsEvent: 410 comes as an event; a watch whose request or storage has ended
 // has none.
 func TestWatch_FailedStart_IsEvent(t *testing.T) {
@@ -68,8 +200,9 @@ func TestWatch_FailedStart_IsEvent(t *testing.T) {
 	ch, err := w.env.Watch(podtest.Context(t), "/pods", after(1))
 	testcheck.NoError(t, err)
 	ev := <-ch.ResultChan()
-	if status, ok := ev.Object.(*metav1.Status); !ok || ev.Type != watch.Error || status.Reason != metav1.StatusReasonExpired {
-		t.Errorf("got %+v, want 410", ev)
+	status, ok := ev.Object.(*metav1.Status)
+	if !ok || ev.Type != watch.Error || status.Reason != metav1.StatusReasonExpired || !strings.HasPrefix(status.Message, "too old resource version: 1 (") {
+		t.Errorf("got %+v, want 410 in upstream's words", ev)
 	}
 	if ev, ok := <-ch.ResultChan(); ok {
 		t.Errorf("after the error: %+v", ev)
@@ -191,6 +324,17 @@ func TestStream_EndReason_NamesTheEnd(t *testing.T) {
 	}
 }
 
+// TestStream_Ending_IsExpired if the position was lost, also while the resource is being relisted.
+func TestStream_Ending_IsExpired(t *testing.T) {
+	w := newFixture(t)
+	st := w.open(t, podtest.Context(t), w.fromNow())
+	for err, want := range map[error]bool{mirror.ErrCompacted: true, mirror.ErrNotReady: true, mirror.ErrFutureRevision: false} {
+		if got := st.ending(err); apierrors.IsResourceExpired(got) != want {
+			t.Errorf("%v ends the stream with %v, want 410: %t", err, got, want)
+		}
+	}
+}
+
 // TestOpen_ServerRefuses_AdmitsOnlyUndrained watches, and their Drain does not end them.
 func TestOpen_ServerRefuses_AdmitsOnlyUndrained(t *testing.T) {
 	w := newFixture(t)
@@ -219,9 +363,9 @@ func TestOpen_ServerRefuses_AdmitsOnlyUndrained(t *testing.T) {
 func TestOpen_GateLatestOff_ListsFromEtcd(t *testing.T) {
 	w := newFixture(t)
 	w.env.Lists.Gates.Latest = false
-	none := w.open(t, podtest.Context(t), everything())
-	if none.phase != announcing {
-		t.Errorf("without objects the phase is %d", none.phase)
+	none := w.open(t, podtest.Context(t), withBookmarks(everything()))
+	if none.phase != announcing || none.initial.marked {
+		t.Errorf("without objects the phase is %d, marked: %t", none.phase, none.initial.marked)
 	}
 	w.Put(t, podtest.Pod("a"))
 	opts := withBookmarks(everything())
@@ -286,6 +430,9 @@ func TestOpen_Fails_WithStatus(t *testing.T) {
 		cancel()
 		if b, err := live.next(); !errors.Is(err, ErrEnded) || !b.empty() {
 			t.Errorf("the request has ended: %+v, %v", b, err)
+		}
+		if err := live.wait(nil); !errors.Is(err, ErrEnded) {
+			t.Errorf("the request has ended: wait returns %v", err)
 		}
 	})
 }

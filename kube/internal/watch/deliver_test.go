@@ -127,7 +127,7 @@ func TestDeliver_SinkFails_ReturnsItsError(t *testing.T) {
 				if want := failure; failure == ErrEnded && err != nil || failure == broken && !errors.Is(err, want) || ctx.Err() != nil {
 					t.Errorf("%s fails with %v: Deliver returns %v", at, failure, err)
 				}
-				if i := slices.Index(r.calls, at); slices.ContainsFunc(r.calls[i+1:], func(call string) bool { return call != "flush" }) {
+				if i := slices.Index(r.calls, at); slices.ContainsFunc(r.calls[i+1:], func(call string) bool { return call != "flush" || failure == ErrEnded }) {
 					t.Errorf("%s fails: calls %q", at, r.calls)
 				}
 			})
@@ -220,6 +220,29 @@ func TestDeliver_RefreshFailsInRetry_IsRetried(t *testing.T) {
 	})
 }
 
+// TestDeliver_FlushFailsInRetry_ReturnsItsError: the client has not got the events before.
+func TestDeliver_FlushFailsInRetry_ReturnsItsError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFixture(t)
+		w.env.RetryFor = time.Minute
+		r := initialThenOne(t, w, t.Context())
+		broken, gone := errors.New("broken"), errors.New("gone")
+		r.fail = func(call string) error {
+			switch {
+			case call == "event ADDED ns/c":
+				return broken
+			case call == "flush" && slices.Contains(r.calls, "event ADDED ns/c"):
+				return gone
+			}
+			return nil
+		}
+		err := r.st.Deliver(nil, r)
+		if calls := strings.Join(r.calls, ", "); !errors.Is(err, gone) || !strings.HasSuffix(calls, "event ADDED ns/c, flush") {
+			t.Errorf("the calls are %s, %v", calls, err)
+		}
+	})
+}
+
 // TestDeliver_StopClosed_EndsBeforeNextBatch, also after DeliverPending.
 func TestDeliver_StopClosed_EndsBeforeNextBatch(t *testing.T) {
 	w := newFixture(t)
@@ -242,12 +265,15 @@ func TestDeliver_PastEventUnreadable_Returns410(t *testing.T) {
 		replaced, removed, other, want bool
 		deletion                       bool // the watch begins after the first write
 		selects                        bool // the watch has a selector
+		unreadable                     int  // objects before b now
 	}{
 		"deletion":                 {removed: true, deletion: true, want: true},
 		"replaced, selector":       {replaced: true, selects: true, want: true},
 		"replaced":                 {replaced: true, want: true},
 		"removed":                  {removed: true, want: true},
 		"removed, others readable": {removed: true, other: true, want: true},
+		"few others unreadable":    {removed: true, other: true, unreadable: lostProbes - 1, want: true},
+		"many others unreadable":   {removed: true, other: true, unreadable: lostProbes, want: false},
 		"still present":            {other: true, want: false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -255,6 +281,9 @@ func TestDeliver_PastEventUnreadable_Returns410(t *testing.T) {
 				keys := podtest.NewSwappable(newer)
 				w := newFixture(t, keys.With)
 				w.env.RetryFor = time.Second
+				for i := range c.unreadable {
+					w.Seal(t, older, podtest.Pod(fmt.Sprintf("a-%02d", i)))
+				}
 				begin := w.Etcd.Revision()
 				first := w.Seal(t, older, podtest.Pod("a"))
 				if c.deletion {
@@ -305,6 +334,7 @@ func TestDeliver_InitialEventsTimeOut_EndsWithRequest(t *testing.T) {
 		reported bool
 	}{
 		"short":         {time.Second / 2, timeout, false},
+		"a second":      {time.Second, timeout, true},
 		"long":          {time.Minute, timeout, true},
 		"another error": {time.Second / 2, errors.New("broken"), true},
 	} {
@@ -318,8 +348,8 @@ func TestDeliver_InitialEventsTimeOut_EndsWithRequest(t *testing.T) {
 				}
 				return nil
 			}
-			if err := r.st.Deliver(nil, r); (err != nil) != c.reported || c.reported == (ctx.Err() != nil) {
-				t.Errorf("%s: Deliver returns %v, the request: %v", name, err, ctx.Err())
+			if err := r.st.Deliver(nil, r); (err != nil) != c.reported || c.reported == (ctx.Err() != nil) || slices.Contains(r.calls, "listed") {
+				t.Errorf("%s: Deliver returns %v, the request: %v; calls %q", name, err, ctx.Err(), r.calls)
 			}
 			time.Sleep(time.Second) // until c is written
 		})

@@ -8,6 +8,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/storage"
+
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 )
@@ -97,4 +100,62 @@ func TestDrain_LargeRevision_IsDeliveredWhole(t *testing.T) {
 	if err := <-drained; err != nil {
 		t.Error(err)
 	}
+}
+
+// TestDrain_NoEvents_EndsAtLastRevision of the drain, with a bookmark if the client requests them
+// and memory has reached its position. Events after that revision are not delivered.
+func TestDrain_NoEvents_EndsAtLastRevision(t *testing.T) {
+	now := (*fixture).fromNow
+	for name, c := range map[string]struct {
+		opts     func(w *fixture) storage.ListOptions
+		late     bool // the watch is at the last revision when the drain begins, and an event follows
+		bookmark bool
+	}{
+		"bookmarks":       {func(w *fixture) storage.ListOptions { return withBookmarks(now(w)) }, false, true},
+		"no bookmarks":    {now, false, false},
+		"later event":     {func(w *fixture) storage.ListOptions { return withBookmarks(now(w)) }, true, true},
+		"future revision": {func(w *fixture) storage.ListOptions { return withBookmarks(after(w.Etcd.Revision() + 1000)) }, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newFixture(t)
+				st := w.open(t, t.Context(), c.opts(w))
+				last := w.Etcd.Put(podtest.Prefix+"other", "")
+				w.CatchUp(t)
+				if c.late {
+					_, _ = st.next()
+				}
+				w.drain(t)
+				if c.late {
+					st.leaving()
+					w.Put(t, podtest.Pod("late"))
+					w.CatchUp(t)
+				}
+				b, err := st.next()
+				if c.bookmark {
+					if err != nil || b.bookmark.Revision != last {
+						t.Errorf("got %+v, %v; want a bookmark at %d", b, err, last)
+					}
+					b, err = st.next()
+				}
+				if !errors.Is(err, ErrEnded) || !b.empty() {
+					t.Errorf("got %+v, %v; want the end", b, err)
+				}
+			})
+		})
+	}
+}
+
+// TestDrain_RelistedResource_Returns410.
+func TestDrain_RelistedResource_Returns410(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFixture(t)
+		st := w.open(t, t.Context(), w.fromNow())
+		w.Etcd.Restore(1000, nil)
+		time.Sleep(10 * time.Second) // until it is relisted
+		w.drain(t)
+		if b, err := st.next(); !apierrors.IsResourceExpired(err) || !b.empty() {
+			t.Errorf("got %+v, %v; want 410", b, err)
+		}
+	})
 }

@@ -1,10 +1,17 @@
 package watch
 
 import (
+	"errors"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/kube/internal/freshness"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
+	"github.com/stratakube/strata/mirror"
 )
 
 // TestStartOf_EveryCombination_IsOfTheTable is KEP-2340's second table, and the cases in which only
@@ -47,5 +54,58 @@ func TestStartOf_EveryCombination_IsOfTheTable(t *testing.T) {
 			t.Errorf("%q by events only: start %d, want %d", c.version, list, c.eventsOnly)
 		}
 		w.env.Lists.Fresh = fresh
+	}
+}
+
+// TestOpen_Refused_Returns429 without a stream: at once if the server has refused watches before,
+// and if etcd was restored.
+func TestOpen_Refused_Returns429(t *testing.T) {
+	for name, c := range map[string]struct {
+		refuse func(w *fixture)
+		took   time.Duration
+	}{
+		"shut down before": {func(w *fixture) { w.running.Refuse() }, 0},
+		"shut down meanwhile": {func(w *fixture) {
+			time.AfterFunc(time.Second, func() { w.running.Refuse(); w.Etcd.Stall(false) })
+		}, time.Second},
+		"etcd restored": {func(w *fixture) { w.Etcd.FailReadRevision(mirror.ErrRestored) }, 0},
+		"memory behind": {func(*fixture) {}, 3 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newFixture(t)
+				w.Etcd.Stall(true)
+				w.Put(t, podtest.Pod("a"))
+				c.refuse(w)
+				began := time.Now()
+				st, err := w.env.Open(t.Context(), "/pods", everything())
+				if took := time.Since(began); !apierrors.IsTooManyRequests(err) || st != nil || took != c.took {
+					t.Errorf("%v after %s, want 429 after %s", err, took, c.took)
+				}
+			})
+		})
+	}
+}
+
+// TestOpen_BeforeLoad_WaitsForIt.
+func TestOpen_BeforeLoad_WaitsForIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		etcd := memory.New()
+		etcd.FailLists(errors.New("not yet"))
+		w := newFixture(t, func(o *podtest.Options) { o.Etcd, o.Unloaded = etcd, true })
+		time.AfterFunc(time.Millisecond, func() { etcd.FailLists(nil) })
+		w.open(t, t.Context(), after(0))
+	})
+}
+
+// TestOpen_Bookmarks_WantProgress of etcd until the end of the watch; other watches do not.
+func TestOpen_Bookmarks_WantProgress(t *testing.T) {
+	w := newFixture(t)
+	for bookmarks, want := range map[bool]int{true: 1, false: 0} {
+		opts := w.fromNow()
+		opts.Predicate.AllowWatchBookmarks = bookmarks
+		if n := len(w.open(t, podtest.Context(t), opts).life.releases); n != want {
+			t.Errorf("with bookmarks: %t: Close releases %d, want %d", bookmarks, n, want)
+		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"strconv"
 	"testing"
+	"testing/synctest"
 
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -24,10 +25,12 @@ import (
 	"github.com/stratakube/strata/mirror"
 )
 
-// fixture is the watches of pods in memory. It runs in a synctest bubble.
+// fixture is the watches of pods in memory. It runs in a synctest bubble. Its metrics are those of
+// a resource whose group is the name of the test.
 type fixture struct {
 	*podtest.Cluster
 	env        *Env
+	group      schema.GroupResource
 	running    watchset.Watches
 	goroutines watchset.Group
 	cancel     context.CancelFunc // ends the storage
@@ -35,10 +38,10 @@ type fixture struct {
 
 func newFixture(t testing.TB, change ...func(*podtest.Options)) *fixture {
 	t.Helper()
-	f := &fixture{Cluster: podtest.New(t, change...)}
+	pods := schema.GroupResource{Group: t.Name(), Resource: "pods"}
+	f := &fixture{Cluster: podtest.New(t, change...), group: pods}
 	ctx, cancel := context.WithCancel(context.Background())
 	f.cancel = cancel
-	pods := schema.GroupResource{Resource: "pods"}
 	lists, watches := metrics.NewLists(pods), metrics.NewWatches(pods)
 	logger := slog.New(slog.NewTextHandler(io.Discard, nil))
 	selections := index.New(index.Config{
@@ -73,6 +76,20 @@ func (f *fixture) open(t testing.TB, ctx context.Context, opts storage.ListOptio
 	testcheck.NoError(t, err)
 	t.Cleanup(st.Close)
 	return st
+}
+
+// drain begins to drain the watches, in a synctest bubble.
+func (f *fixture) drain(t testing.TB) {
+	t.Helper()
+	go func() { _ = f.running.Drain(t.Context()) }()
+	synctest.Wait()
+}
+
+// series returns the value of a metric of the fixture's resource, 0 if there is none.
+func (f *fixture) series(t testing.TB, name string, labels ...string) int {
+	t.Helper()
+	n, _ := podtest.Series(t, name, f.group, labels...)
+	return int(n)
 }
 
 // fromNow are the options of a watch that starts after the writes so far.

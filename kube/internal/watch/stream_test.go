@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"net/http"
 	goruntime "runtime"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,17 +17,21 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/sharding"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
+	cachermetrics "k8s.io/apiserver/pkg/storage/cacher/metrics"
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
+	"k8s.io/component-base/metrics/legacyregistry"
 
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testseed"
+	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/representation"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/mirror"
@@ -200,7 +206,7 @@ func initialEventsComeInParts(t *testing.T) {
 					part++
 				}
 			}
-			if part > 2*initialAtOnce {
+			if part > 2*initialAtOnce || part < initialAtOnce && names < n {
 				t.Errorf("%d entries at once", part)
 			}
 		}
@@ -362,7 +368,7 @@ func TestStream_RequestOrStorageEnds_ReturnsNoError(t *testing.T) {
 	t.Run("too slow", func(t *testing.T) {
 		w := newFixture(t, func(o *podtest.Options) { o.Window = mirror.Window{MaxAge: time.Hour, MaxBytes: 4 << 20} })
 		st := w.open(t, podtest.Context(t), w.fromNow())
-		from := w.Mirror.PublishedRevision()
+		from, terminated := w.Mirror.PublishedRevision(), w.series(t, "apiserver_terminated_watchers_total")
 		filler := make([]byte, 64<<10)
 		for floor := mirror.Revision(0); floor <= from; _, floor, _ = w.Resource.Oldest() {
 			w.Put(t, withLabel(podtest.Pod("a"), "filler", string(filler)))
@@ -373,6 +379,9 @@ func TestStream_RequestOrStorageEnds_ReturnsNoError(t *testing.T) {
 		if !errors.As(err, &status) || status.Status().Code != http.StatusGone {
 			t.Errorf("the stream ends with %v, want 410", err)
 		}
+		if n := w.series(t, "apiserver_terminated_watchers_total") - terminated; n != 1 {
+			t.Errorf("%d slow watches are counted, want 1", n)
+		}
 	})
 	t.Run("relisted", func(t *testing.T) {
 		w := newFixture(t)
@@ -382,6 +391,9 @@ func TestStream_RequestOrStorageEnds_ReturnsNoError(t *testing.T) {
 		var status apierrors.APIStatus
 		if !errors.As(err, &status) || status.Status().Code != http.StatusGone {
 			t.Errorf("the stream ends with %v, want 410", err)
+		}
+		if n := w.series(t, "apiserver_terminated_watchers_total"); n != 0 {
+			t.Errorf("%d slow watches are counted", n)
 		}
 	})
 	t.Run("before it begins", func(t *testing.T) {
@@ -397,7 +409,10 @@ func TestStream_RequestOrStorageEnds_ReturnsNoError(t *testing.T) {
 // when etcd is restored gets no events of the new lineage, and no bookmark that claims a complete
 // list.
 func TestStream_RestoreDuringInitialEvents_Returns410(t *testing.T) {
-	for _, collected := range []bool{false, true} {
+	for _, c := range []struct {
+		collected bool // the version of its start
+		listed    bool // all of them were delivered, but not the bookmark
+	}{{false, false}, {true, false}, {false, true}} {
 		synctest.Test(t, func(t *testing.T) {
 			w := newFixture(t)
 			for i := range 2000 {
@@ -408,9 +423,11 @@ func TestStream_RestoreDuringInitialEvents_Returns410(t *testing.T) {
 			opts := storage.ListOptions{Recursive: true, Predicate: storage.Everything, SendInitialEvents: &yes, ResourceVersionMatch: "NotOlderThan"}
 			opts.Predicate.AllowWatchBookmarks = true
 			st := w.open(t, t.Context(), opts)
-			take(t, st)
+			for take(t, st); c.listed && st.Listing(); {
+				take(t, st)
+			}
 			w.Etcd.Restore(w.Etcd.Revision()-1000, map[string]string{})
-			if collected { // the version of its start
+			if c.collected {
 				goruntime.GC()
 				goruntime.GC()
 			}
@@ -429,6 +446,87 @@ func TestStream_RestoreDuringInitialEvents_Returns410(t *testing.T) {
 				t.Errorf("%+v, %v, want that it has expired", b, err)
 			}
 		})
+	}
+}
+
+// TestStream_InitialEventsCompacted_Returns410, but not if only older revisions were.
+func TestStream_InitialEventsCompacted_Returns410(t *testing.T) {
+	for _, above := range []mirror.Revision{0, 1} {
+		w := newFixture(t)
+		w.Fill(t, 3*initialAtOnce)
+		at := w.Mirror.PublishedRevision()
+		st := w.open(t, podtest.Context(t), everything())
+		take(t, st)
+		read, err := st.snapshot() // by another watch: the version stays in memory
+		testcheck.NoError(t, err)
+		w.Put(t, podtest.Pod("other"))
+		w.CatchUp(t)
+		w.Mirror.Compact(at + above)
+		podtest.Eventually(t, "the mirror compacts its history", func() bool { return w.Mirror.Stats().Compacted >= at+above })
+		if b, err := st.next(); apierrors.IsResourceExpired(err) != (above > 0) || b.empty() != (above > 0) {
+			t.Errorf("compacted to %d above the list: %+v, %v", above, b, err)
+		}
+		goruntime.KeepAlive(read)
+	}
+}
+
+// TestStream_EventsBeforeStart_AreCounted when they are read, and not kept afterwards.
+func TestStream_EventsBeforeStart_AreCounted(t *testing.T) {
+	for _, later := range []int{0, 2} {
+		w := newFixture(t)
+		opts := w.fromNow()
+		w.Put(t, podtest.Pod("a"), podtest.Pod("b"), podtest.Pod("c"))
+		w.CatchUp(t)
+		before := w.series(t, "strata_watch_replayed_events_total")
+		st := w.open(t, podtest.Context(t), opts)
+		for i := range later {
+			w.Put(t, withLabel(podtest.Pod("d"), "i", fmt.Sprint(i)))
+		}
+		w.CatchUp(t)
+		events := len(take(t, st).events)
+		if n := w.series(t, "strata_watch_replayed_events_total") - before; n != 3 || events != 3+later {
+			t.Errorf("%d of %d events are counted, want 3 of %d", n, events, 3+later)
+		}
+		_, err := st.next()
+		if kept := slices.ContainsFunc(st.log.due[:cap(st.log.due)], func(ev *mirror.Event) bool { return ev != nil }); kept || err != nil {
+			t.Errorf("the stream keeps delivered events: %t, %v", kept, err)
+		}
+	}
+}
+
+// TestStream_SelectedInitialEvents_AreCounted by plan, with and without an index of the label.
+func TestStream_SelectedInitialEvents_AreCounted(t *testing.T) {
+	w := newFixture(t)
+	w.Fill(t, 1000)
+	for _, c := range []struct {
+		label, plan        string
+		examined, returned int
+	}{
+		{"", metrics.PlanScan, 0, 0},         // only selectors have a plan
+		{"i=3", metrics.PlanScan, 1000, 100}, // the second use of a label makes its index
+		{"i=3", metrics.PlanIndex, 100, 100},
+		{"i=3,i in (3,4)", metrics.PlanIndex, 100, 100},
+		{"i=3,other=x", metrics.PlanIndex, 100, 0},
+		{"i=none", metrics.PlanIndex, 0, 0},
+		{"i!=3", metrics.PlanIndex, 900, 900},
+		{"i", metrics.PlanIndex, 1000, 1000},
+	} {
+		counts := func() (plans, examined, returned int) {
+			return w.series(t, "strata_list_plans_total", "plan", c.plan), w.series(t, "strata_list_examined_objects_total", "plan", c.plan),
+				w.series(t, "strata_list_selected_objects_total", "plan", c.plan)
+		}
+		opts := everything()
+		if c.label != "" {
+			opts.Predicate = podtest.Selecting(t, c.label, "")
+		}
+		plans, examined, returned := counts()
+		r := &recorder{st: w.open(t, podtest.Context(t), opts)}
+		r.st.DeliverPending(nil, r)
+		nowPlans, nowExamined, nowReturned := counts()
+		plans, examined, returned = nowPlans-plans, nowExamined-examined, nowReturned-returned
+		if (plans == 1) != (c.label != "") || examined != c.examined || returned != c.returned {
+			t.Errorf("%q: %d plans %s, %d of %d objects selected, want %d of %d", c.label, plans, c.plan, returned, examined, c.returned, c.examined)
+		}
 	}
 }
 
@@ -494,5 +592,73 @@ func TestStream_ShardOfNamespace_FollowsItsKeys(t *testing.T) {
 			t.Errorf("a watch of %s follows %d shards, want %d", key, n, followed)
 		}
 		st.Close()
+	}
+}
+
+// TestStream_Shards_GetEachObjectOnce: initial events and events of two shards of a namespace, with
+// and without another selector. The metric counts each object that one of them does not get.
+func TestStream_Shards_GetEachObjectOnce(t *testing.T) {
+	cachermetrics.Register()
+	_ = legacyregistry.Register(cachermetrics.WatchFilteredEventsTotal) // fails if it is, with the gate
+	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.ShardedListAndWatch, true)
+	const n = 100
+	for _, c := range []struct {
+		label, plan                    string
+		examined, runs, added, written int
+	}{
+		{"", metrics.PlanShard, n, n, 0, n},
+		{"odd in (true, maybe)", metrics.PlanScan, 2 * n, 0, n / 2, n / 2},
+	} {
+		w := newFixture(t)
+		write := func() {
+			for i := range n {
+				pod := podtest.Labelled(fmt.Sprint("pod-", i), "odd", fmt.Sprint(i%2 == 1))
+				pod.UID = types.UID(fmt.Sprint(i, "-of-many"))
+				w.Put(t, pod)
+			}
+			w.CatchUp(t)
+		}
+		withheld := func() int { return w.series(t, "apiserver_watch_filtered_events_total") }
+		examined := func() int { return w.series(t, "strata_list_examined_objects_total", "plan", c.plan) }
+		var streams []*recorder
+		var runs, added, events int
+		deliver := func(r *recorder) {
+			r.calls = nil
+			r.st.DeliverPending(nil, r)
+			for _, call := range r.calls {
+				inRun := 0
+				if strings.HasPrefix(call, "added") {
+					added++
+				} else if strings.HasPrefix(call, "event") {
+					events++
+				} else if _, err := fmt.Sscanf(call, "runs %d", &inRun); err == nil {
+					runs += inRun
+				}
+			}
+		}
+		write()
+		before, examinedBefore := withheld(), examined()
+		for _, bounds := range [][2]string{{"0x0000000000000000", "0x8000000000000000"}, {"0x8000000000000000", "0x10000000000000000"}} {
+			opts := everything()
+			opts.Predicate = podtest.Selecting(t, c.label, "")
+			opts.Predicate.ShardSelector = sharding.NewSelector(sharding.ShardRangeRequirement{Key: "object.metadata.uid", Start: bounds[0], End: bounds[1]})
+			st, err := w.env.Open(podtest.Context(t), "/pods/ns", opts)
+			testcheck.NoError(t, err)
+			defer st.Close()
+			r := &recorder{st: st}
+			deliver(r)
+			streams = append(streams, r)
+		}
+		others, read := withheld()-before, examined()-examinedBefore
+		if runs != c.runs || added != c.added || others != n || read != c.examined {
+			t.Errorf("%q: %d objects in runs, %d added, %d withheld, %d examined; want %+v", c.label, runs, added, others, read, c)
+		}
+		before = withheld()
+		write()
+		podtest.Eventually(t, "all events are delivered, or withheld with both of their states", func() bool {
+			deliver(streams[0])
+			deliver(streams[1])
+			return events == c.written && withheld()-before == 2*n
+		})
 	}
 }
