@@ -173,6 +173,34 @@ func TestConsistentRead_FeedStalled_Returns429(t *testing.T) {
 	})
 }
 
+// TestRead_EtcdHangs_Returns429: reads that need etcd's revision do not wait for it longer than for
+// memory, also a watch without initial events, whose request may last for hours.
+func TestRead_EtcdHangs_Returns429(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &stallable{}
+		f := setup(t, inMemory(memory.New()), s.through)
+		f.create(t, newPod("a"))
+		f.catchUp(t)
+		s.revision.shut()
+		defer s.revision.open()
+		no, fromNow, ahead := false, everything(), afterRevision(fmt.Sprint(f.cluster.mirror.PublishedRevision()+1))
+		fromNow.SendInitialEvents = &no
+		ahead.ResourceVersionMatch = metav1.ResourceVersionMatchExact
+		for name, read := range map[string]func(context.Context) error{
+			"list":                         func(ctx context.Context) error { return f.GetList(ctx, "/pods/", everything(), &example.PodList{}) },
+			"exact list ahead of memory":   func(ctx context.Context) error { return f.GetList(ctx, "/pods/", ahead, &example.PodList{}) },
+			"watch without initial events": func(ctx context.Context) error { _, err := f.Watch(ctx, "/pods/", fromNow); return err },
+		} {
+			began := time.Now()
+			requireRetry(t, name, read(contextFor(t)))
+			if took := time.Since(began); took != 3*time.Second {
+				t.Errorf("%s: refused after %s, want 3s", name, took)
+			}
+			requireRetry(t, name+" with a deadline", read(soon(t)))
+		}
+	})
+}
+
 // TestRead_FutureRevision_Returns504: reads wait for it and then fail with 504; a watch starts at
 // once, and delivers only later events.
 func TestRead_FutureRevision_Returns504(t *testing.T) {

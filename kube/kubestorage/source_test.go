@@ -46,10 +46,10 @@ func (v *valve) pass(ctx context.Context) error {
 	}
 }
 
-// stallable is a source whose lists and feed a test can block.
+// stallable is a source whose lists, feed and revision a test can block.
 type stallable struct {
 	driver.Source
-	lists, feed valve
+	lists, feed, revision valve
 }
 
 // through makes setup use s between etcd and the mirror.
@@ -74,4 +74,11 @@ func (s *stallable) Watch(ctx context.Context, prefix string, after driver.Heade
 		}
 		return deliver(b)
 	})
+}
+
+func (s *stallable) ReadRevision(ctx context.Context) (driver.Header, error) {
+	if err := s.revision.pass(ctx); err != nil {
+		return driver.Header{}, err
+	}
+	return s.Source.ReadRevision(ctx)
 }

@@ -171,6 +171,15 @@ func (w *Waiter) ReadRevision(ctx context.Context) (mirror.Revision, error) {
 	return rev, err
 }
 
+// Present returns etcd's revision (I6), read within freshWait. Errors: 429 if etcd does not answer
+// in time, ctx's, and those of ReadRevision.
+func (w *Waiter) Present(ctx context.Context) (mirror.Revision, error) {
+	waitCtx, cancel := waitContext(ctx, freshWait)
+	defer cancel()
+	rev, err := w.ReadRevision(waitCtx)
+	return rev, late(ctx, waitCtx, err)
+}
+
 // Consistent returns when the mirror has seen every write that was acknowledged before the call
 // (I6). It returns 429 when it cannot verify that within freshWait. The client did not cause that,
 // and passing such reads on to etcd would multiply an outage (KEP-2340, k/k#138494).
@@ -187,7 +196,17 @@ func (w *Waiter) Consistent(ctx context.Context, span *trace.Span) error {
 		return ctx.Err()
 	}
 	w.Metrics.Consistent(err == nil, false)
-	if err != nil && waitCtx.Err() != nil {
+	return late(ctx, waitCtx, err)
+}
+
+// late returns the error of a read that waited in waitCtx, which waitContext made for ctx.
+func late(ctx, waitCtx context.Context, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case waitCtx.Err() != nil:
 		return errBehind()
 	}
 	return err
@@ -278,9 +297,11 @@ func (w *Waiter) snapshotAt(ctx context.Context, resourceVersion string, exact m
 // reach returns when a revision above the published one is published. Only etcd can report whether
 // it exists: 504 if it does not, 429 if memory does not reach it in time.
 func (w *Waiter) reach(ctx context.Context, resourceVersion string, exact mirror.Revision) error {
-	current, err := w.ReadRevision(ctx)
+	waitCtx, cancel := waitContext(ctx, freshWait)
+	defer cancel()
+	current, err := w.ReadRevision(waitCtx)
 	if err != nil {
-		return err
+		return late(ctx, waitCtx, err)
 	}
 	if exact > current {
 		asked, err := w.ParseRevision(resourceVersion) // 0 with a token
@@ -289,11 +310,7 @@ func (w *Waiter) reach(ctx context.Context, resourceVersion string, exact mirror
 		}
 		return storage.NewTooLargeResourceVersionError(max(asked, uint64(exact)), uint64(current), RetrySeconds)
 	}
-	err = w.WaitFor(ctx, uint64(exact))
-	if storage.IsTooLargeResourceVersion(err) { // it exists: see Consistent
-		return errBehind()
-	}
-	return err
+	return late(ctx, waitCtx, w.await(waitCtx, exact)) // it exists: see Consistent
 }
 
 // OutOfReach reports whether only etcd can answer for a revision.

@@ -221,7 +221,7 @@ func (st *Stream) begin(asked uint64, opts storage.ListOptions, span *trace.Span
 	case listEtcd:
 		return st.beginInEtcd(asked, opts)
 	case afterPresent:
-		rev, err = lists.Fresh.ReadRevision(ctx)
+		rev, err = lists.Fresh.Present(ctx)
 	case listConsistent:
 		err = lists.Fresh.Consistent(ctx, nil)
 	case listNotOlder:
