@@ -5,12 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/kubernetes"
 	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -197,6 +201,47 @@ func TestRead_EtcdHangs_Returns429(t *testing.T) {
 				t.Errorf("%s: refused after %s, want 3s", name, took)
 			}
 			requireRetry(t, name+" with a deadline", read(soon(t)))
+		}
+	})
+}
+
+// loadingFeed is a client of a replica in place of etcd that is loading.
+type loadingFeed struct {
+	clientv3.KV
+	loading atomic.Bool
+}
+
+func (l *loadingFeed) Get(ctx context.Context, key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	if l.loading.Load() {
+		return nil, status.Error(codes.Unavailable, "the replica is loading, and cannot feed others yet; retry")
+	}
+	return l.KV.Get(ctx, key, opts...)
+}
+
+// TestGet_FeedIsLoading_Returns429: with Retry-After, if memory cannot answer either. A read that
+// accepts older data is served.
+func TestGet_FeedIsLoading_Returns429(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, feed := &stallable{}, &loadingFeed{}
+		f := setup(t, inMemory(memory.New()), s.through, withData(func(c *kubernetes.Client) {
+			feed.KV = c.KV
+			c.KV = feed
+		}))
+		pod := f.create(t, newPod("a"))[0]
+		f.catchUp(t)
+		s.revision.shut()
+		defer s.revision.open()
+		feed.loading.Store(true)
+		get := func(rv string) error {
+			return f.Get(contextFor(t), podKey(pod), storage.GetOptions{ResourceVersion: rv}, &example.Pod{})
+		}
+		requireRetry(t, "get", get(""))
+		if err := get("0"); err != nil {
+			t.Errorf("at 0: %v", err)
+		}
+		feed.loading.Store(false)
+		if err := get(""); err != nil {
+			t.Errorf("when the feed has loaded: %v", err)
 		}
 	})
 }

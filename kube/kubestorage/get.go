@@ -82,12 +82,12 @@ func (s *Store) getInPlace(ctx context.Context, key string, opts storage.GetOpti
 }
 
 // getFromEtcd calls get, which decodes the object with upstream's store: if conversions may block,
-// detached from the request.
+// detached from the request. Errors are those of etcdread.ForClient.
 func (s *Store) getFromEtcd(ctx context.Context, get func(context.Context, string, storage.GetOptions, runtime.Object) error,
 	key string, opts storage.GetOptions, out runtime.Object) error {
 	into, custom := out.(*unstructured.Unstructured)
 	if s.watches.Conversions == nil || !custom {
-		return get(ctx, key, opts, out)
+		return etcdread.ForClient(ctx, get(ctx, key, opts, out))
 	}
 	obj, err := s.watches.Conversions.Detach(ctx, func() (runtime.Object, error) {
 		obj := s.Kind().NewFunc()
@@ -96,7 +96,7 @@ func (s *Store) getFromEtcd(ctx context.Context, get func(context.Context, strin
 	if err == nil {
 		*into = *obj.(*unstructured.Unstructured)
 	}
-	return err
+	return etcdread.ForClient(ctx, err)
 }
 
 // Entry resolves a GET: it returns the entry of the key, linearizably if there is no resource

@@ -35,7 +35,7 @@ func (env *Env) GetList(ctx context.Context, key string, opts storage.ListOption
 		}
 		env.Metrics.Count(q.opts, metrics.SourceEtcd, etcd.Reason)
 		if err := env.Pages.List(ctx, env.Etcd, q.key, q.prefix, q.scope, q.opts, listObj); err != nil {
-			return env.Metrics.Failed(err)
+			return env.Metrics.Failed(etcdread.ForClient(ctx, err))
 		}
 		return listadmission.DecodedOf(ctx).TakeTurn(ctx)
 	case err != nil:

@@ -136,7 +136,7 @@ func (r *Read) etcdError(ctx context.Context, err error) error {
 	case ctx.Err() != nil:
 		return storage.NewTimeoutError(r.request.key, "request did not complete within requested timeout")
 	}
-	return err
+	return etcdread.ForClient(ctx, err)
 }
 
 // compactedError reads one object at the revision through upstream's store, regardless of the
@@ -147,7 +147,7 @@ func (r *Read) compactedError(ctx context.Context) error {
 	q.opts.Predicate = storage.Everything
 	q.opts.Predicate.Limit, q.opts.Predicate.Continue = 1, token
 	if err := env.Etcd.GetList(ctx, q.key, q.opts, env.View.Kind().NewListFunc()); err != nil {
-		return env.Pages.SealError(ctx, q.scope, err)
+		return env.Pages.SealError(ctx, q.scope, etcdread.ForClient(ctx, err))
 	}
 	return nil
 }
