@@ -223,22 +223,34 @@ func params(r *rest.Request, query url.Values) *rest.Request {
 	return r
 }
 
+// replacedParams are the parameters of a request that a list of the past replaces, and listParams
+// those that a GET of one object ignores, as kube-apiserver does.
+var (
+	replacedParams = []string{"resourceVersion", "resourceVersionMatch", "watch", "sendInitialEvents", "allowWatchBookmarks", "timeoutSeconds"}
+	listParams     = []string{"continue", "fieldSelector", "labelSelector", "limit", "shardSelector"}
+)
+
+// selector returns the field selector of the object that a path names.
+func (p *resourcePath) selector() string {
+	return fields.OneTermEqualSelector("metadata.name", p.name).String()
+}
+
 // read lists a path at a revision, or continues a list. The parameters of the query about revisions
 // are replaced. An answer of the server of the present that is of another revision is an error: an
 // API that ignores revisions, or a continue token of a later one.
 func (s *pastServer) read(ctx context.Context, p resourcePath, query url.Values, accept string, revision int64) (media string, data []byte, err error) {
 	r := s.rest.Get().AbsPath(p.list).SetHeader("Accept", accept)
 	for key, values := range query {
-		if !slices.Contains([]string{"resourceVersion", "resourceVersionMatch", "watch", "sendInitialEvents", "allowWatchBookmarks", "timeoutSeconds"}, key) {
+		if !slices.Contains(replacedParams, key) && (p.name == "" || !slices.Contains(listParams, key)) {
 			params(r, url.Values{key: values})
 		}
 	}
-	continued := query.Get("continue") != ""
+	continued := p.name == "" && query.Get("continue") != ""
 	if !continued {
 		r.Param("resourceVersion", strconv.FormatInt(revision, 10)).Param("resourceVersionMatch", string(metav1.ResourceVersionMatchExact))
 	}
 	if p.name != "" {
-		r.Param("fieldSelector", fields.OneTermEqualSelector("metadata.name", p.name).String())
+		r.Param("fieldSelector", p.selector())
 	}
 	result := r.Do(ctx)
 	if data, err = raw(result); err != nil {

@@ -160,6 +160,8 @@ func TestPastServer_CleanPath_AsksForTheSamePath(t *testing.T) {
 		"/api/v1/configmaps?watch=0&watch=true":         "/api/v1/configmaps?" + at,
 		"/api/v1/namespaces/a/configmaps/x":             "/api/v1/namespaces/a/configmaps?fieldSelector=metadata.name%3Dx&" + at,
 		"/api/v1/namespaces/a/configmaps/x.y/status":    "/api/v1/namespaces/a/configmaps?fieldSelector=metadata.name%3Dx.y&" + at,
+		// A GET has no parameters of lists.
+		"/api/v1/namespaces/a/configmaps/x?fieldSelector=metadata.name%3Dy&labelSelector=a&limit=1&continue=c&pretty=true": "/api/v1/namespaces/a/configmaps?fieldSelector=metadata.name%3Dx&pretty=true&" + at,
 		// A client may encode a colon, which names of roles have.
 		"/apis/rbac.authorization.k8s.io/v1/clusterroles/system%3Anode": "/apis/rbac.authorization.k8s.io/v1/clusterroles?fieldSelector=metadata.name%3Dsystem%3Anode&" + at,
 	} {

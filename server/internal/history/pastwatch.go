@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -175,13 +176,13 @@ func (f *frameWriter) bookmark(revision int64, initialEnd bool) {
 func (s *pastServer) frames(ctx context.Context, p resourcePath, query url.Values, accept string, from int64) ([]frame, error) {
 	request := func() *rest.Request {
 		r := s.rest.Get().AbsPath(p.list).SetHeader("Accept", accept)
-		for _, key := range []string{"labelSelector", "fieldSelector", "includeObject"} {
-			if value := query.Get(key); value != "" {
+		for _, key := range []string{"labelSelector", "fieldSelector", "shardSelector", "includeObject"} {
+			if value := query.Get(key); value != "" && (p.name == "" || !slices.Contains(listParams, key)) {
 				r.Param(key, value)
 			}
 		}
 		if p.name != "" {
-			r.Param("fieldSelector", "metadata.name="+p.name)
+			r.Param("fieldSelector", p.selector())
 		}
 		return r
 	}
