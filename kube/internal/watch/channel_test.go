@@ -167,7 +167,7 @@ func TestWatch_Batch_IsObservedOnce(t *testing.T) {
 	})
 }
 
-// TestWatcher_StreamEnds_ReturnsErrEnded from each method that sends to a client that does not read.
+// TestWatcher_StreamEnds_ReturnsErrEnded from each method that sends to a client that does not.
 func TestWatcher_StreamEnds_ReturnsErrEnded(t *testing.T) {
 	w := newFixture(t)
 	opts := w.fromNow()

@@ -108,7 +108,7 @@ func TestDrain_NoEvents_EndsAtLastRevision(t *testing.T) {
 	now := (*fixture).fromNow
 	for name, c := range map[string]struct {
 		opts     func(w *fixture) storage.ListOptions
-		late     bool // the watch is at the last revision when the drain begins, and an event follows
+		late     bool // the watch has all events when the drain begins, and one follows
 		bookmark bool
 	}{
 		"bookmarks":       {func(w *fixture) storage.ListOptions { return withBookmarks(now(w)) }, false, true},

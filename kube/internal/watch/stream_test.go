@@ -599,7 +599,7 @@ func TestStream_ShardOfNamespace_FollowsItsKeys(t *testing.T) {
 // and without another selector. The metric counts each object that one of them does not get.
 func TestStream_Shards_GetEachObjectOnce(t *testing.T) {
 	cachermetrics.Register()
-	_ = legacyregistry.Register(cachermetrics.WatchFilteredEventsTotal) // fails if it is, with the gate
+	_ = legacyregistry.Register(cachermetrics.WatchFilteredEventsTotal) // an error if it is already
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.ShardedListAndWatch, true)
 	const n = 100
 	for _, c := range []struct {
