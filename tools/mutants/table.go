@@ -28,7 +28,7 @@ var mutations = []mutation{
 	{id: "M12", file: "server/internal/replica/health.go", run: "TestPrimary_",
 		old: `p.links.Load() == l && time.Since(h.proven) < t.proofAge`, new: `p.links.Load() == l`},
 	{id: "M13", file: "kube/internal/freshness/freshness.go", run: "TestWaiter_EtcdRestored",
-		old: `if err != nil && waitCtx.Err() != nil {`, new: `if err != nil {`},
+		old: `case waitCtx.Err() != nil:`, new: `case err != nil:`},
 	{id: "M14", file: "kube/readpath/negotiate.go", run: "TestNegotiate_",
 		old: `if remember && len(r.req.Header["Accept"]) <= 1 {`, new: `if remember {`},
 	{id: "M15", file: "kube/readpath/watch_writer.go", run: "TestWatchWriter_",
