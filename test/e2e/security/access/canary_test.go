@@ -191,7 +191,12 @@ const defaultSecrets = "/api/v1/namespaces/default/secrets"
 
 // useServiceAccount creates a token for a service account, sends it with a request and returns it.
 func useServiceAccount(ctx context.Context, s *harness.Server) (string, error) {
-	r, err := s.API().Do(ctx, http.MethodPost, "/api/v1/namespaces/default/serviceaccounts/default/token", "", object{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest"})
+	var r *harness.Response
+	err := harness.Poll(ctx, func(ctx context.Context) (_ bool, err error) {
+		// a controller creates the account
+		r, err = s.API().Do(ctx, http.MethodPost, "/api/v1/namespaces/default/serviceaccounts/default/token", "", object{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest"})
+		return err == nil && r.Code != http.StatusNotFound, err
+	})
 	if err != nil {
 		return "", err
 	}
