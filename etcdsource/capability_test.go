@@ -216,14 +216,25 @@ func (f *fake) probe(t *testing.T, ctx context.Context) (ProgressMode, error) {
 }
 
 // serve returns a client of the server.
-func (f *fake) serve(t *testing.T) *clientv3.Client {
+func (f *fake) serve(t *testing.T) *clientv3.Client { return serveInMemory(t, f) }
+
+// server is the part of etcd's API that tests serve.
+type server interface {
+	pb.KVServer
+	pb.WatchServer
+	pb.MaintenanceServer
+	pb.ClusterServer
+}
+
+// serveInMemory returns a client of the server, without sockets: also for a bubble of synctest.
+func serveInMemory(t *testing.T, s server) *clientv3.Client {
 	t.Helper()
 	listener := bufconn.Listen(1 << 16)
 	server := grpc.NewServer()
-	pb.RegisterKVServer(server, f)
-	pb.RegisterWatchServer(server, f)
-	pb.RegisterMaintenanceServer(server, f)
-	pb.RegisterClusterServer(server, f)
+	pb.RegisterKVServer(server, s)
+	pb.RegisterWatchServer(server, s)
+	pb.RegisterMaintenanceServer(server, s)
+	pb.RegisterClusterServer(server, s)
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
 	client, err := clientv3.New(clientv3.Config{

@@ -299,6 +299,27 @@ func TestVerify_OtherClusterOrOlderState_IsRestored(t *testing.T) {
 	}
 }
 
+// TestKeys_Error_EndsList: that of the caller, or of etcd.
+func TestKeys_Error_EndsList(t *testing.T) {
+	for name, c := range map[string]struct {
+		compacted bool
+		fails     error // of the caller
+		pages     int
+		want      error
+	}{
+		"complete":  {false, nil, 4, nil},
+		"of caller": {false, errBroken, 1, errBroken},
+		"compacted": {true, nil, 0, mirror.ErrCompacted},
+	} {
+		server, pages := newStreamServer(10), 0
+		server.compacted = c.compacted
+		header, err := server.source().Keys(t.Context(), "/x/", 0, func(string) int { return 3 }, func([]driver.KV) error { pages++; return c.fails })
+		if !errors.Is(err, c.want) || (err == nil) != (header.Revision == 1000) || pages != c.pages {
+			t.Errorf("%s: %v, %v after %d pages", name, header, err, pages)
+		}
+	}
+}
+
 // TestPager_Keys_AreInRangeAndAscend, otherwise the page is an error.
 func TestPager_Keys_AreInRangeAndAscend(t *testing.T) {
 	for text, ok := range map[string]bool{"": true, "b": true, "b c d": true, "c": true, "a": false, "b b": false, "c b": false, "e": false, "b f": false} {
@@ -440,15 +461,17 @@ func TestFeed_Responses_BecomeBatches(t *testing.T) {
 		return clientv3.WatchResponse{Header: header(rev), Events: []*clientv3.Event{(*clientv3.Event)(event(key, rev))}}
 	}
 	progress := func(rev int64) clientv3.WatchResponse { return clientv3.WatchResponse{Header: header(rev)} }
-	elsewhere := events("/x/a", 1001)
+	deleted, elsewhere := events("/x/a", 1001), events("/x/a", 1001)
+	deleted.Events[0].Type = mvccpb.DELETE
 	elsewhere.Header = &pb.ResponseHeader{ClusterId: 8}
 	for name, c := range map[string]struct {
 		responses []clientv3.WatchResponse
 		allKeys   bool
-		batches   string // changes@through
+		batches   string // changes@through, changes-@through of deletions
 		want      error  // nil for the end of the channel
 	}{
 		"events and progress": {[]clientv3.WatchResponse{created, events("/x/a", 1001), progress(1005)}, false, "1@1001 0@1005", nil},
+		"deleted":             {[]clientv3.WatchResponse{created, deleted}, false, "1-@1001", nil},
 		"progress again":      {[]clientv3.WatchResponse{created, progress(1000)}, false, "0@1000", nil},
 		"progress goes back":  {[]clientv3.WatchResponse{created, progress(999)}, false, "", nil},
 		"restored":            {[]clientv3.WatchResponse{created, events("/x/a", 1001), progress(999)}, false, "1@1001", mirror.ErrRestored},
@@ -474,7 +497,8 @@ func TestFeed_Responses_BecomeBatches(t *testing.T) {
 			}
 			var got []string
 			err := s.Watch(t.Context(), "/x/", driver.Header{ClusterID: 7, Revision: 1000}, func(b driver.Batch) error {
-				got = append(got, fmt.Sprintf("%d@%d", len(b.Changes), b.Through))
+				sign := map[bool]string{true: "-"}[len(b.Changes) > 0 && b.Changes[0].Deleted]
+				got = append(got, fmt.Sprintf("%d%s@%d", len(b.Changes), sign, b.Through))
 				if err := s.RequestProgress(t.Context()); (err != nil) == c.allKeys {
 					t.Errorf("%s: a request for progress: %v", name, err)
 				}

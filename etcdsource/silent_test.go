@@ -7,9 +7,11 @@ import (
 	"math/rand/v2"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -17,6 +19,9 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testseed"
@@ -36,6 +41,8 @@ type member struct {
 	lags   atomic.Int64 // revisions by which the headers of progress responses are behind
 	batch  int64        // revisions per response
 	hangs  atomic.Bool  // requests are not answered
+	denies atomic.Bool  // watches are refused
+	stop   func()
 	// of every fifth segment of ten revisions, the first stream breaks in the segment
 	breaks bool
 	seed   uint64 // of the fragments
@@ -62,6 +69,9 @@ func (m *member) Watch(stream pb.Watch_WatchServer) error {
 	if m.hangs.Load() {
 		<-stream.Context().Done()
 		return nil
+	}
+	if m.denies.Load() {
+		return status.Error(codes.PermissionDenied, "permission denied")
 	}
 	at, sent, breaks := int64(0), int64(0), false
 	send := func(r *pb.WatchResponse) error {
@@ -119,23 +129,28 @@ func (m *member) event(rev int64) *mvccpb.Event {
 	return &mvccpb.Event{Kv: &mvccpb.KeyValue{Key: []byte("/registry/x"), Value: fmt.Appendf(nil, "%d", rev), CreateRevision: 2, ModRevision: rev, Version: rev}}
 }
 
-// serveMembers returns a client of the members.
+// serveMembers returns a client of the members, without sockets: also for a bubble of synctest, but
+// not for watches of the client there, which wait on a channel of its package.
 func serveMembers(t *testing.T, members ...*member) *clientv3.Client {
 	t.Helper()
 	var endpoints []string
+	listeners := map[string]*bufconn.Listener{}
 	for i, m := range members {
 		m.id = uint64(i + 1)
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		testcheck.NoError(t, err)
-		server := grpc.NewServer()
+		listener, server := bufconn.Listen(1<<16), grpc.NewServer()
 		pb.RegisterKVServer(server, m)
 		pb.RegisterWatchServer(server, m)
 		pb.RegisterMaintenanceServer(server, m)
 		go func() { _ = server.Serve(listener) }()
 		t.Cleanup(server.Stop)
-		endpoints = append(endpoints, listener.Addr().String())
+		m.stop = server.Stop
+		endpoints = append(endpoints, fmt.Sprintf("member-%d:2379", m.id))
+		listeners[endpoints[i]] = listener
 	}
-	client, err := clientv3.New(clientv3.Config{Endpoints: endpoints, DialTimeout: time.Minute, Logger: zap.NewNop()})
+	dial := func(ctx context.Context, address string) (net.Conn, error) {
+		return listeners[address].DialContext(ctx)
+	}
+	client, err := clientv3.New(clientv3.Config{Endpoints: endpoints, Logger: zap.NewNop(), DialOptions: []grpc.DialOption{grpc.WithContextDialer(dial)}})
 	testcheck.NoError(t, err)
 	t.Cleanup(func() { _ = client.Close() })
 	return client
@@ -170,29 +185,29 @@ func replayAll(t *testing.T, s *Source, after, through int64) {
 // TestReplay_AnyFragmentsAndBreaks_IsComplete: any size of responses, any fragments, and streams
 // that break at any place.
 func TestReplay_AnyFragmentsAndBreaks_IsComplete(t *testing.T) {
-	if testing.Short() {
-		t.Skip("short: takes seconds")
-	}
-	t.Parallel()
 	const newest = 200
 	seed := testseed.New(t)
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	for _, batch := range []int64{1, 3, 1000} {
 		for _, segment := range []int64{1, 9, 10, 11, 1000} {
-			m := &member{newest: newest, batch: batch, seed: seed}
-			s := New(serveMembers(t, m), "test", "/probe").WithSegments(segment, 3)
-			for range 3 {
-				after := 1 + rnd.Int64N(newest-1)
-				replayAll(t, s, after, after+rnd.Int64N(newest-after+1))
-			}
-			replayAll(t, s, 1, newest)
+			synctest.Test(t, func(t *testing.T) {
+				m := &member{newest: newest, batch: batch, seed: seed}
+				s := New(serveMembers(t, m), "test", "/probe").WithSegments(segment, 3)
+				for range 3 {
+					after := 1 + rnd.Int64N(newest-1)
+					replayAll(t, s, after, after+rnd.Int64N(newest-after+1))
+				}
+				replayAll(t, s, 1, newest)
+			})
 		}
 	}
-	m := &member{newest: newest, batch: 3, breaks: true, seed: seed}
-	replayAll(t, New(serveMembers(t, m), "test", "/probe").WithSegments(10, 2), 1, newest)
-	if n := m.watches.Load(); n < 24 {
-		t.Errorf("%d streams for 20 segments, of which 4 break once", n)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		m := &member{newest: newest, batch: 3, breaks: true, seed: seed}
+		replayAll(t, New(serveMembers(t, m), "test", "/probe").WithSegments(10, 2), 1, newest)
+		if n := m.watches.Load(); n < 24 {
+			t.Errorf("%d streams for 20 segments, of which 4 break once", n)
+		}
+	})
 }
 
 // TestReplay_MemberHangs_ContinuesOnAnother: the replay leaves a member that hangs before it
@@ -221,9 +236,6 @@ func TestReplay_MemberHangs_ContinuesOnAnother(t *testing.T) {
 // TestFeed_AfterSilentFeed_StartsOnAnotherMember: after a silent feed the next one begins on
 // another member if one creates it, otherwise on the same.
 func TestFeed_AfterSilentFeed_StartsOnAnotherMember(t *testing.T) {
-	if testing.Short() {
-		t.Skip("short: takes seconds")
-	}
 	t.Parallel()
 	members := []*member{{newest: 100, batch: 5}, {newest: 100, batch: 5}, {newest: 100, batch: 5}}
 	s := New(serveMembers(t, members...), "test", "/probe")
@@ -252,6 +264,21 @@ func TestFeed_AfterSilentFeed_StartsOnAnotherMember(t *testing.T) {
 			t.Fatalf("started at member %d after %d, on a connection of its own: %v", next, silent, apart)
 		}
 	}
+	// No member creates it.
+	watch(mirror.ErrFeedSilent)
+	for _, m := range members {
+		m.denies.Store(true)
+	}
+	err := s.Watch(t.Context(), "/registry/", driver.Header{ClusterID: 1, Revision: 90}, func(driver.Batch) error { return nil })
+	if err == nil || !strings.Contains(err.Error(), "no member created the watch") {
+		t.Errorf("refused by all members: %v", err)
+	}
+	for _, m := range members {
+		m.denies.Store(false)
+	}
+	if testing.Short() {
+		t.Skip("short: members that hang take seconds")
+	}
 	// The other members hang.
 	silent := watch(mirror.ErrFeedSilent)
 	for _, m := range members {
@@ -268,6 +295,19 @@ func TestFeed_AfterSilentFeed_StartsOnAnotherMember(t *testing.T) {
 		if at := watch(context.Canceled); at == hanging.id {
 			t.Errorf("started at member %d, which hangs", at)
 		}
+	}
+}
+
+// TestFeed_ConnectionLost_Ends: the client would resume the watch by itself.
+func TestFeed_ConnectionLost_Ends(t *testing.T) {
+	t.Parallel()
+	m := &member{newest: 100, batch: 5}
+	s := New(serveMembers(t, m), "test", "/probe")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	err := s.Watch(ctx, "/registry/", driver.Header{ClusterID: 1, Revision: 98}, func(driver.Batch) error { m.stop(); return nil })
+	if err == nil || !strings.Contains(err.Error(), "connection to etcd lost") {
+		t.Error(err)
 	}
 }
 
