@@ -1,10 +1,12 @@
 package freshness
 
 import (
+	"container/heap"
 	"context"
 	"errors"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -79,12 +81,16 @@ func TestPublished_Waits_EndAtTheirRevision(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(context.Background())
 		go func() {
-			if err := c.Wait(ctx, 6); !errors.Is(err, context.Canceled) {
+			if err := c.Wait(ctx, 2); !errors.Is(err, context.Canceled) {
 				t.Errorf("cancelled wait: %v", err)
 			}
 		}()
 		synctest.Wait()
 		cancel()
+		synctest.Wait()
+		if err := c.Check(); err != nil {
+			t.Error(err)
+		}
 		for _, step := range []struct {
 			through int64
 			want    []int64
@@ -103,22 +109,26 @@ func TestPublished_Waits_EndAtTheirRevision(t *testing.T) {
 	})
 }
 
-func TestPublishedCheck_WaitNotEnded_ReturnsError(t *testing.T) {
-	c, _ := NewPublished(nil, nil)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error)
-	go func() { ended <- c.Wait(ctx, 5) }()
-	<-c.whileWaits()
-	if err := c.Check(); err != nil {
-		t.Error(err)
-	}
-	c.rev.Store(5) // as Publish does first
-	if err := c.Check(); err == nil {
-		t.Error("Check misses a waiter for a published revision")
-	}
-	cancel()
-	<-ended
-	if err := c.Check(); err != nil {
-		t.Error(err)
+// TestPublishedCheck_StateContradictsWaits_ReturnsError: with one wait, for revision 5.
+func TestPublishedCheck_StateContradictsWaits_ReturnsError(t *testing.T) {
+	for says, change := range map[string]func(*Published){
+		"":                         func(*Published) {},
+		"is pending":               func(c *Published) { c.rev.Store(5) }, // as Publish does first
+		"has the index":            func(c *Published) { c.waiters[0].index = 1 },
+		"lowest awaited revision":  func(c *Published) { c.min.Store(6) },
+		"1 waits, reported: false": func(c *Published) { c.reportedWaits = false },
+		"waiting closed false":     func(c *Published) { c.hasWaits = make(chan struct{}) },
+		"resting closed true":      func(c *Published) { c.noWaits = c.hasWaits },
+	} {
+		c, _ := NewPublished(nil, nil)
+		if err := c.Check(); err != nil {
+			t.Error("without waits:", err)
+		}
+		heap.Push(&c.waiters, &waiter{rev: 5})
+		c.setMinLocked()
+		change(c)
+		if err := c.Check(); (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
+			t.Errorf("%v, want %q", err, says)
+		}
 	}
 }

@@ -3,6 +3,7 @@ package freshness
 import (
 	"context"
 	"errors"
+	"math"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -368,4 +369,64 @@ func TestReads_LaterAttemptsFailAtOnce_BeginAtIntervals(t *testing.T) {
 			t.Errorf("revision %d, want that of the first attempt", rev)
 		}
 	})
+}
+
+// TestReads_WithProgress_RequestOnlyIfUseful: a read requests progress while progress ends waits,
+// unless a wait is for a revision that etcd has. An answer at the published revision, which is 5,
+// ends that state.
+func TestReads_WithProgress_RequestOnlyIfUseful(t *testing.T) {
+	for name, c := range map[string]struct {
+		byProgress      bool
+		waits           int64 // lowest revision of the waits
+		known, answer   int64
+		err             error
+		requests, stays bool // byProgress afterwards
+	}{
+		"events":            {false, math.MaxInt64, 9, 6, nil, false, false},
+		"no wait":           {true, math.MaxInt64, 9, 6, nil, true, true},
+		"published":         {true, math.MaxInt64, 9, 5, nil, true, false},
+		"failed":            {true, math.MaxInt64, 9, 5, errors.New("no leader"), true, true},
+		"unknown revision":  {true, 10, 9, 6, nil, true, true},
+		"known revision":    {true, 10, 10, 6, nil, false, true},
+		"earlier revisions": {true, 10, 11, 6, nil, false, true},
+	} {
+		published, publisher := NewPublished(nil, nil)
+		publisher.Publish(5, false)
+		published.byProgress.Store(c.byProgress)
+		published.min.Store(c.waits)
+		progress := NewProgress(published, 0, nil)
+		reads := NewReads(t.Context(), published, Env{
+			Read:     func(context.Context) (int64, error) { return c.answer, c.err },
+			Known:    func() int64 { return c.known },
+			Progress: progress,
+		})
+		if rev, err := reads.ReadRevision(t.Context()); rev != c.answer || err != c.err {
+			t.Errorf("%s: %d, %v", name, rev, err)
+		}
+		reads.Close()
+		if requested := len(progress.due) > 0; requested != c.requests || published.byProgress.Load() != c.stays {
+			t.Errorf("%s: a request: %t, byProgress: %t", name, requested, published.byProgress.Load())
+		}
+	}
+}
+
+// TestReads_Close_EndsCalls: Close returns when the read in flight has ended with the context, and
+// later calls return the error of the mirror.
+func TestReads_Close_EndsCalls(t *testing.T) {
+	for _, inFlight := range []bool{false, true} {
+		ctx, cancel := context.WithCancel(t.Context())
+		errClosed := errors.New("closed")
+		published, _ := NewPublished(ctx.Done(), errClosed)
+		s := &revisionSource{calls: make(chan struct{}, 1)}
+		reads := NewReads(ctx, published, Env{Read: s.read, Known: published.Revision})
+		if inFlight {
+			go func() { _, _ = reads.ReadRevision(ctx) }()
+			<-s.calls
+		}
+		cancel()
+		reads.Close()
+		if _, err := reads.ReadRevision(t.Context()); err != errClosed {
+			t.Errorf("after Close: %v", err)
+		}
+	}
 }
