@@ -226,6 +226,16 @@ func TestCompressor_ConcurrentReaders_ReadTheSameValues(t *testing.T) {
 	close(done)
 	readers.Wait()
 	c.requireSame(t, s.Rev)
+	// More than a batch of them is left.
+	var ops []memory.Op
+	for i := range compressedObjects {
+		ops = append(ops, memory.Op{Key: compressedKey(i), Value: similarValue(i, 1)})
+	}
+	c.txn(ops...)
+	testcheck.NoError(t, c.m.Wait(t.Context(), c.store.Revision()))
+	if c.m.CompressAll(); c.count(t) != compressedObjects {
+		t.Errorf("%d of %d values are compressed", c.count(t), compressedObjects)
+	}
 }
 
 // TestCompressor_ChangeMeanwhile_IsCounted: between the compression of values and its installation,

@@ -499,6 +499,33 @@ func TestCursor_AfterRelistGap_Continues(t *testing.T) {
 	})
 }
 
+// TestCursor_UnfollowAtFloor_ReadsOn: a cursor whose topic has no events is at the published
+// revision when all events up to there have left the window.
+func TestCursor_UnfollowAtFloor_ReadsOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		m := start(t, store, func(o *mirror.Options) { o.Window = mirror.Window{MaxAge: time.Minute} })
+		r := claim(t, m, "/registry/a/")
+		reach(t, m, store.Put("/registry/a/x", "1"), r)
+		c := latest(t, r).Cursor("/registry/a/x", "/registry/a/x\x00")
+		c.Follow()
+		reach(t, m, store.Put("/registry/a/y", "1"), r)
+		if evs, err := c.Next(nil, 9); len(evs) > 0 || err != nil {
+			t.Fatalf("%s, %v", story(evs), err)
+		}
+		time.Sleep(time.Hour)
+		if _, floor, err := r.Oldest(); err != nil || floor != c.Position() {
+			t.Fatalf("the floor is %d, %v, want the position %d", floor, err, c.Position())
+		}
+		c.Unfollow()
+		rev := store.Put("/registry/a/x", "2")
+		reach(t, m, rev, r)
+		if evs, err := c.Next(nil, 9); err != nil || len(evs) != 1 || evs[0].Rev != rev {
+			t.Errorf("%s, %v, want the event of %d", story(evs), err, rev)
+		}
+	})
+}
+
 // TestCursor_Since_ReturnsVisitedEvents: events between a snapshot and a cursor on the whole
 // resource, unless the cursor has not reached it, or one of them is of another lineage.
 func TestCursor_Since_ReturnsVisitedEvents(t *testing.T) {

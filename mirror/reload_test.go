@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -363,4 +364,41 @@ func TestReload_OfUnclaimedKeys_CopiesNoResource(t *testing.T) {
 		}
 		barrier(t, m)
 	})
+}
+
+// TestListFromEtcd_ReturnsPresentStateAndSharesCache: the keys of the range as etcd has them, with
+// the cache's entries of those that have not changed. Another etcd is an error.
+func TestListFromEtcd_ReturnsPresentStateAndSharesCache(t *testing.T) {
+	store := memory.New()
+	for _, key := range []string{"a", "b", "end"} {
+		store.Put("/registry/a/"+key, "1")
+	}
+	m := start(t, store, nil)
+	r := claim(t, m, "/registry/a/")
+	reach(t, m, store.Revision(), r)
+	release := m.HoldWriter()
+	defer release()
+	store.Put("/registry/a/b", "2")
+	rev := store.Put("/registry/a/c", "1")
+	entries, at, err := r.ListFromEtcd(t.Context(), "/registry/a/", "/registry/a/end")
+	testcheck.NoError(t, err)
+	var got []string
+	for _, e := range entries {
+		got = append(got, fmt.Sprintf("%s=%s", e.Key(), e.Value()))
+	}
+	if want := []string{"/registry/a/a=1", "/registry/a/b=2", "/registry/a/c=1"}; !slices.Equal(got, want) || at != rev {
+		t.Fatalf("%q at %d, want %q at %d", got, at, want, rev)
+	}
+	if cached, ok := latest(t, r).Get("/registry/a/a"); !ok || cached != entries[0] {
+		t.Error("the entry that has not changed is not the cache's")
+	}
+	store.FailLists(errors.New("no leader"))
+	if _, _, err := r.ListFromEtcd(t.Context(), "/registry/a/", "/registry/a0"); err == nil || errors.Is(err, mirror.ErrNotReady) {
+		t.Errorf("without an answer: %v", err)
+	}
+	store.FailLists(nil)
+	store.Restore(rev+10, nil)
+	if _, _, err := r.ListFromEtcd(t.Context(), "/registry/a/", "/registry/a0"); !errors.Is(err, mirror.ErrNotReady) {
+		t.Errorf("from another etcd: %v", err)
+	}
 }
