@@ -153,11 +153,11 @@ func writeSuite(b *strings.Builder, s Suite, units map[string]outcome) {
 		b.WriteString("No results yet.\n")
 		return
 	}
-	b.WriteString("| package | passed: upstream | passed: strata | servers | date |\n| --- | ---: | ---: | ---: | --- |\n")
-	sources := map[string]bool{}
+	b.WriteString("| package | passed: upstream | passed: strata | servers |\n| --- | ---: | ---: | ---: |\n")
+	sources, dates := map[string]bool{}, map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(units)) {
-		writeRow(b, name, units[name].Engines, units[name].Date)
-		sources[units[name].Source] = true
+		writeRow(b, name, units[name].Engines)
+		sources[units[name].Source], dates[units[name].Date] = true, true
 	}
 	sums := map[Engine]counts{}
 	for _, e := range s.engines() {
@@ -165,13 +165,13 @@ func writeSuite(b *strings.Builder, s Suite, units map[string]outcome) {
 			sums[e] = sum
 		}
 	}
-	writeRow(b, "**all**", sums, "")
-	fmt.Fprintf(b, "\nTested: %s.\n", strings.Join(slices.Sorted(maps.Keys(sources)), ", "))
+	writeRow(b, "**all**", sums)
+	fmt.Fprintf(b, "\nTested: %s, on %s.\n", strings.Join(slices.Sorted(maps.Keys(sources)), ", "), strings.Join(slices.Sorted(maps.Keys(dates)), " and "))
 	writeFindings(b, s, units)
 }
 
 // writeRow writes a row of a suite's table.
-func writeRow(b *strings.Builder, name string, engines map[Engine]counts, date string) {
+func writeRow(b *strings.Builder, name string, engines map[Engine]counts) {
 	verdicts := func(e Engine) string {
 		c, ok := engines[e]
 		if !ok {
@@ -190,7 +190,7 @@ func writeRow(b *strings.Builder, name string, engines map[Engine]counts, date s
 	if n := engines[Strata].Servers; n > 0 {
 		servers = fmt.Sprint(n)
 	}
-	fmt.Fprintf(b, "| %s | %s | %s | %s | %s |\n", name, verdicts(Upstream), verdicts(Strata), servers, date)
+	fmt.Fprintf(b, "| %s | %s | %s | %s |\n", name, verdicts(Upstream), verdicts(Strata), servers)
 }
 
 // writeFindings writes the differences of a suite, and its failed and unstable tests.
