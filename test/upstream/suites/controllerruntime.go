@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -38,20 +36,16 @@ var controllerRuntimeSuite = Suite{
 // controllerRuntimeUnits copies the module to a directory where its tests can be built, with the
 // dependencies that it names itself, and builds the programs.
 func controllerRuntimeUnits(ctx context.Context, env *Env) ([]Unit, error) {
-	out, err := env.goOutput(ctx, filepath.Join(env.Root, "server"), "mod", "download", "-json", controllerRuntime+"@"+controllerRuntimeVersion)
+	source, err := env.download(ctx, controllerRuntime, controllerRuntimeVersion)
 	if err != nil {
-		return nil, err
-	}
-	var source module
-	if err := json.Unmarshal([]byte(out), &source); err != nil {
 		return nil, err
 	}
 	dir := filepath.Join(env.Bin, "controller-runtime")
-	packages, err := controlPlanePackages(source.Dir)
+	packages, err := controlPlanePackages(source)
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(os.RemoveAll(dir), copyAll(source.Dir, dir)); err != nil {
+	if err := replaceCopy(source, dir); err != nil {
 		return nil, err
 	}
 	if err := skipDownloads(dir); err != nil {
@@ -63,31 +57,45 @@ func controllerRuntimeUnits(ctx context.Context, env *Env) ([]Unit, error) {
 	}
 	var units []Unit
 	for _, pkg := range packages {
-		pkgDir := filepath.Join(dir, filepath.FromSlash(pkg))
-		runner, err := specRunner(pkgDir)
+		unit, err := controlPlaneUnit(env, controllerRuntime+" "+controllerRuntimeVersion, dir, pkg, assets)
 		if err != nil {
 			return nil, err
 		}
-		binary := filepath.Join(env.Bin, "tests", controllerRuntime, filepath.FromSlash(pkg), path.Base(pkg)+".test")
-		units = append(units, Unit{
-			Name:   pkg,
-			Source: controllerRuntime + " " + controllerRuntimeVersion,
-
-			Exclusive: pkg == "pkg/internal/recorder", // its metrics have the default port
-			Build: func(ctx context.Context) error {
-				return env.goRun(ctx, dir, "test", "-mod=mod", "-c", "-vet=off", "-ldflags=-s -w", "-o", binary, "./"+pkg)
-			},
-			Run: func(ctx context.Context, engine Engine, only []string, log string) (Verdicts, error) {
-				tests := &goTest{binary: binary, dir: pkgDir, timeout: controllerRuntimeTimeout, environ: []string{"KUBEBUILDER_ASSETS=" + assets[engine]}}
-				if runner == "" {
-					return tests.run(ctx, env, only, log)
-				}
-				return runWithSpecs(ctx, env, tests, runner, only, log)
-			},
-			Clean: func() { os.Remove(binary) },
-		})
+		unit.Exclusive = pkg == "pkg/internal/recorder" // its metrics have the default port
+		units = append(units, unit)
 	}
 	return units, nil
+}
+
+// controlPlaneUnit returns the unit of a package in dir, a copy of source, whose tests start the
+// programs of assets.
+func controlPlaneUnit(env *Env, source, dir, pkg string, assets map[Engine]string) (Unit, error) {
+	pkgDir := filepath.Join(dir, filepath.FromSlash(pkg))
+	runner, err := specRunner(pkgDir)
+	if err != nil {
+		return Unit{}, err
+	}
+	module, _, _ := strings.Cut(source, " ")
+	binary := filepath.Join(env.Bin, "tests", module, filepath.FromSlash(pkg), path.Base(pkg)+".test")
+	return Unit{
+		Name:   pkg,
+		Source: source,
+		Build: func(ctx context.Context) error {
+			args := []string{"test", "-c", "-vet=off", "-ldflags=-s -w", "-o", binary, "./" + pkg}
+			if env.Workspace == "" {
+				args = slices.Insert(args, 1, "-mod=mod")
+			}
+			return env.goRun(ctx, dir, args...)
+		},
+		Run: func(ctx context.Context, engine Engine, only []string, log string) (Verdicts, error) {
+			tests := &goTest{binary: binary, dir: pkgDir, timeout: controllerRuntimeTimeout, environ: []string{"KUBEBUILDER_ASSETS=" + assets[engine]}}
+			if runner == "" {
+				return tests.run(ctx, env, only, log)
+			}
+			return runWithSpecs(ctx, env, tests, runner, only, log)
+		},
+		Clean: func() { os.Remove(binary) },
+	}, nil
 }
 
 // downloads is the reason for skipping subtests of pkg/client/apiutil.
@@ -242,11 +250,8 @@ func assets(ctx context.Context, env *Env) (map[Engine]string, error) {
 // buildStrata builds the program strata and returns its path.
 func buildStrata(ctx context.Context, env *Env) (string, error) {
 	strata := filepath.Join(env.Bin, "programs", "strata")
-	cmd := env.goCommand(ctx, env.Root, "build", "-o", strata, "./server/cmd/strata")
-	cmd.Env = append(cmd.Env, "GOWORK="+filepath.Join(env.Root, "go.work")) // as `make build`
-	cmd.Stdout = os.Stderr
-	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("build strata: %w", err)
+	if err := env.inRepository().goRun(ctx, env.Root, "build", "-o", strata, "./server/cmd/strata"); err != nil {
+		return "", err
 	}
 	return strata, nil
 }

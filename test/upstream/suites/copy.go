@@ -148,6 +148,9 @@ func copyAll(from, to string) error {
 	})
 }
 
+// replaceCopy copies a directory with all below it in place of an earlier copy.
+func replaceCopy(from, to string) error { return errors.Join(os.RemoveAll(to), copyAll(from, to)) }
+
 // copyFile copies a file. Modules contain no permissions: a file that begins like a program becomes
 // executable, except files whose names mark them as not executable.
 func copyFile(from, to string) error {

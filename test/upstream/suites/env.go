@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -18,13 +20,25 @@ type Env struct {
 	Bin  string // for programs and copies: bin/suites
 	// Parallel is the number of parallel tests that a unit runs at once (-test.parallel).
 	Parallel int
+	// Workspace is the go.work file for go commands, "" for none.
+	Workspace string
 }
 
-// goCommand returns a go command in dir, outside the workspace.
+// in returns the same with a workspace.
+func (e *Env) in(workspace string) *Env {
+	with := *e
+	with.Workspace = workspace
+	return &with
+}
+
+// inRepository returns the same with the workspace of the repository, as `make build`.
+func (e *Env) inRepository() *Env { return e.in(filepath.Join(e.Root, "go.work")) }
+
+// goCommand returns a go command in dir, in the workspace of e.
 func (e *Env) goCommand(ctx context.Context, dir string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-buildvcs=false")
+	cmd.Env = append(os.Environ(), "GOWORK="+cmp.Or(e.Workspace, "off"), "GOFLAGS=-buildvcs=false")
 	cmd.Stderr = os.Stderr
 	return cmd
 }
@@ -66,6 +80,17 @@ func (e *Env) serverModule(ctx context.Context, path string) (module, error) {
 		return module{}, fmt.Errorf("module %s: go list printed %q", path, line)
 	}
 	return module{path, version, dir}, nil
+}
+
+// download returns the directory of a module, which need not be in a build list.
+func (e *Env) download(ctx context.Context, path, version string) (string, error) {
+	out, err := e.goOutput(ctx, filepath.Join(e.Root, "server"), "mod", "download", "-json", path+"@"+version)
+	if err != nil {
+		return "", err
+	}
+	var source module
+	err = json.Unmarshal([]byte(out), &source)
+	return source.Dir, err
 }
 
 // killGrace is the time that a process has to end after SIGTERM or an interrupt; a test binary

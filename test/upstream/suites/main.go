@@ -22,6 +22,7 @@ var all = []Suite{
 	kubernetesSuite,
 	extensionsSuite,
 	controllerRuntimeSuite,
+	operatorsSuite,
 	conformanceSuite,
 	robustnessSuite,
 	informerSuite,
