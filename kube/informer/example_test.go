@@ -1,3 +1,5 @@
+//go:build !apiserver_v0_38
+
 package informer_test
 
 import (

@@ -136,8 +136,8 @@ func TestStorageSuites(t *testing.T) {
 
 	suite(t, "Get", func(t *testing.T) {
 		// not in parallel: it reads an object that expires after a second
-		f := setup(t)
-		storagetesting.RunTestGet(contextFor(t), t, f.engine(t))
+		f := setup(t, atRoot)
+		storagetesting.RunTestGet(contextFor(t), t, invalidVersions(f.engine(t)))
 	})
 	parallelSuite(t, "Create", func(t *testing.T) {
 		f := setup(t)
@@ -451,7 +451,7 @@ func TestEverySuiteIsCalled(t *testing.T) {
 		}
 	}
 	// The numbers in docs/keps.md.
-	if want := map[string]counts{"v0.36": {55, 3}, "v0.37": {60, 3}}[minor]; got != want {
+	if want := map[string]counts{"v0.36": {55, 3}, "v0.37": {60, 3}, "v0.38": {60, 3}}[minor]; got != want {
 		t.Errorf("k8s.io/apiserver %s exports %+v, want %+v", minor, got, want)
 	}
 	// RunTestList skips two cases for caches, which TestStorageSuitesFromEtcd runs;

@@ -31,6 +31,7 @@ import (
 	"github.com/stratakube/strata/kube/consistency"
 	"github.com/stratakube/strata/kube/internal/blockcache"
 	"github.com/stratakube/strata/kube/internal/etcdclient"
+	"github.com/stratakube/strata/kube/internal/upstream"
 )
 
 // newBlocks returns a block cache of at most so many bytes. A quarter of its size at rest may be
@@ -168,18 +169,17 @@ func (r restOptions) GetRESTOptions(resource schema.GroupResource, example runti
 // RESTOptions.Decorator. Each storage holds a claim on its resource until its
 // destroy function is called, which may be called more than once.
 func (e *Engine) Decorator() generic.StorageDecorator {
-	return func(
+	return upstream.Decorator(func(
 		config *storagebackend.ConfigForResource,
 		resourcePrefix string,
-		_ func(obj runtime.Object) (string, error),
+		reverse upstream.ReverseKeyFunc,
 		newFunc, newListFunc func() runtime.Object,
 		getAttrs storage.AttrFunc,
-		_ storage.IndexerFuncs,
 		indexers *cache.Indexers,
 	) (storage.Interface, factory.DestroyFunc, error) {
 		open := func(c *cluster) (storage.Interface, factory.DestroyFunc, error) {
 			uncached := e.opts.Uncached != nil && e.opts.Uncached(config.GroupResource)
-			s, destroy, err := c.newStore(config, resourcePrefix, newFunc, newListFunc, getAttrs, indexers, uncached)
+			s, destroy, err := c.newStore(config, resourcePrefix, reverse, newFunc, newListFunc, getAttrs, indexers, uncached)
 			if _, custom := newFunc().(runtime.Unstructured); !custom && err == nil {
 				e.noteBuiltIn(config.GroupResource, s)
 			}
@@ -201,7 +201,7 @@ func (e *Engine) Decorator() generic.StorageDecorator {
 			return nil, nil, err
 		}
 		return open(c)
-	}
+	})
 }
 
 func (e *Engine) noteBuiltIn(resource schema.GroupResource, s storage.Interface) {

@@ -30,6 +30,7 @@ import (
 	"github.com/stratakube/strata/internal/test/testetcd"
 	"github.com/stratakube/strata/kube/internal/etcdclient"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
+	"github.com/stratakube/strata/kube/internal/upstream"
 )
 
 // openedEngine opens storages of one etcd in the way that registries do.
@@ -54,7 +55,7 @@ func (e *openedEngine) openAndDestroy(t *testing.T, r schema.GroupResource) (sto
 	testcheck.NoError(t, err)
 	config := e.config
 	config.GroupResource = r
-	s, destroy, err := opts.Decorator(&config, "/"+r.Resource+"/", nil, newExamplePod, newExamplePodList, podAttrs, nil, nil)
+	s, destroy, err := upstream.Open(opts.Decorator, &config, "/"+r.Resource+"/", newExamplePod, newExamplePodList, podAttrs, nil)
 	if err != nil {
 		t.Fatalf("open %s: %v", r.Resource, err)
 	}
@@ -126,7 +127,7 @@ func TestEngine_StoragesOfOneEtcd_ShareCluster(t *testing.T) {
 	}
 	engine.Close()
 	engine.config.GroupResource = pods
-	if _, _, err := engine.Decorator()(&engine.config, "/pods/", nil, newExamplePod, newExamplePodList, podAttrs, nil, nil); err == nil {
+	if _, _, err := upstream.Open(engine.Decorator(), &engine.config, "/pods/", newExamplePod, newExamplePodList, podAttrs, nil); err == nil {
 		t.Error("a closed engine created a storage")
 	}
 }

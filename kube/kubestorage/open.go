@@ -33,6 +33,7 @@ import (
 	"github.com/stratakube/strata/kube/internal/metrics"
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/pages"
+	"github.com/stratakube/strata/kube/internal/upstream"
 	"github.com/stratakube/strata/kube/internal/watch"
 	"github.com/stratakube/strata/kube/internal/watchset"
 	"github.com/stratakube/strata/kube/kind"
@@ -177,8 +178,8 @@ func onInconsistency(r consistency.Result) {
 }
 
 // newStore makes a storage for a resource; see Engine.Decorator.
-func (c *cluster) newStore(config *storagebackend.ConfigForResource, resourcePrefix string, newFunc, newListFunc func() runtime.Object,
-	getAttrs storage.AttrFunc, indexers *cache.Indexers, uncached bool) (storage.Interface, factory.DestroyFunc, error) {
+func (c *cluster) newStore(config *storagebackend.ConfigForResource, resourcePrefix string, reverse upstream.ReverseKeyFunc,
+	newFunc, newListFunc func() runtime.Object, getAttrs storage.AttrFunc, indexers *cache.Indexers, uncached bool) (storage.Interface, factory.DestroyFunc, error) {
 	transformer := config.Transformer
 	if transformer == nil {
 		transformer = identity.NewEncryptCheckTransformer()
@@ -189,6 +190,7 @@ func (c *cluster) newStore(config *storagebackend.ConfigForResource, resourcePre
 			GroupResource: config.GroupResource, NewFunc: newFunc, NewListFunc: newListFunc, GetAttrs: getAttrs, Declared: index.DeclaredFields(indexers),
 		},
 		ResourcePrefix: resourcePrefix,
+		ReverseKey:     reverse,
 		Transformer:    transformer,
 		Leases:         config.LeaseManagerConfig,
 		Uncached:       uncached,
@@ -218,7 +220,7 @@ func (c *cluster) open(cfg storeConfig) (storage.Interface, factory.DestroyFunc,
 	if c.compactor != nil {
 		compactor = c.compactor
 	}
-	etcd, err := etcd3.New(c.client, compactor, cfg.Codec, cfg.NewFunc, cfg.NewListFunc, c.prefix, cfg.ResourcePrefix,
+	etcd, err := upstream.NewEtcd(c.client, compactor, cfg.Codec, cfg.NewFunc, cfg.NewListFunc, cfg.ReverseKey, c.prefix, cfg.ResourcePrefix,
 		cfg.GroupResource, transformer, cfg.Leases, conversions.Decoder(cfg.Decoder), versioner)
 	if err != nil {
 		return nil, nil, fmt.Errorf("create storage of %s: %w", cfg.GroupResource, err)

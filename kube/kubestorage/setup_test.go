@@ -405,7 +405,7 @@ func newPod(name string) *example.Pod {
 	return &example.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}}
 }
 
-func podKey(pod *example.Pod) string { return "/pods/" + pod.Namespace + "/" + pod.Name }
+func podKey(pod metav1.Object) string { return "/pods/" + pod.GetNamespace() + "/" + pod.GetName() }
 
 // create stores the pods and returns them as stored.
 func (f *fixture) create(t testing.TB, pods ...*example.Pod) []*example.Pod {

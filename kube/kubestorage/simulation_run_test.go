@@ -37,6 +37,7 @@ import (
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/kube/continuetoken"
+	"github.com/stratakube/strata/kube/internal/upstream"
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
@@ -430,8 +431,8 @@ func (s *sim) start(t *testing.T, server *simServer) {
 	})
 	testcheck.NoError(t, err)
 	indexers := &cache.Indexers{storage.FieldIndex("spec.nodeName"): func(obj any) ([]string, error) { return []string{obj.(*example.Pod).Spec.NodeName}, nil }}
-	made, destroy, err := engine.Decorator()(config, "/pods", nil, func() runtime.Object { return &example.Pod{} },
-		func() runtime.Object { return &example.PodList{} }, simAttrs, nil, indexers)
+	made, destroy, err := upstream.Open(engine.Decorator(), config, "/pods", func() runtime.Object { return &example.Pod{} },
+		func() runtime.Object { return &example.PodList{} }, simAttrs, indexers)
 	testcheck.NoError(t, err)
 	server.engine, server.store, server.destroy = engine, made.(*kubestorage.Store), destroy
 	server.reads = newSimReadPath(engine, server.store)

@@ -19,6 +19,7 @@ import (
 	"github.com/stratakube/strata/kube/internal/objects"
 	"github.com/stratakube/strata/kube/internal/pages"
 	"github.com/stratakube/strata/kube/internal/representation"
+	"github.com/stratakube/strata/kube/internal/upstream"
 	"github.com/stratakube/strata/kube/internal/watch"
 	"github.com/stratakube/strata/kube/internal/watchset"
 	"github.com/stratakube/strata/kube/kind"
@@ -28,7 +29,8 @@ import (
 // storeConfig describes one storage: one resource in one served version.
 type storeConfig struct {
 	Codec          runtime.Codec
-	ResourcePrefix string // begins with a slash
+	ResourcePrefix string                  // begins with a slash
+	ReverseKey     upstream.ReverseKeyFunc // may be nil
 	kind.Kind
 	// Transformer decrypts values. Decrypted data is cached: a transformer whose keys change must
 	// be that of Kubernetes' encryption configuration, or implement Rekeyed.

@@ -10,7 +10,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/cacher"
 	storagetesting "k8s.io/apiserver/pkg/storage/testing"
@@ -45,7 +44,7 @@ func BenchmarkStoreList(b *testing.B) {
 	} {
 		b.Run(fmt.Sprintf("namespaces=%d/pods=%d/nodes=%d", size.namespaces, size.namespaces*size.podsEach, size.nodes), func(b *testing.B) {
 			data := benchmarkData(size.namespaces, size.podsEach, size.nodes)
-			f := setup(b)
+			f := setup(b, withSuitePods)
 			f.createAll(b, data.Pods)
 			for name, s := range map[string]storage.Interface{"engine": f.engine(b), "cacher": f.cacher(b)} {
 				for _, useIndex := range []bool{true, false} {
@@ -58,46 +57,54 @@ func BenchmarkStoreList(b *testing.B) {
 	}
 }
 
+// withSuitePods makes the storage of a fixture one of pods of upstream's benchmarks.
+func withSuitePods(o *options) { o.store.Codec, o.store.Kind = suiteCodec(), suitePods }
+
 // cacher returns upstream's watch cache, with the indexes of nodes and namespaces that its own
 // benchmarks have, on the etcd of the fixture.
 func (f *fixture) cacher(b *testing.B) storage.Interface {
 	b.Helper()
-	etcd := f.engine(b).etcd
-	byNode := func(obj any) ([]string, error) { return []string{obj.(*example.Pod).Spec.NodeName}, nil }
-	byNamespace := func(obj any) ([]string, error) { return []string{obj.(*example.Pod).Namespace}, nil }
-	c, err := cacher.NewCacherFromConfig(cacher.Config{
-		Storage:             etcd,
-		Versioner:           storage.APIObjectVersioner{},
-		GroupResource:       schema.GroupResource{Resource: "pods"},
-		EventsHistoryWindow: cacher.DefaultEventFreshDuration,
-		ResourcePrefix:      "/pods/",
-		KeyFunc:             func(obj runtime.Object) (string, error) { return podKey(obj.(*example.Pod)), nil },
-		GetAttrsFunc:        podAttrs,
-		IndexerFuncs:        map[string]storage.IndexerFunc{"spec.nodeName": func(obj runtime.Object) string { return obj.(*example.Pod).Spec.NodeName }},
-		Indexers:            &cache.Indexers{storage.FieldIndex("spec.nodeName"): byNode, storage.FieldIndex("metadata.namespace"): byNamespace},
-		NewFunc:             newExamplePod,
-		NewListFunc:         newExamplePodList,
-		Codec:               testCodec(),
-		Clock:               clock.RealClock{},
+	byNode := func(obj any) ([]string, error) { return []string{obj.(*suitePod).Spec.NodeName}, nil }
+	byNamespace := func(obj any) ([]string, error) { return []string{obj.(*suitePod).Namespace}, nil }
+	return f.upstream(b, cacher.Config{
+		GetAttrsFunc: suitePods.GetAttrs,
+		IndexerFuncs: map[string]storage.IndexerFunc{"spec.nodeName": func(obj runtime.Object) string { return obj.(*suitePod).Spec.NodeName }},
+		Indexers:     &cache.Indexers{storage.FieldIndex("spec.nodeName"): byNode, storage.FieldIndex("metadata.namespace"): byNamespace},
+		NewFunc:      suitePods.NewFunc,
+		NewListFunc:  suitePods.NewListFunc,
+		Codec:        suiteCodec(),
 	})
-	testcheck.NoError(b, err)
-	b.Cleanup(c.Stop)
-	testcheck.NoError(b, c.Wait(b.Context()))
-	delegator := cacher.NewCacheDelegator(c, etcd)
-	b.Cleanup(delegator.Stop)
+}
+
+// upstream returns upstream's watch cache of the pods of the fixture.
+func (f *fixture) upstream(t testing.TB, config cacher.Config) storage.Interface {
+	t.Helper()
+	config.Storage = f.engine(t).etcd
+	config.Versioner = storage.APIObjectVersioner{}
+	config.GroupResource = schema.GroupResource{Resource: "pods"}
+	config.EventsHistoryWindow = cacher.DefaultEventFreshDuration
+	config.ResourcePrefix = "/pods/"
+	config.KeyFunc = func(obj runtime.Object) (string, error) { return podKey(obj.(metav1.Object)), nil }
+	config.Clock = clock.RealClock{}
+	c, err := cacher.NewCacherFromConfig(config)
+	testcheck.NoError(t, err)
+	t.Cleanup(c.Stop)
+	testcheck.NoError(t, c.Wait(t.Context()))
+	delegator := cacher.NewCacheDelegator(c, config.Storage)
+	t.Cleanup(delegator.Stop)
 	return delegator
 }
 
 func BenchmarkStoreStats(b *testing.B) {
-	f := setup(b)
+	f := setup(b, withSuitePods)
 	f.createAll(b, benchmarkData(ofSuites(50), 3000, ofSuites(5000)).Pods)
 	storagetesting.RunBenchmarkStoreStats(b.Context(), b, f.engine(b))
 }
 
 // createAll stores the pods, several at a time, and returns when memory has them.
-func (f *fixture) createAll(b *testing.B, pods []*example.Pod) {
+func (f *fixture) createAll(b *testing.B, pods []*suitePod) {
 	b.Helper()
-	work := make(chan *example.Pod)
+	work := make(chan *suitePod)
 	var wg sync.WaitGroup
 	for range 16 {
 		wg.Go(func() {
@@ -126,10 +133,10 @@ func benchmarkData(namespaces, podsEach, nodes int) storagetesting.BenchmarkData
 		data.NamespaceNames = append(data.NamespaceNames, fmt.Sprintf("namespace-%d", ns))
 		for range podsEach {
 			n := len(data.Pods)
-			data.Pods = append(data.Pods, &example.Pod{
+			data.Pods = append(data.Pods, &suitePod{
 				ObjectMeta: metav1.ObjectMeta{Namespace: data.NamespaceNames[ns], Name: fmt.Sprintf("pod-%d", n)},
-				Spec:       example.PodSpec{NodeName: data.NodeNames[n%nodes]},
 			})
+			data.Pods[n].Spec.NodeName = data.NodeNames[n%nodes]
 		}
 	}
 	return data

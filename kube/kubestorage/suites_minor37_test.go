@@ -1,4 +1,4 @@
-//go:build apiserver_v0_37
+//go:build apiserver_v0_37 || apiserver_v0_38
 
 package kubestorage
 
@@ -21,7 +21,7 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// TestMinorSuites runs the suites that only v0.37 exports, or exports in a different form.
+// TestMinorSuites runs the suites that v0.36 does not export, or in a different form.
 func TestMinorSuites(t *testing.T) {
 	onlyInItsProcess(t)
 	unsafeDeletion := func(t *testing.T) {
@@ -70,12 +70,12 @@ func TestMinorSuites(t *testing.T) {
 	})
 }
 
-// BenchmarkMinorSuites runs the benchmarks that only v0.37 exports, on the engine and on upstream's
-// cacher.
+// BenchmarkMinorSuites runs the benchmarks that v0.36 does not export, on the engine and on
+// upstream's cacher.
 func BenchmarkMinorSuites(b *testing.B) {
 	for _, name := range []string{"engine", "cacher"} {
 		b.Run("WriteThroughput/"+name, func(b *testing.B) {
-			f := setup(b)
+			f := setup(b, withSuitePods)
 			s := storage.Interface(f.engine(b))
 			if name == "cacher" {
 				s = f.cacher(b)

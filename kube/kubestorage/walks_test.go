@@ -30,6 +30,7 @@ import (
 	"github.com/stratakube/strata/internal/test/testetcd"
 	"github.com/stratakube/strata/internal/test/testseed"
 	"github.com/stratakube/strata/kube/internal/metrics"
+	"github.com/stratakube/strata/kube/internal/upstream"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
 )
@@ -218,7 +219,7 @@ func (w *walksWorld) restart(r *replica, seed uint64) error {
 		},
 	}
 	var err error
-	r.storage, r.destroy, err = r.engine.Decorator()(config, "/pods/", nil, newExamplePod, newExamplePodList, podAttrs, nil, nil)
+	r.storage, r.destroy, err = upstream.Open(r.engine.Decorator(), config, "/pods/", newExamplePod, newExamplePodList, podAttrs, nil)
 	if err == nil && w.wrap != nil {
 		r.storage = w.wrap(r.storage)
 	}

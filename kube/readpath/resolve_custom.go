@@ -6,14 +6,12 @@ import (
 	"strings"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	apiextensionsfeatures "k8s.io/apiextensions-apiserver/pkg/features"
 	"k8s.io/apiextensions-apiserver/pkg/registry/customresource/tableconvertor"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/apiserver/pkg/registry/rest"
-	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/kube/transcode"
@@ -77,7 +75,7 @@ func customResource(gvr schema.GroupVersionResource, s *kubestorage.Store, def *
 	res.FieldLabel = func(label, value string) (string, string, error) {
 		switch {
 		case label == "metadata.name" || label == "metadata.namespace" && res.Namespaced:
-		case selectable[label] && utilfeature.DefaultFeatureGate.Enabled(apiextensionsfeatures.CustomResourceFieldSelectors):
+		case selectable[label] && selectableFields():
 		default:
 			return "", "", fmt.Errorf("field label not supported: %s", label)
 		}

@@ -28,6 +28,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 
 	"github.com/stratakube/strata/internal/test/testetcd"
+	"github.com/stratakube/strata/kube/internal/upstream"
 	"github.com/stratakube/strata/kube/kind"
 	"github.com/stratakube/strata/kube/kubestorage"
 )
@@ -149,7 +150,7 @@ func (r *resolving) open(prefix string, newFunc, newListFunc func() runtime.Obje
 		},
 		GroupResource: schema.GroupResource{Group: group, Resource: resource},
 	}
-	s, destroy, err := r.engine.Decorator()(config, "/"+prefix, nil, newFunc, newListFunc, storage.DefaultNamespaceScopedAttr, nil, nil)
+	s, destroy, err := upstream.Open(r.engine.Decorator(), config, "/"+prefix, newFunc, newListFunc, storage.DefaultNamespaceScopedAttr, nil)
 	if err != nil {
 		r.t.Fatal(err)
 	}

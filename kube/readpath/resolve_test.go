@@ -12,15 +12,11 @@ import (
 	"weak"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	apiextensionsfeatures "k8s.io/apiextensions-apiserver/pkg/features"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	utilversion "k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/apiserver/pkg/apis/example"
 	examplev1 "k8s.io/apiserver/pkg/apis/example/v1"
 	"k8s.io/apiserver/pkg/endpoints/request"
-	utilfeature "k8s.io/apiserver/pkg/util/feature"
-	featuregatetesting "k8s.io/component-base/featuregate/testing"
 )
 
 const (
@@ -287,26 +283,6 @@ func TestResolver_CustomResource_FollowsDefinition(t *testing.T) {
 	if res := r.want("/apis/example.com/v2/widgets", cluster, 1); res != nil {
 		if _, _, err := res.FieldLabel("metadata.namespace", "x"); err == nil || res.Namespaced {
 			t.Error("something without namespaces is bound as if it had them")
-		}
-	}
-}
-
-// TestResolver_SelectableFields_NeedGate: the gate is checked for each request, as upstream does.
-func TestResolver_SelectableFields_NeedGate(t *testing.T) {
-	r := newResolving(t)
-	r.define("1", 0, "v1")
-	res := r.want(widgetsPath, r.widgets("v1"), 1)
-	if res == nil {
-		return
-	}
-	featuregatetesting.SetFeatureGateEmulationVersionDuringTest(t, utilfeature.DefaultFeatureGate, utilversion.MustParse("1.31"))
-	for _, enabled := range []bool{false, true} {
-		featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, apiextensionsfeatures.CustomResourceFieldSelectors, enabled)
-		if _, _, err := res.FieldLabel("spec.color", "x"); (err == nil) != enabled {
-			t.Errorf("gate %t: selecting by spec.color: %v", enabled, err)
-		}
-		if _, _, err := res.FieldLabel("metadata.name", "x"); err != nil {
-			t.Errorf("gate %t: selecting by metadata.name: %v", enabled, err)
 		}
 	}
 }

@@ -39,6 +39,7 @@ import (
 
 	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testrace"
+	"github.com/stratakube/strata/kube/internal/upstream"
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/kube/listadmission"
 )
@@ -133,7 +134,7 @@ func newWatched(t testing.TB, res *boundResource, codec runtime.Codec, newFunc, 
 		GroupResource: res.GVR.GroupResource(),
 	}
 	open := func(engine *kubestorage.Engine) (*kubestorage.Store, func()) {
-		s, destroy, err := engine.Decorator()(config, "/"+res.GVR.Resource, nil, newFunc, newListFunc, attrsOf, nil, nil)
+		s, destroy, err := upstream.Open(engine.Decorator(), config, "/"+res.GVR.Resource, newFunc, newListFunc, attrsOf, nil)
 		testcheck.NoError(t, err)
 		store := s.(*kubestorage.Store)
 		eventually(t, "the storage is ready", func() bool { return store.ReadinessCheck() == nil })

@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/stratakube/strata/internal/test/testcheck"
+	"github.com/stratakube/strata/kube/internal/upstream"
 	"github.com/stratakube/strata/kube/transcode"
 )
 
@@ -68,11 +69,11 @@ func (o *capturedOptions) GetRESTOptions(resource schema.GroupResource, _ runtim
 	return generic.RESTOptions{
 		StorageConfig:  &storagebackend.ConfigForResource{Config: storagebackend.Config{Codec: unstructured.UnstructuredJSONScheme}, GroupResource: resource},
 		ResourcePrefix: resource.String(),
-		Decorator: func(config *storagebackend.ConfigForResource, _ string, _ func(runtime.Object) (string, error), _, _ func() runtime.Object,
-			_ storage.AttrFunc, _ storage.IndexerFuncs, _ *cache.Indexers) (storage.Interface, factory.DestroyFunc, error) {
+		Decorator: upstream.Decorator(func(config *storagebackend.ConfigForResource, _ string, _ upstream.ReverseKeyFunc, _, _ func() runtime.Object,
+			_ storage.AttrFunc, _ *cache.Indexers) (storage.Interface, factory.DestroyFunc, error) {
 			o.codec = config.Codec
 			return nil, func() {}, nil
-		},
+		}),
 	}, nil
 }
 

@@ -1,6 +1,19 @@
 package transcode
 
-import "unicode/utf8"
+import (
+	"encoding/json"
+	"unicode/utf8"
+)
+
+// replacement is what encoding/json writes for a byte that is not UTF-8: an escape before Go 1.27,
+// then the character U+FFFD itself.
+var replacement = func() []byte {
+	quoted, err := json.Marshal("\xff")
+	if err != nil {
+		panic(err)
+	}
+	return quoted[1 : len(quoted)-1]
+}()
 
 // plain are the ASCII characters that encoding/json writes in a string as they are.
 var plain = func() (t [256]bool) {
@@ -29,7 +42,7 @@ func appendString(dst, s []byte) []byte {
 		r, size := utf8.DecodeRune(s[i:])
 		switch {
 		case r == utf8.RuneError && size == 1:
-			dst = append(append(dst, s[from:i]...), `\ufffd`...)
+			dst = append(append(dst, s[from:i]...), replacement...)
 			from = i + size
 		case r == '\u2028' || r == '\u2029': // line ends in JavaScript
 			dst = append(append(dst, s[from:i]...), `\u202`...)

@@ -200,9 +200,9 @@ func TestWriter_Framing_EqualsStandardLibrary(t *testing.T) {
 	if g, w := got.Bytes()[:len(header)], want.Bytes()[:len(header)]; !bytes.Equal(g, w) {
 		t.Errorf("header % x, want % x", g, w)
 	}
-	tail := func(b []byte) []byte { return b[len(b)-len(finalBlock)-8:] }
-	if g, w := tail(got.Bytes()), tail(want.Bytes()); !bytes.Equal(g, w) {
-		t.Errorf("tail % x, want % x", g, w)
+	trailer := func(b []byte) []byte { return b[len(b)-8:] }
+	if g, w := trailer(got.Bytes()), trailer(want.Bytes()); !bytes.Equal(g, w) {
+		t.Errorf("trailer % x, want % x", g, w)
 	}
 }
 

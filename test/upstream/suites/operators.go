@@ -14,7 +14,7 @@ type operator struct {
 	Name     string
 	Path     string // of the module
 	Version  string
-	Edit     []string // arguments of go mod edit: the module in the proxy may lack folders of its repository
+	Edit     []string // arguments of go mod edit: the module may lack folders of its repository
 	Packages []string
 }
 

@@ -30,6 +30,7 @@ import (
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/kube/internal/blockcache"
 	"github.com/stratakube/strata/kube/internal/objects"
+	"github.com/stratakube/strata/kube/internal/upstream"
 	"github.com/stratakube/strata/kube/kind"
 	"github.com/stratakube/strata/mirror"
 )
@@ -300,7 +301,7 @@ func (c *Cluster) Upstream(t testing.TB, kv *KV) storage.Interface {
 	t.Helper()
 	client := &kubernetes.Client{Client: clientv3.NewCtxClient(context.Background())}
 	client.KV, client.Kubernetes = kv, client
-	s, err := etcd3.New(client, nil, &c.codec, c.config.NewFunc, NewList, Prefix, "/pods/", c.config.GroupResource,
+	s, err := upstream.NewEtcd(client, nil, &c.codec, c.config.NewFunc, NewList, nil, Prefix, "/pods/", c.config.GroupResource,
 		c.config.Transformer, etcd3.NewDefaultLeaseManagerConfig(), c.config.Decoder, storage.APIObjectVersioner{})
 	if err != nil {
 		t.Fatal(err)
