@@ -26,6 +26,10 @@ var operators = []operator{
 		Edit:     []string{"-dropreplace=sigs.k8s.io/cluster-api/api", "-require=sigs.k8s.io/cluster-api/api@v1.14.2"},
 		Packages: []string{"internal/util/ssa/test", "util/patch/test"},
 	},
+	{
+		Name: "gatekeeper", Path: "github.com/open-policy-agent/gatekeeper/v3", Version: "v3.23.1",
+		Packages: []string{"pkg/controller/mutators/core", "pkg/watch"},
+	},
 }
 
 var operatorsSuite = Suite{
