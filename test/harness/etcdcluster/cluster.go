@@ -50,26 +50,40 @@ func Start(t testing.TB, e *harness.Env, n int) *Cluster { return StartWithQuota
 // quota bytes; 0 for etcd's default.
 func StartWithQuota(t testing.TB, e *harness.Env, n int, quota int64) *Cluster {
 	t.Helper()
-	return start(t, e, n, fmt.Sprintf("-quota=%d", quota))
+	return start(t, e, n, itself(t), quotaFlag(quota))
+}
+
+// StartStock is StartWithQuota of a cluster of stock etcd servers of a minor version. A stopped
+// member goes on as one of another version after Upgrade; see harness.StockEtcd.
+func StartStock(t testing.TB, e *harness.Env, n int, quota int64, minor string) *Cluster {
+	t.Helper()
+	return start(t, e, n, []string{harness.StockEtcd(t, minor)}, quotaFlag(quota))
+}
+
+func quotaFlag(quota int64) string { return fmt.Sprintf("-quota-backend-bytes=%d", quota) }
+
+// itself returns this program, and the first argument with which it is a member.
+func itself(t testing.TB) []string {
+	t.Helper()
+	program, err := os.Executable()
+	harness.Check(t, err)
+	return []string{program, asMember}
 }
 
 // StartSynced is Start of a cluster whose members sync their writes to the disk; see SlowSyncs. It
 // skips the test where syncs cannot be delayed.
 func StartSynced(t testing.TB, e *harness.Env, n int) *Cluster {
 	t.Helper()
-	program, err := os.Executable()
-	harness.Check(t, err)
-	if said, err := exec.Command(program, asMember, "-probe").CombinedOutput(); err != nil {
+	program := itself(t)
+	if said, err := exec.Command(program[0], program[1], "-probe").CombinedOutput(); err != nil {
 		testrequire.Missing(t, "seccomp", fmt.Sprintf("%v: %s", err, said))
 	}
-	return start(t, e, n, "-synced")
+	return start(t, e, n, program, "-synced")
 }
 
-// start is Start of members with a further flag.
-func start(t testing.TB, e *harness.Env, n int, flag string) *Cluster {
+// start is Start of members that run a program, with a further flag.
+func start(t testing.TB, e *harness.Env, n int, program []string, flag string) *Cluster {
 	t.Helper()
-	program, err := os.Executable()
-	harness.Check(t, err)
 	c := &Cluster{}
 	var listen []string
 	for i := range n {
@@ -80,10 +94,7 @@ func start(t testing.TB, e *harness.Env, n int, flag string) *Cluster {
 	}
 	var all []*harness.Etcd
 	for i, m := range c.Members {
-		name, url := fmt.Sprintf("member-%d", i), e.FreeURL()
-		m.Etcd = e.EtcdProgram(name+"-etcd", url, program, asMember, "-name="+name, "-data-dir="+m.Dir, "-client="+url,
-			"-listen-peer="+listen[i], "-advertise-peer="+m.peers.url, flag, "-initial-cluster="+strings.Join(c.initial, ","))
-		m.Launch()
+		m.launch(e, program, fmt.Sprintf("member-%d", i), listen[i], c.initial, flag)
 		all = append(all, m.Etcd)
 	}
 	c.etcd = harness.Endpoints(all...)
@@ -105,12 +116,20 @@ func start(t testing.TB, e *harness.Env, n int, flag string) *Cluster {
 	return c
 }
 
+// launch starts a member: a program with etcd's flags.
+func (m *Member) launch(e *harness.Env, program []string, name, listen string, initial []string, flag string) {
+	url := e.FreeURL()
+	args := append(slices.Clone(program[1:]), "-name="+name, "-data-dir="+m.Dir, "-listen-client-urls="+url, "-advertise-client-urls="+url,
+		"-listen-peer-urls="+listen, "-initial-advertise-peer-urls="+m.peers.url, "-initial-cluster="+strings.Join(initial, ","),
+		fmt.Sprintf("-unsafe-no-fsync=%t", !harness.Fsync()), "-log-level=error", flag)
+	m.Etcd = e.EtcdProgram(name+"-etcd", url, program[0], args...)
+	m.Launch()
+}
+
 // StartLearner adds a member that does not vote, and returns when it has learned of the others.
 func (c *Cluster) StartLearner(t testing.TB, ctx context.Context, e *harness.Env) *Member {
 	t.Helper()
-	program, err := os.Executable()
-	harness.Check(t, err)
-	listen, name, url := e.FreeURL(), "learner", e.FreeURL()
+	listen, name := e.FreeURL(), "learner"
 	m := &Member{Dir: e.Dir("etcd"), peers: openDoor(t, e, listen)}
 	members := c.Client()
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
@@ -121,15 +140,12 @@ func (c *Cluster) StartLearner(t testing.TB, ctx context.Context, e *harness.Env
 		}
 		return err == nil, err
 	}))
-	initial := append(slices.Clone(c.initial), name+"="+m.peers.url)
-	m.Etcd = e.EtcdProgram(name+"-etcd", url, program, asMember, "-name="+name, "-data-dir="+m.Dir, "-client="+url, "-existing",
-		"-listen-peer="+listen, "-advertise-peer="+m.peers.url, "-initial-cluster="+strings.Join(initial, ","))
-	m.Launch()
+	m.launch(e, itself(t), name, listen, append(slices.Clone(c.initial), name+"="+m.peers.url), "-initial-cluster-state=existing")
 	client := m.Client()
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
-		status, err := client.Status(ctx, url)
+		status, err := client.Status(ctx, m.URL)
 		return err == nil && status.IsLearner && status.Leader != 0, err
 	}))
 	return m

@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/server/v3/embed"
-
-	"github.com/stratakube/strata/test/harness"
 )
 
 // asMember is the first argument of a member's process.
@@ -41,49 +39,46 @@ func (m *Member) SlowSyncs(delay time.Duration) error {
 	return os.WriteFile(syncDelay(m.Dir), []byte(delay.String()), 0o600)
 }
 
-// runMember runs a member until the process is signaled to stop.
+// runMember runs a member until the process is signaled to stop. The flags are those of etcd, and
+// two more.
 func runMember(args []string) error {
 	config := embed.NewConfig()
-	var client, listen, advertise string
 	flags := flag.NewFlagSet(asMember, flag.ExitOnError)
 	flags.StringVar(&config.Name, "name", "", "name of the member")
 	flags.StringVar(&config.Dir, "data-dir", "", "directory of the data")
 	flags.StringVar(&config.InitialCluster, "initial-cluster", "", "all members: name=advertised URL for peers")
-	flags.StringVar(&client, "client", "", "URL to serve clients on")
-	flags.StringVar(&listen, "listen-peer", "", "URL to serve peers on")
-	flags.Int64Var(&config.QuotaBackendBytes, "quota", config.QuotaBackendBytes, "size of the database beyond which it takes no writes")
+	flags.StringVar(&config.ClusterState, "initial-cluster-state", config.ClusterState, "existing: the member joins a cluster that runs")
+	for name, to := range map[string]*[]url.URL{
+		"listen-client-urls":          &config.ListenClientUrls,
+		"advertise-client-urls":       &config.AdvertiseClientUrls,
+		"listen-peer-urls":            &config.ListenPeerUrls,
+		"initial-advertise-peer-urls": &config.AdvertisePeerUrls,
+	} {
+		flags.Func(name, "the only URL", func(text string) error {
+			u, err := url.Parse(text)
+			if err == nil {
+				*to = []url.URL{*u}
+			}
+			return err
+		})
+	}
+	flags.Int64Var(&config.QuotaBackendBytes, "quota-backend-bytes", config.QuotaBackendBytes, "size of the database beyond which it takes no writes")
+	flags.BoolVar(&config.UnsafeNoFsync, "unsafe-no-fsync", false, "writes are not synced")
+	flags.StringVar(&config.LogLevel, "log-level", config.LogLevel, "least level of the log")
 	synced := flags.Bool("synced", false, "writes are synced, with the delay in the file that SlowSyncs writes")
 	probe := flags.Bool("probe", false, "only report whether syncs can be delayed")
-	existing := flags.Bool("existing", false, "the member joins a cluster that runs")
-	flags.StringVar(&advertise, "advertise-peer", "", "URL on which peers find it")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	if *probe {
 		return delaySyncs("")
 	}
-	for text, to := range map[string]*[]url.URL{
-		client:    &config.ListenClientUrls,
-		listen:    &config.ListenPeerUrls,
-		advertise: &config.AdvertisePeerUrls,
-	} {
-		u, err := url.Parse(text)
-		if err != nil {
-			return err
-		}
-		*to = []url.URL{*u}
-	}
-	if *existing {
-		config.ClusterState = embed.ClusterStateFlagExisting
-	}
-	config.AdvertiseClientUrls = config.ListenClientUrls
-	config.UnsafeNoFsync = !harness.Fsync() && !*synced
 	if *synced {
+		config.UnsafeNoFsync = false
 		if err := delaySyncs(syncDelay(config.Dir)); err != nil {
 			return err
 		}
 	}
-	config.LogLevel = "error"
 	config.EnableGRPCGateway = false
 
 	stop := make(chan os.Signal, 1)
