@@ -3,6 +3,7 @@ package chaos
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -71,9 +72,9 @@ func (s *scene) playRounds(t *testing.T, ctx context.Context) {
 	defer s.mu.Unlock()
 	n := 0
 	var each []string
-	for _, f := range append(slices.Clone(etcdFaults), replicaFaults...) {
-		n += s.faults[f.name]
-		each = append(each, fmt.Sprintf("%d %s", s.faults[f.name], f.name))
+	for _, name := range slices.Sorted(maps.Keys(s.faults)) {
+		n += s.faults[name]
+		each = append(each, fmt.Sprintf("%d %s", s.faults[name], name))
 	}
 	t.Logf("%d operations checked in %d rounds under %d faults in %v, %d acknowledged writes lost: %s", total, rounds, n,
 		time.Since(began).Round(time.Second), lost, strings.Join(each, ", "))
@@ -87,7 +88,7 @@ func (s *scene) playRound(t *testing.T, ctx context.Context, seed uint64) *verdi
 	r.fill(t, ctx)
 	return r.run(t, ctx, func(ctx context.Context) {
 		var lanes sync.WaitGroup
-		for i, faults := range [][]fault{etcdFaults, replicaFaults} {
+		for i, faults := range s.lanes {
 			lanes.Go(func() {
 				if err := r.play(ctx, t, i, faults); err != nil {
 					t.Errorf("%s=%d: %v", seedEnv, seed, err)
@@ -146,7 +147,9 @@ func (r *round) run(t *testing.T, ctx context.Context, happens func(context.Cont
 	watchedAt := r.now()
 	v := r.judge(t, h)
 	judged := r.now()
-	r.requireMirrors(healing, v, last, true)
+	settled, cancel := context.WithTimeoutCause(ctx, heal, fmt.Errorf("not well after %v", heal))
+	defer cancel()
+	r.requireMirrors(settled, v, last, true)
 	t.Logf("%d requests were sent in %.1fs; watches ended after %.1fs more, judged in %.1fs; not answered: %v", r.attempted.Load(), asked.Seconds(),
 		(watchedAt - asked).Seconds(), (judged - watchedAt).Seconds(), r.failures)
 	return v

@@ -71,6 +71,8 @@ type scene struct {
 	replicas []*replica
 	history  *recorded.History
 	clock    *faulty.Clock // of the last replica; nil if this platform cannot set it
+	lanes    [][]fault     // of a round
+	rolled   int           // steps of rollMember so far
 
 	compacted atomic.Int64 // the highest revision to which etcd was asked to compact
 
@@ -91,7 +93,13 @@ type replica struct {
 func newScene(t *testing.T, ctx context.Context) *scene {
 	t.Helper()
 	e := harness.New(t)
-	s := &scene{env: e, etcd: etcdcluster.StartWithQuota(t, e, members, quota), faults: map[string]int{}}
+	return newSceneOn(t, ctx, e, etcdcluster.StartWithQuota(t, e, members, quota))
+}
+
+// newSceneOn returns a scene with servers on a cluster, with further flags.
+func newSceneOn(t *testing.T, ctx context.Context, e *harness.Env, etcd *etcdcluster.Cluster, flags ...string) *scene {
+	t.Helper()
+	s := &scene{env: e, etcd: etcd, faults: map[string]int{}, lanes: [][]fault{etcdFaults, replicaFaults}}
 	s.client = s.etcd.Client()
 	for _, m := range s.etcd.Members {
 		s.members = append(s.members, m.Client())
@@ -109,7 +117,7 @@ func newScene(t *testing.T, ctx context.Context) *scene {
 		if n == replicas-1 && s.clock != nil {
 			prepare = s.clock.Prepare
 		}
-		s.replicas = append(s.replicas, s.newReplica(t, n, prepare))
+		s.replicas = append(s.replicas, s.newReplica(t, n, prepare, flags...))
 	}
 	ready, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
