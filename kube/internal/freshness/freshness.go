@@ -171,8 +171,8 @@ func (w *Waiter) ReadRevision(ctx context.Context) (mirror.Revision, error) {
 	return rev, err
 }
 
-// Present returns etcd's revision (I6), read within freshWait. Errors: 429 if etcd does not answer
-// in time, ctx's, and those of ReadRevision.
+// Present returns etcd's revision (I6), read within freshWait. Errors: 429 if etcd cannot answer in
+// time, ctx's, and those of ReadRevision.
 func (w *Waiter) Present(ctx context.Context) (mirror.Revision, error) {
 	waitCtx, cancel := waitContext(ctx, freshWait)
 	defer cancel()
@@ -209,7 +209,7 @@ func late(ctx, waitCtx context.Context, err error) error {
 	case waitCtx.Err() != nil:
 		return errBehind()
 	}
-	return err
+	return etcdread.ForClient(ctx, err)
 }
 
 // errBehind returns the 429 of a read for which memory has not caught up with etcd.

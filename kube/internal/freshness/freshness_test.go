@@ -9,6 +9,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage"
@@ -31,6 +34,24 @@ func TestWaiter_EtcdRestored_IsNotReady(t *testing.T) {
 		c.Etcd.Restore(was-1, nil)
 		if err := w.Consistent(t.Context(), nil); !errors.Is(err, mirror.ErrNotReady) {
 			t.Errorf("got %v, want ErrNotReady", err)
+		}
+	})
+}
+
+// TestWaiter_EtcdUnavailable_Is429: also if the answer of etcd, or of a feed, comes at once.
+func TestWaiter_EtcdUnavailable_Is429(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaited(t)
+		ahead := w.Mirror.PublishedRevision() + 1
+		for _, unavailable := range []error{rpctypes.ErrNoLeader, status.Error(codes.Unavailable, "the replica is loading")} {
+			w.Etcd.FailReadRevision(unavailable)
+			_, present := w.Present(t.Context())
+			_, exact := w.Snapshot(t.Context(), storage.ListOptions{}, ahead, nil)
+			for name, err := range map[string]error{"consistent": w.Consistent(t.Context(), nil), "present": present, "exact": exact} {
+				if !apierrors.IsTooManyRequests(err) {
+					t.Errorf("%s read, etcd answers %v: got %v, want 429", name, unavailable, err)
+				}
+			}
 		}
 	})
 }
