@@ -174,7 +174,7 @@ func (s *Server) Txn(ctx context.Context, r *pb.TxnRequest) (*pb.TxnResponse, er
 		return nil, err
 	}
 	defer release()
-	resp, err := pb.NewKVClient(a.client.ActiveConnection()).Txn(ctx, r)
+	resp, err := a.etcd.Txn(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -384,7 +384,7 @@ func (s *Server) fromEtcd(ctx context.Context, a *attachment, r *pb.RangeRequest
 		return nil, err
 	}
 	defer release()
-	resp, err := pb.NewKVClient(a.client.ActiveConnection()).Range(ctx, r, grpc.MaxCallRecvMsgSize(64<<20))
+	resp, err := a.etcd.Range(ctx, r, grpc.MaxCallRecvMsgSize(64<<20))
 	if err != nil {
 		return nil, err
 	}

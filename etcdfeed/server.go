@@ -93,7 +93,7 @@ type counters struct {
 // attachment is the mirror that a server reads.
 type attachment struct {
 	mirror *mirror.Mirror
-	client *clientv3.Client
+	etcd   pb.KVClient
 	prefix string
 	end    string // of the prefix
 	events *log
@@ -126,12 +126,11 @@ func (s *Server) Tap(source driver.Source, prefix string) *Tap {
 // Source returns the source for the mirror.
 func (t *Tap) Source() driver.Source { return t.source }
 
-// Attach makes the server answer from the mirror of the tap's source. The client is of the same
-// etcd; it is used for the compaction key and for reads that memory cannot answer. Error: the
-// server has a mirror already.
-func (t *Tap) Attach(m *mirror.Mirror, client *clientv3.Client) error {
+// Attach makes the server answer from the mirror of the tap's source. The same etcd is read for the
+// compaction key and for reads that memory cannot answer. Error: the server has a mirror already.
+func (t *Tap) Attach(m *mirror.Mirror, etcd pb.KVClient) error {
 	s := t.server
-	a := &attachment{mirror: m, client: client, prefix: t.source.prefix, end: clientv3.GetPrefixRangeEnd(t.source.prefix), events: t.source.log}
+	a := &attachment{mirror: m, etcd: etcd, prefix: t.source.prefix, end: clientv3.GetPrefixRangeEnd(t.source.prefix), events: t.source.log}
 	if !s.attached.CompareAndSwap(nil, a) {
 		return errors.New("a feed serves one etcd cluster, and has one already")
 	}

@@ -142,7 +142,7 @@ func serveStore(t testing.TB, etcd *memory.Store, opts etcdfeed.Options, wrap ..
 		return status.Error(codes.Unimplemented, "only ranges")
 	}))
 	pb.RegisterKVServer(g, ranges{etcd: f.etcd})
-	testcheck.NoError(t, tap.Attach(f.mirror, connect(t, serve(t, g))))
+	testcheck.NoError(t, tap.Attach(f.mirror, pb.NewKVClient(connect(t, serve(t, g)).ActiveConnection())))
 	f.socket = serve(t, f.server.GRPC())
 	t.Cleanup(f.server.Close)
 	catchUp(t, f.mirror)

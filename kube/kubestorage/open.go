@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/client/v3/kubernetes"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/features"
@@ -110,7 +111,7 @@ func (c *cluster) startMirror() error {
 	}
 	c.mirror = m
 	if tap != nil {
-		if err := tap.Attach(m, c.client.Client); err != nil {
+		if err := tap.Attach(m, pb.NewKVClient(c.client.ActiveConnection())); err != nil {
 			return fmt.Errorf("serve the feed of etcd at %s: %w", c.endpoints(), err)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/stratakube/strata/etcdfeed"
@@ -45,7 +46,7 @@ func serveFeed(t testing.TB, etcd *clientv3.Client, prefix string, opts etcdfeed
 		o.Source = tap.Source()
 		o.UnclaimedBytes = 200 // of most keys without a claim only the revision is in memory
 	})
-	testcheck.NoError(t, tap.Attach(f.mirror, etcd))
+	testcheck.NoError(t, tap.Attach(f.mirror, pb.NewKVClient(etcd.ActiveConnection())))
 	listener, err := net.Listen("unix", f.socket)
 	testcheck.NoError(t, err)
 	g := f.server.GRPC()
