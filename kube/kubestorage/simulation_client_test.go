@@ -16,6 +16,7 @@ import (
 	"go.etcd.io/etcd/client/v3/kubernetes"
 	"google.golang.org/grpc"
 
+	"github.com/stratakube/strata/etcdfeed"
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/mirror"
 	"github.com/stratakube/strata/mirror/driver"
@@ -36,8 +37,11 @@ func init() { neverDone = nil }
 type simClient struct {
 	pb.KVClient // of the log
 	etcd        *simEtcd
-	at          *simMember    // of new requests and watches
-	work        chan struct{} // contains a value if there is a request
+	at          *simMember // of new requests and watches
+	// feed returns the feed at which new requests and watches of a replica arrive; nil: they
+	// arrive at etcd.
+	feed func() *etcdfeed.Server
+	work chan struct{} // contains a value if there is a request
 
 	// mu guards the fields below. The simulation may write calm, failing and at without it, while
 	// all goroutines wait.
@@ -102,13 +106,19 @@ func (c *simClient) Range(ctx context.Context, in *pb.RangeRequest, _ ...grpc.Ca
 		resp, err = c.read(ctx, m, in)
 		return err
 	}
-	if in.Serializable {
+	if c.feed != nil {
+		execute = func(*simMember) error { return nil } // it arrives at the feed
+	}
+	if in.Serializable && c.feed == nil {
 		err = execute(c.at)
 	} else {
 		err = c.call(ctx, &simCall{name: fmt.Sprintf("%v range %s %d", ctx.Value(simStep{}), in.Key, in.Revision), execute: execute})
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
+	case c.feed != nil:
+		return c.feed().Range(ctx, in)
 	}
 	return resp, nil
 }
@@ -185,7 +195,7 @@ func (c *simClient) answer(n int) bool {
 // answerable reports whether a request can be answered now. It asks the leader for the revision.
 func (c *simClient) answerable(call *simCall) bool {
 	switch {
-	case c.failing:
+	case c.failing, c.feed != nil:
 		return true
 	case !c.etcd.agrees(c.at):
 		return false
@@ -267,16 +277,22 @@ type simStream struct {
 	request   *pb.WatchCreateRequest // of the watch, nil if there is none
 	id        int64
 	created   bool
-	synced    bool            // nothing was due at some time since its start
-	sent      mirror.Revision // the changes up to here were delivered
-	reported  mirror.Revision // the highest revision that was reported
-	asked     int             // requests for progress that are not answered
+	synced    bool                // nothing was due at some time since its start
+	sent      mirror.Revision     // the changes up to here were delivered
+	reported  mirror.Revision     // the highest revision that was reported
+	asked     int                 // requests for progress that are not answered
+	broken    func()              // ends a stream to a feed at the feed
+	held      []*pb.WatchResponse // of a feed, that were not delivered
+	end       error               // of a stream to a feed, after held; nil: it runs
 	responses chan *pb.WatchResponse
 	ended     chan error
 }
 
 // Watch implements pb.WatchClient.
 func (c *simClient) Watch(ctx context.Context, _ ...grpc.CallOption) (pb.Watch_WatchClient, error) {
+	if c.feed != nil {
+		return c.openFeed(ctx, c.feed()), nil
+	}
 	header, err := c.etcd.ReadRevision(ctx)
 	if err != nil {
 		return nil, err
@@ -383,6 +399,9 @@ func (c *simClient) due(st *simStream) []driver.Change {
 // fragments. With broken the stream ends before the last one. It reports whether there were any.
 func (c *simClient) deliver(n, fragments int, broken bool) bool {
 	st := c.current()
+	if c.feed != nil {
+		return c.pass(n)
+	}
 	if st == nil {
 		return false
 	}
@@ -454,6 +473,9 @@ func (c *simClient) end() {
 	for _, st := range c.streams {
 		if st.ctx.Err() == nil {
 			st.ended <- rpctypes.ErrGRPCStopped
+		}
+		if st.broken != nil {
+			st.broken()
 		}
 	}
 	c.streams = nil

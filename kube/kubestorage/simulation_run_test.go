@@ -2,8 +2,8 @@ package kubestorage_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
@@ -33,6 +33,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/featuregate"
 
+	"github.com/stratakube/strata/etcdfeed"
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/internal/test/testcheck"
@@ -62,8 +63,9 @@ var (
 )
 
 const (
-	simRoot    = "/registry/pods/"
-	simServers = 2
+	simRoot = "/registry/pods/"
+	// The last server is a replica, which follows one of the others in place of etcd.
+	simServers, simReplica = 3, 2
 	// simPending bounds the requests of one server that wait, simWatches the open watches of all.
 	simPending, simWatches = 4, 10
 	// simLatency is the time to an answer of etcd, at which no interval of a server ends.
@@ -314,7 +316,7 @@ type simHistory struct {
 // sim is a running simulation.
 type sim struct {
 	etcd    *simEtcd
-	servers [simServers]*simServer
+	servers []*simServer
 	history *simHistory
 	step    int
 	rng     *rand.Rand // of the step
@@ -340,6 +342,7 @@ type simServer struct {
 	store           *kubestorage.Store
 	destroy         func()
 	reads           http.Handler
+	feed            *etcdfeed.Server // nil at the replica
 	pending         atomic.Int32
 	floor           atomic.Int64 // the highest revision of a completed list of the process
 }
@@ -364,11 +367,16 @@ func simulate(t *testing.T, seed uint64, ops []simOp, exact bool) (h *simHistory
 			s.window = mirror.Window{MaxAge: 10 * time.Second, MaxBytes: 4 << 10}
 			s.replay = driver.ReplayBounds{Revisions: 10}
 		}
-		for i := range s.servers {
-			s.servers[i] = &simServer{number: i, client: &simClient{KVClient: s.etcd.kv, etcd: s.etcd, at: s.etcd.members[i], work: s.work, calm: true}}
-			s.start(t, s.servers[i])
+		for i := range simServers {
+			server := &simServer{number: i, client: &simClient{KVClient: s.etcd.kv, etcd: s.etcd, at: s.etcd.members[i], work: s.work, calm: true}}
+			if i == simReplica {
+				server.client.feed = func() *etcdfeed.Server { return s.followed().feed }
+			}
+			s.servers = append(s.servers, server)
+			s.start(t, server)
+			s.settle()
+			time.Sleep(simLatency) // no timers of two servers end at once
 		}
-		s.settle()
 		for i, op := range ops {
 			s.step = i
 			s.apply(t, op)
@@ -402,10 +410,10 @@ func (s *sim) settle() {
 
 // sleep lets time pass, in which calm servers get answers.
 func (s *sim) sleep(d time.Duration) {
-	for timer := time.NewTimer(d); ; s.settle() {
+	timer := time.NewTimer(d)
+	for end := time.Now().Add(d); time.Now().Before(end); s.settle() {
 		select {
 		case <-timer.C:
-			return
 		case <-s.work:
 			time.Sleep(simLatency)
 			select { // requests of the same moment
@@ -416,7 +424,16 @@ func (s *sim) sleep(d time.Duration) {
 	}
 }
 
+// followed returns the server that the replica follows, and sends writes to.
+func (s *sim) followed() *simServer {
+	return s.servers[s.servers[simReplica].client.at.number%simReplica]
+}
+
 func (s *sim) start(t *testing.T, server *simServer) {
+	logger := slog.New(slog.DiscardHandler)
+	if server.number != simReplica {
+		server.feed = etcdfeed.New(etcdfeed.Options{LogBytes: s.window.MaxBytes, Logger: logger})
+	}
 	config := &storagebackend.ConfigForResource{
 		Config:        storagebackend.Config{Prefix: "/registry", Codec: simCodec, Transport: storagebackend.TransportConfig{ServerList: []string{"simulated"}}},
 		GroupResource: schema.GroupResource{Group: example.GroupName, Resource: "pods"},
@@ -426,8 +443,9 @@ func (s *sim) start(t *testing.T, server *simServer) {
 	utilruntime.Must(gates.SetFromMap(map[string]bool{string(kubestorage.SealedContinueTokens): server.number < s.sealing}))
 	client := server.client.client()
 	source := simSource{etcdsource.New(client.Client, "simulated", "/registry/none"), server.client}
-	engine, err := kubestorage.NewSimulated(client, source, config, kubestorage.Options{
-		Window: s.window, Replay: s.replay, ConsistencyCheckInterval: s.checks, Gates: gates, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	engine, err := kubestorage.NewSimulated(client, server.client, source, config, kubestorage.Options{
+		Window: s.window, Replay: s.replay, ConsistencyCheckInterval: s.checks, Gates: gates, Logger: logger,
+		FeedServer: server.feed, ReadOnly: server.feed == nil,
 	})
 	testcheck.NoError(t, err)
 	indexers := &cache.Indexers{storage.FieldIndex("spec.nodeName"): func(obj any) ([]string, error) { return []string{obj.(*example.Pod).Spec.NodeName}, nil }}
@@ -441,6 +459,9 @@ func (s *sim) start(t *testing.T, server *simServer) {
 }
 
 func (s *sim) stop(server *simServer) {
+	if server.feed != nil {
+		server.feed.Close()
+	}
 	server.destroy()
 	server.engine.Close()
 }
@@ -493,6 +514,9 @@ func (s *sim) apply(t *testing.T, op simOp) {
 	c, m := server.client, s.etcd.members[rng.IntN(simMembers)]
 	switch op.Do {
 	case doWrite:
+		if server.number == simReplica {
+			server = s.followed()
+		}
 		s.write(server, rng)
 	case doTxn:
 		s.transaction(rng)
@@ -560,7 +584,7 @@ func (s *sim) apply(t *testing.T, op simOp) {
 		}
 	case doRestore:
 		s.etcd.restore(s.etcd.Revision() - int64(rng.IntN(20)))
-		for _, server := range s.servers {
+		for _, server := range s.servers[:simReplica] {
 			server.client.disconnect()
 		}
 	case doRestart:
@@ -674,6 +698,9 @@ func (s *sim) begin(server *simServer, r *simRecord, run func(ctx context.Contex
 		err := run(ctx, store)
 		r.Ended = s.etcd.Revision()
 		r.Err = simError(err)
+		if r.Seq > 0 && (errors.Is(err, rpctypes.ErrNoLeader) || errors.Is(err, rpctypes.ErrLeaderChanged)) {
+			r.Err = "unavailable" // a write returns the errors of etcd
+		}
 		if err != nil {
 			r.Message = err.Error()
 		}
@@ -705,7 +732,7 @@ func simError(err error) string {
 		apierrors.IsTimeout(err), apierrors.IsServerTimeout(err), apierrors.IsServiceUnavailable(err):
 		return "unavailable"
 	}
-	for _, cause := range []error{mirror.ErrClosed, rpctypes.ErrNoLeader, rpctypes.ErrLeaderChanged, context.Canceled, context.DeadlineExceeded} {
+	for _, cause := range []error{mirror.ErrClosed, context.Canceled, context.DeadlineExceeded} {
 		if strings.Contains(err.Error(), cause.Error()) { // the status of a watch has only its text
 			return "unavailable"
 		}

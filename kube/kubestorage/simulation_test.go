@@ -50,7 +50,7 @@ func TestSimulation_Seeds_Hold(t *testing.T) {
 		return
 	}
 	t.Logf("%d runs, %d steps; %v", runs, steps, count)
-	for _, kind := range []string{"create", "update", "delete", "get", "list", "get by HTTP", "list by HTTP", "watch", "watch by HTTP", "next page", "event", "bookmark", "restore"} {
+	for _, kind := range []string{"create", "update", "delete", "get", "list", "get by HTTP", "list by HTTP", "watch", "watch by HTTP", "next page", "event", "bookmark", "restore", "answer of the replica", "event of the replica"} {
 		if count[kind] == 0 {
 			t.Errorf("no run has a %s", kind)
 		}
@@ -70,8 +70,14 @@ func (c simCount) add(h *simHistory) {
 			kind += " by HTTP"
 		}
 		c[kind]++
-		if r.From != nil && r.Err == "" {
+		if r.Err != "" {
+			continue
+		}
+		if r.From != nil {
 			c["next page"]++
+		}
+		if r.Server == simReplica {
+			c["answer of the replica"]++
 		}
 	}
 	for _, w := range h.Watches {
@@ -88,6 +94,9 @@ func (c simCount) add(h *simHistory) {
 				c["bookmark"]++
 			} else {
 				c["event"]++
+				if w.Server == simReplica {
+					c["event of the replica"]++
+				}
 			}
 		}
 	}

@@ -108,4 +108,13 @@ var mutations = []mutation{
 	// a list at a reconnect is that of a member that lags
 	{id: "S7", file: "etcdsource/source.go", pkg: "kube/kubestorage", run: "TestSimulation_Seeds",
 		old: `s.probe, clientv3.WithCountOnly())`, new: `s.probe, clientv3.WithCountOnly(), clientv3.WithSerializable())`},
+	// progress of a feed is one too high
+	{id: "S8", file: "etcdfeed/watch.go", pkg: "kube/kubestorage", run: "TestSimulation_Seeds",
+		old: "w.sendLocked(lowest, &pb", new: "w.sendLocked(lowest+1, &pb"},
+	// a replica that reconnects misses the next event
+	{id: "S9", file: "etcdfeed/watch.go", pkg: "kube/kubestorage", run: "TestSimulation_Seeds",
+		old: "x.pos = max(x.from-1, 1)", new: "x.pos = max(x.from, 1)"},
+	// a feed answers with a revision that it has not read from etcd
+	{id: "S10", file: "etcdfeed/kv.go", pkg: "kube/kubestorage", run: "TestSimulation_Seeds",
+		old: "if rev == 0 && !r.Serializable || rev", new: "if rev"},
 }
