@@ -21,24 +21,32 @@ func (c *simClient) openFeed(ctx context.Context, feed *etcdfeed.Server) pb.Watc
 	c.mu.Unlock()
 	go func() {
 		err := cmp.Or(feed.Watch(served), io.EOF)
+		st.broken()
 		c.mu.Lock()
 		st.end = err
 		c.mu.Unlock()
 		c.signal()
 	}()
-	return simFollowing{st, served.requests}
+	return simFollowing{st, served}
 }
 
 // simFollowing is a stream to a feed for its client.
 type simFollowing struct {
 	*simStream
-	requests chan *pb.WatchRequest
+	feed simServed
 }
 
 // Send implements pb.Watch_WatchClient.
 func (s simFollowing) Send(in *pb.WatchRequest) error {
-	s.requests <- in
-	return nil
+	if s.feed.ctx.Err() != nil {
+		return io.EOF // as gRPC does once the stream has ended
+	}
+	select {
+	case s.feed.requests <- in:
+		return nil
+	case <-s.feed.ctx.Done():
+		return io.EOF
+	}
 }
 
 // simServed is a stream to a feed for the feed.
