@@ -5,10 +5,12 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/watch"
@@ -33,20 +35,31 @@ func TestSimulation_Seeds_Hold(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	steps, count := 0, simCount{}
-	for i := range runs {
-		ops := simOps(seed+uint64(i), simSteps)
-		steps += len(ops)
-		h := simulate(t, seed+uint64(i), ops, false)
-		wrong := h.judge()
-		if len(wrong) == 0 {
-			count.add(h)
-			continue
+	var mu sync.Mutex // of the next lines
+	next, steps, count := 0, 0, simCount{}
+	t.Run("seeds", func(t *testing.T) {
+		for i := range runtime.GOMAXPROCS(0) {
+			t.Run(strconv.Itoa(i), func(t *testing.T) {
+				t.Parallel()
+				for !t.Failed() {
+					mu.Lock()
+					run := next
+					next++
+					mu.Unlock()
+					if run >= runs {
+						return
+					}
+					ops := simOps(seed+uint64(run), simSteps)
+					h := holds(t, seed+uint64(run), ops)
+					mu.Lock()
+					steps += len(ops)
+					count.add(h)
+					mu.Unlock()
+				}
+			})
 		}
-		t.Logf("seed %d, run %d, has %d findings, the first of which is %s", seed+uint64(i), i+1, len(wrong), wrong[0])
-		least := minimal(t, seed+uint64(i), ops)
-		t.Errorf("%s\n%d steps suffice; keep them as a file of %s:\n%s", simulate(t, seed+uint64(i), least, false).judge(), len(least),
-			keptRuns, formatRun(seed+uint64(i), least))
+	})
+	if t.Failed() {
 		return
 	}
 	t.Logf("%d runs, %d steps; %v", runs, steps, count)
@@ -55,6 +68,18 @@ func TestSimulation_Seeds_Hold(t *testing.T) {
 			t.Errorf("no run has a %s", kind)
 		}
 	}
+}
+
+// holds makes a run. If it fails, the test does, with the steps that suffice.
+func holds(t *testing.T, seed uint64, ops []simOp) *simHistory {
+	h := simulate(t, seed, ops, false)
+	if wrong := h.judge(); len(wrong) > 0 {
+		t.Logf("seed %d has %d findings, the first of which is %s", seed, len(wrong), wrong[0])
+		least := minimal(t, seed, ops)
+		t.Errorf("%s\n%d steps suffice; keep them as a file of %s:\n%s", simulate(t, seed, least, false).judge(), len(least),
+			keptRuns, formatRun(seed, least))
+	}
+	return h
 }
 
 // simCount counts what histories have.
