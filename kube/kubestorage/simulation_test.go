@@ -37,11 +37,11 @@ func TestSimulation_Seeds_Hold(t *testing.T) {
 	}
 	var mu sync.Mutex // of the next lines
 	next, steps, count := 0, 0, simCount{}
-	t.Run("seeds", func(t *testing.T) {
+	t.Run("seeds", func(seeds *testing.T) {
 		for i := range runtime.GOMAXPROCS(0) {
-			t.Run(strconv.Itoa(i), func(t *testing.T) {
+			seeds.Run(strconv.Itoa(i), func(t *testing.T) {
 				t.Parallel()
-				for !t.Failed() {
+				for !seeds.Failed() {
 					mu.Lock()
 					run := next
 					next++
