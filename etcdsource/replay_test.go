@@ -60,7 +60,9 @@ func TestReplay_SlowOrBrokenMember_IsCompleteOrFails(t *testing.T) {
 		"slow delivery": {func(p *past) {
 			p.replay.patience, p.replay.watches, p.delay = 800*time.Millisecond, 1, delayed(100*time.Millisecond)
 			p.deliver = func(b driver.Batch) error {
-				time.Sleep(map[bool]time.Duration{true: 2 * time.Second}[b.Through == 12])
+				if b.Through == 12 {
+					time.Sleep(2 * time.Second)
+				}
 				return nil
 			}
 		}, -1, 10, ""}, // the second watch may begin before the delivery
