@@ -118,6 +118,7 @@ func requireRepairOnSchedule(t *testing.T, ctx context.Context) {
 	}))
 	now := commit(t, ctx, things.put("fence", "seen"))
 	commit(t, ctx, things.put("fence", "past"))
+	list(t, ctx, lossy, things, "") // waits until memory is past now
 	before := lists(t, ctx, lossy, things, "memory_past")
 	for _, revision := range []int64{lost, now} {
 		items, _ := list(t, ctx, lossy, things, exactly(revision))
