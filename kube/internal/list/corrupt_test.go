@@ -156,6 +156,10 @@ func TestFinder_UndecodableObjects_FailListsThatMaySelectThem(t *testing.T) {
 			if err != nil && !unsafe {
 				return 1
 			}
+			read := f.read(t, selecting(podtest.Selecting(t, selector, "")))
+			if n := causes(read.Unreadable(podtest.Context(t), errors.New("cannot encode"))); n != causes(err) {
+				t.Errorf("a list of %q names %d objects that cannot be encoded, want %d", selector, n, causes(err))
+			}
 			return causes(err)
 		}
 		put := func(name, end string) {

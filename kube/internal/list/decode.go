@@ -171,9 +171,7 @@ func (p *page) more(ctx context.Context) bool {
 // grow.
 func appendItem(items reflect.Value, obj runtime.Object) {
 	n := items.Len()
-	if n == items.Cap() {
-		items.Grow(1)
-	}
+	items.Grow(1)
 	items.SetLen(n + 1)
 	items.Index(n).Set(reflect.ValueOf(obj).Elem())
 }

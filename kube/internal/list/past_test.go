@@ -159,9 +159,10 @@ func TestPastList_OvertakenByCompaction_Returns410(t *testing.T) {
 	for range r.Runs() {
 	}
 	before := p.series(t, "strata_lists_expired_total")
+	want := p.env.Etcd.GetList(podtest.Context(t), "/pods/", p.opts, &example.PodList{})
 	for range 2 {
-		if err := r.Err(); !apierrors.IsResourceExpired(err) {
-			t.Errorf("in the middle: %v, want 410", err)
+		if err := r.Err(); !apierrors.IsResourceExpired(err) || err.Error() != want.Error() {
+			t.Errorf("in the middle: %v, want the 410 of upstream's store: %v", err, want)
 		}
 	}
 	if n := p.series(t, "strata_lists_expired_total") - before; n != 1 {

@@ -406,6 +406,35 @@ func TestRead_InconsistentMemory_ReadsHistoryFromEtcd(t *testing.T) {
 	})
 }
 
+// TestRead_ThatMayTakeLong_IsTracked in the mirror's statistics, once its snapshot is not the latest
+// one: a list of many pods without a limit, and one of an old revision.
+func TestRead_ThatMayTakeLong_IsTracked(t *testing.T) {
+	f := newFixture(t)
+	f.Fill(t, longReading)
+	f.CatchUp(t)
+	short := f.read(t, everything())
+	old := f.Put(t, podtest.Pod("one-more"))
+	f.CatchUp(t)
+	whole, page := f.read(t, everything()), f.read(t, limited(everything(), 2*longReading))
+	f.Put(t, podtest.Pod("later"))
+	f.CatchUp(t)
+	past := f.read(t, limited(exactly(everything(), old), 1))
+	tracked := func(want int) {
+		t.Helper()
+		if n := f.Resource.Stats().Readers; n != want {
+			t.Errorf("%d reads are tracked, want %d", n, want)
+		}
+	}
+	tracked(2)
+	short.Close()
+	page.Close()
+	tracked(2)
+	whole.Close()
+	tracked(1)
+	past.Close()
+	tracked(0)
+}
+
 // TestRead_Sources_AreCounted by source and reason, and pages by whether they continue.
 func TestRead_Sources_AreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -79,6 +79,7 @@ func TestTrace_ListBySelector_HasIndexEventWithIndexOnly(t *testing.T) {
 		{"all", everything(), append(consistent, trace.Latest, trace.Listed, filtered)},
 		{"first use of a label", selected, append(consistent, trace.Latest, trace.Listed, trace.Resized, filtered)},
 		{"index", selected, append(consistent, trace.ByIndex, trace.Listed, trace.Resized, filtered)},
+		{"nothing selected", selecting(podtest.Selecting(t, "i=none", "")), append(consistent, trace.ByIndex, trace.Listed, filtered)},
 		{"exact", exactly(everything(), rev), []string{trace.Ready, trace.Waiting, trace.Fresh, trace.Exact, trace.Listed, filtered}},
 		{"future", exactly(everything(), rev+10), []string{trace.Ready, trace.Waiting}},
 	} {
