@@ -149,6 +149,21 @@ func TestClaim_ValuesNotFetched_ReadsReturnErrNotReady(t *testing.T) {
 }
 
 // TestClaim_OfExcludedPrefix_ReturnsError: a claim of an excluded resource would read it as empty.
+// TestClaim_InvalidPrefix_ReturnsError: a prefix that is not below the mirror's, or no directory.
+func TestClaim_InvalidPrefix_ReturnsError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := start(t, memory.New(), nil)
+		for _, prefix := range []string{"", "/", "/other/a/", root, root + "a", strings.TrimSuffix(root, "/")} {
+			if r, err := m.Claim(prefix); err == nil {
+				t.Errorf("claimed %q: %v", prefix, r.Prefix())
+			}
+			if _, err := m.Exclude(prefix); err == nil {
+				t.Errorf("excluded %q", prefix)
+			}
+		}
+	})
+}
+
 func TestClaim_OfExcludedPrefix_ReturnsError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()

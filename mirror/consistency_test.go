@@ -66,6 +66,23 @@ func check(t *testing.T, r *mirror.Resource) []string {
 	return keys
 }
 
+// TestSource_CountsWrites_ArrivalIsChecked: of keys from a list and from events.
+func TestSource_CountsWrites_ArrivalIsChecked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		store.Put("/registry/a/x", "1")
+		m := start(t, store, nil)
+		a := claim(t, m, "/registry/a/")
+		reach(t, m, store.Revision(), a)
+		store.Put("/registry/a/x", "2")
+		store.Put("/registry/a/y", "1")
+		reach(t, m, store.Revision(), a)
+		if !m.VerifiesVersions() {
+			t.Error("the arrival of writes is not checked")
+		}
+	})
+}
+
 // TestCheck_SourceWithoutVersions_FindsLostWrites: without a Version the arrival check covers no
 // write, from a list or from an event, and a check finds lost writes.
 func TestCheck_SourceWithoutVersions_FindsLostWrites(t *testing.T) {

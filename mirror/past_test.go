@@ -1,7 +1,10 @@
 package mirror
 
 import (
+	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stratakube/strata/btree"
@@ -175,5 +178,80 @@ func TestCheckpoints_OfUnclaimedHistory_HaveUsualDistances(t *testing.T) {
 	}
 	if last := cps[len(cps)-1]; end-last.seq > 2*events || len(cps) > total/(events<<thinLimit)+2*thinLimit {
 		t.Errorf("%d versions, the last at %d", len(cps), last.seq)
+	}
+}
+
+// TestPast_HistoryEndsOtherwise_PartHasError: the history of a key must end with its state in the
+// list at that revision. The last event of one that does shares its entry with the list.
+func TestPast_HistoryEndsOtherwise_PartHasError(t *testing.T) {
+	const prefix, key = "/registry/a/", "/registry/a/key"
+	entry := func(rev Revision) *Entry {
+		return newEntry(&driver.KV{Key: []byte(key), CreateRevision: 2, ModRevision: rev, Version: 1}, true)
+	}
+	for name, c := range map[string]struct {
+		listed, last *Entry
+		want         error
+	}{
+		"as listed":           {entry(5), entry(5), nil},
+		"deleted":             {nil, nil, nil},
+		"deleted, but listed": {entry(5), nil, ErrDiverged},
+		"written, not listed": {nil, entry(5), ErrDiverged},
+		"older than listed":   {entry(5), entry(4), ErrDiverged},
+		"newer than listed":   {entry(5), entry(6), ErrDiverged},
+	} {
+		var listed []*Entry
+		if c.listed != nil {
+			listed = append(listed, c.listed)
+		}
+		ev := &Event{Rev: 5, Entry: c.last, Prev: entry(2)}
+		p := &past{events: []*Event{ev}, last: map[string]*Event{key: ev, "/registry/b/other": ev}}
+		x := &part{base: btree.Build(listed)}
+		p.divide(map[string]*part{prefix: x}, "/registry/")
+		if !errors.Is(x.err, c.want) || (x.err == nil) != (c.want == nil) {
+			t.Errorf("%s: %v, want %v", name, x.err, c.want)
+		}
+		if c.want == nil && ev.Entry != c.listed {
+			t.Errorf("%s: the event does not share the entry of the list", name)
+		}
+		if !slices.Equal(x.events, p.events) {
+			t.Errorf("%s: the part has the events %v", name, x.events)
+		}
+	}
+}
+
+// TestCompressor_Samples_AreFromAllOverResource: present values, or those before events if there
+// are more events than keys. Keys without a value give none.
+func TestCompressor_Samples_AreFromAllOverResource(t *testing.T) {
+	for _, c := range []struct{ keys, events, least, most int }{
+		{1, 0, 1, 1},
+		{compressSamples / 2, 0, compressSamples / 2, compressSamples / 2},
+		{compressSamples * 4, 10, compressSamples, compressSamples + 1},
+		{10, 40 * compressSamples, compressSamples / 2, compressSamples},
+	} {
+		held := make([]*Entry, c.keys)
+		for i := range held {
+			name := fmt.Appendf(nil, "%04d", i)
+			held[i] = newEntry(&driver.KV{Key: name, Value: name, CreateRevision: 1, ModRevision: 1, Version: 1}, true)
+		}
+		x := &compressing{lin: newLineage(&version{rev: 1, tree: btree.Build(held)}, nil, nil, false)}
+		for i := range c.events {
+			text := fmt.Appendf(nil, "before %d", i)
+			prev := newEntry(&driver.KV{Key: text, Value: text, CreateRevision: 1, ModRevision: 1, Version: 1}, true)
+			if i%7 == 0 {
+				prev = nil // a creation
+			}
+			x.lin.log.Append(&Event{Rev: Revision(i + 2), Prev: prev})
+		}
+		values := x.samples(x.lin.head.Load().tree)
+		distinct := map[string]bool{}
+		for _, v := range values {
+			distinct[string(v)] = true
+			if fromEvent := strings.HasPrefix(string(v), "before"); fromEvent != (c.events > c.keys) {
+				t.Errorf("%d keys, %d events: sample %q", c.keys, c.events, v)
+			}
+		}
+		if n := len(values); n < c.least || n > c.most || len(distinct) != n {
+			t.Errorf("%d keys, %d events: %d samples, %d of them different, want %d to %d", c.keys, c.events, n, len(distinct), c.least, c.most)
+		}
 	}
 }

@@ -3,6 +3,9 @@ package mirror_test
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 
@@ -19,12 +22,14 @@ func viewed(v mirror.View, start, end string) (text string) {
 	return text
 }
 
-// TestView_OfRange_EqualsViewOfAllKeys: a view of a range has what the view of all keys has of it,
-// now and in the past, for keys and ranges in resources, nested ones, ones that are not cached, and
-// keys without a claim. It covers no keys outside of its range.
+// TestView_OfRange_EqualsViewOfAllKeys: the view of all keys has the state of etcd in key order, and
+// a view of a range has what that view has of it, now and in the past, for keys and ranges in
+// resources, nested ones, ones that are not cached, and keys without a claim. It covers no keys
+// outside of its range.
 func TestView_OfRange_EqualsViewOfAllKeys(t *testing.T) {
 	ctx := t.Context()
 	store := memory.New()
+	md := &model{store: store, at: map[mirror.Revision]state{1: {}}}
 	keys := []string{root + "a/x", root + "a/nested/x", root + "uncached/x", root + "unclaimed", root + "other/x", root + "a/absent"}
 	var revs []mirror.Revision
 	m, err := mirror.New(mirror.Options{Prefix: root, Source: store})
@@ -42,7 +47,8 @@ func TestView_OfRange_EqualsViewOfAllKeys(t *testing.T) {
 	}
 	for i := range 3 {
 		for _, key := range keys[:5] {
-			revs = append(revs, store.Txn(memory.Op{Key: key, Value: fmt.Sprint(i), Delete: i == 2 && key == keys[0]}))
+			md.txn(memory.Op{Key: key, Value: fmt.Sprint(i), Delete: i == 2 && key == keys[0]})
+			revs = append(revs, store.Revision())
 		}
 	}
 	testcheck.NoError(t, m.Wait(ctx, revs[len(revs)-1]))
@@ -60,6 +66,20 @@ func TestView_OfRange_EqualsViewOfAllKeys(t *testing.T) {
 	for _, rev := range append(revs, 0) {
 		all, err := m.View(ctx, rev, root, "")
 		testcheck.NoError(t, err)
+		cached, want := md.want(all.Rev, root), ""
+		delete(cached, keys[2])
+		for _, key := range slices.Sorted(maps.Keys(cached)) {
+			want += fmt.Sprintf(" %s=%s", key, cached[key])
+		}
+		if got := viewed(all, root, ""); got != want {
+			t.Fatalf("all keys at %d: %q, want %q", all.Rev, got, want)
+		}
+		for first := range all.All(root, "") {
+			if !strings.HasPrefix(want, " "+first.Key()+"=") {
+				t.Errorf("the first key at %d is %s, want that of %q", all.Rev, first.Key(), want)
+			}
+			break
+		}
 		for _, x := range ranges {
 			some, err := m.View(ctx, rev, x.start, x.end)
 			testcheck.NoError(t, err)

@@ -242,8 +242,12 @@ func TestCheckpoints_AreCheckpointEventsApart(t *testing.T) {
 				t.Fatalf("at %d: %s", rev, diff(got, want))
 			}
 		}
+		before := r.Versions()
 		m.Compact(900)
 		barrier(t, m)
+		if n := r.Versions(); n >= before-3 {
+			t.Errorf("%d of %d versions are left, after a compaction of nine tenths of the history", n, before)
+		}
 		if _, err := r.At(899); !errors.Is(err, mirror.ErrCompacted) {
 			t.Errorf("below the compacted revision: %v", err)
 		}
