@@ -13,6 +13,8 @@ import (
 	"go.etcd.io/etcd/tests/v3/robustness/identity"
 	"go.etcd.io/etcd/tests/v3/robustness/model"
 	"go.etcd.io/etcd/tests/v3/robustness/report"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/stratakube/strata/mirror"
 )
@@ -209,11 +211,16 @@ func (w *watching) close() {
 	w.watches = append(w.watches, w.operation)
 }
 
-// retriable reports whether an operation that failed with err may be retried: the mirror returned
-// the error before any data.
+// retriable reports whether another operation may follow one that failed with err: the mirror
+// returned the error before any data, or the connection to etcd was lost.
 func retriable(err error) bool {
-	return errors.Is(err, mirror.ErrNotReady) || errors.Is(err, mirror.ErrCompacted) || errors.Is(err, mirror.ErrFutureRevision)
+	return errors.Is(err, mirror.ErrNotReady) || errors.Is(err, mirror.ErrCompacted) || errors.Is(err, mirror.ErrFutureRevision) || disconnected(err)
 }
+
+// disconnected reports whether the connection of a recording client to etcd was lost. It waits 100
+// ms for an answer to a keepalive, so that happens on a busy machine. The validators take the
+// request for one that may have had its effect.
+func disconnected(err error) bool { return status.Code(err) == codes.Unavailable }
 
 func (c counts) String() string {
 	return fmt.Sprintf("%d latest reads, %d reads at a revision; watches: %d events, %d of them in the revision of the event before, "+

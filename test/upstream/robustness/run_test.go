@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/tests/v3/robustness/client"
 	"go.etcd.io/etcd/tests/v3/robustness/identity"
@@ -357,7 +358,13 @@ func (r *run) compact(ctx context.Context, t *testing.T, c *client.RecordingClie
 		}
 		r.compacting.Lock()
 		rev := next - compactBehind
-		if _, err := c.Compact(ctx, rev); err != nil {
+		_, err = c.Compact(ctx, rev)
+		for disconnected(err) {
+			if _, err = c.Compact(ctx, rev); errors.Is(err, rpctypes.ErrCompacted) {
+				err = nil // by the request before
+			}
+		}
+		if err != nil {
 			t.Errorf("compact to %d: %v", rev, err)
 		}
 		r.compacted.Store(rev)
