@@ -1,10 +1,13 @@
 package chaos
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/anishathalye/porcupine"
+
+	"github.com/stratakube/strata/internal/test/testseed"
 )
 
 // TestRegisterModel_RejectsImpossibleHistories: possible and impossible histories of one key.
@@ -94,6 +97,43 @@ func TestVerdict_TenSecondsWithoutAnswers_AreViolation(t *testing.T) {
 		}
 		if v.judgeSeconds(); (len(v.found[available]) > 0) != want {
 			t.Errorf("%d seconds without answers: %v", silent, v.found)
+		}
+	}
+}
+
+// TestWatcher_Sizes_AreThoseOfTheStates of a collection, at each revision.
+func TestWatcher_Sizes_AreThoseOfTheStates(t *testing.T) {
+	rng := random(testseed.New(t), 0)
+	const last = 500
+	l := &timeline{through: last, changes: map[key][]change{}}
+	for revision := int64(0); revision <= last; revision++ {
+		for range rng.IntN(3) {
+			k := keyOf(resources[rng.IntN(len(resources))].name, fmt.Sprint("ns-", rng.IntN(2)), fmt.Sprint("object-", rng.IntN(4)))
+			if changes := l.changes[k]; len(changes) > 0 && changes[len(changes)-1].revision == revision {
+				continue
+			}
+			s := state{}
+			if rng.IntN(3) > 0 {
+				s = state{uid: "x", revision: revision, half: halves[rng.IntN(len(halves))]}
+			}
+			l.add(k, change{revision, s})
+		}
+	}
+	for _, w := range []*watcher{{}, {ns: "ns-0"}, {half: halves[0]}, {ns: "ns-1", half: halves[1]}, {ns: "ns-0", name: "object-1"}} {
+		w.resource = resources[0]
+		sizes := w.sizes(l)
+		for revision := int64(0); revision <= last; revision++ {
+			n := 0
+			for k := range l.all(w.resource.name, w.ns, w.half, revision) {
+				if w.name == "" || k == keyOf(w.resource.name, w.ns, w.name) {
+					n++
+				}
+			}
+			for _, may := range []int{n, n + 1} {
+				if got := mayBegin(sizes, may, revision, revision+1); (len(got) == 1) != (may == n) {
+					t.Fatalf("%v with %d objects at %d: may begin at %v with %d", w, n, revision, got, may)
+				}
+			}
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package chaos
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +10,6 @@ import (
 	"net/url"
 	"regexp"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 	"time"
@@ -334,10 +334,11 @@ func (w *watcher) judged(view *watchcheck.View, l *timeline, from int64) (sessio
 	if err != nil {
 		return nil, err
 	}
+	sizes := w.sizes(l)
 	for i, s := range recorded {
 		switch {
 		case w.fromAny[i]:
-			fitting, cut, err := w.fit(view, l, from, s)
+			fitting, cut, err := w.fit(view, l, sizes, from, s)
 			if err != nil {
 				return nil, fmt.Errorf("not Reliable: session %d, begun with any state: %w", i, err)
 			}
@@ -355,7 +356,7 @@ func (w *watcher) judged(view *watchcheck.View, l *timeline, from int64) (sessio
 // fit returns the session with the revision at which its initial state was taken: its first events
 // show the state at that revision, and the rest follow it. cut reports that the watch was cut
 // before the initial state was complete.
-func (w *watcher) fit(view *watchcheck.View, l *timeline, from int64, s watchcheck.Session) (fitting watchcheck.Session, cut bool, err error) {
+func (w *watcher) fit(view *watchcheck.View, l *timeline, sizes []size, from int64, s watchcheck.Session) (fitting watchcheck.Session, cut bool, err error) {
 	err = fmt.Errorf("no state of the collection is the one with which it began, %v", s.Events)
 	initial := map[string]int64{}
 	newest := from
@@ -375,7 +376,7 @@ func (w *watcher) fit(view *watchcheck.View, l *timeline, from int64, s watchche
 		if s.Events[n].Kind == watchcheck.Bookmark {
 			before++
 		}
-		for _, at := range w.mayBegin(l, newest, before) {
+		for _, at := range mayBegin(sizes, n, newest, before) {
 			if !w.holds(l, at, initial) {
 				continue
 			}
@@ -389,21 +390,50 @@ func (w *watcher) fit(view *watchcheck.View, l *timeline, from int64, s watchche
 	}
 }
 
-// mayBegin returns newest and the revisions with newest <= revision < before at which an object
-// left the collection.
-func (w *watcher) mayBegin(l *timeline, newest, before int64) (all []int64) {
-	if newest < before {
-		all = append(all, newest)
-	}
+// size is the number of objects of a collection from a revision on.
+type size struct {
+	revision int64
+	n        int
+}
+
+// sizes returns the sizes of the watcher's collection, ascending by revision.
+func (w *watcher) sizes(l *timeline) (all []size) {
+	all = append(all, size{})
 	for k, changes := range l.changes {
-		if !k.in(w.resource.name, w.ns) {
+		if !k.in(w.resource.name, w.ns) || w.name != "" && !strings.HasSuffix(string(k), "/"+w.name) {
 			continue
 		}
-		i := sort.Search(len(changes), func(i int) bool { return changes[i].revision > newest })
-		for ; i < len(changes) && changes[i].revision < before; i++ {
-			if s := changes[i].state; !s.exists() || w.half != "" && s.half != w.half {
-				all = append(all, changes[i].revision)
+		had := 0
+		for _, c := range changes {
+			has := 0
+			if c.state.exists() && (w.half == "" || c.state.half == w.half) {
+				has = 1
 			}
+			all = append(all, size{c.revision, has - had})
+			had = has
+		}
+	}
+	slices.SortStableFunc(all, func(a, b size) int { return cmp.Compare(a.revision, b.revision) })
+	n, last := 0, all[:0] // of each revision
+	for i, s := range all {
+		n += s.n
+		if i+1 == len(all) || all[i+1].revision != s.revision {
+			last = append(last, size{s.revision, n})
+		}
+	}
+	return last
+}
+
+// mayBegin returns newest and the later revisions before a revision at which objects of the
+// collection changed, if it had n objects then.
+func mayBegin(sizes []size, n int, newest, before int64) (all []int64) {
+	i, found := slices.BinarySearchFunc(sizes, newest, func(s size, at int64) int { return cmp.Compare(s.revision, at) })
+	if !found {
+		i--
+	}
+	for ; i < len(sizes) && max(newest, sizes[i].revision) < before; i++ {
+		if sizes[i].n == n {
+			all = append(all, max(newest, sizes[i].revision))
 		}
 	}
 	return all
