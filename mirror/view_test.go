@@ -22,8 +22,8 @@ func viewed(v mirror.View, start, end string) (text string) {
 	return text
 }
 
-// TestView_OfRange_EqualsViewOfAllKeys: the view of all keys has the state of etcd in key order, and
-// a view of a range has what that view has of it, now and in the past, for keys and ranges in
+// TestView_OfRange_EqualsViewOfAllKeys: the view of all keys has the state of etcd in key order. A
+// view of a range has what that view has of it, now and in the past, for keys and ranges in
 // resources, nested ones, ones that are not cached, and keys without a claim. It covers no keys
 // outside of its range.
 func TestView_OfRange_EqualsViewOfAllKeys(t *testing.T) {

@@ -406,8 +406,8 @@ func TestRead_InconsistentMemory_ReadsHistoryFromEtcd(t *testing.T) {
 	})
 }
 
-// TestRead_ThatMayTakeLong_IsTracked in the mirror's statistics, once its snapshot is not the latest
-// one: a list of many pods without a limit, and one of an old revision.
+// TestRead_ThatMayTakeLong_IsTracked: the mirror's statistics count reads whose snapshot is not the
+// latest one: a list of many pods without a limit, and one of an old revision.
 func TestRead_ThatMayTakeLong_IsTracked(t *testing.T) {
 	f := newFixture(t)
 	f.Fill(t, longReading)
