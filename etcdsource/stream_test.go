@@ -140,6 +140,31 @@ func listed(ctx context.Context, s *Source, at mirror.Revision) (keys []string, 
 	return keys, header, err
 }
 
+// TestList_CanceledInPage_Fails: a list whose context ends is never a part that looks complete, by a
+// stream or by pages.
+func TestList_CanceledInPage_Fails(t *testing.T) {
+	for _, streams := range []bool{true, false} {
+		for range 50 {
+			server := newStreamServer(5000)
+			if !streams {
+				server.script = func(context.Context, int, func(*pb.RangeResponse)) error {
+					return status.Error(codes.Unimplemented, "unknown method")
+				}
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			keys := 0
+			_, err := server.source().List(ctx, "/x/", 0, func(kvs []driver.KV) error {
+				cancel()
+				keys += len(kvs)
+				return nil
+			})
+			if !errors.Is(err, context.Canceled) || keys == 0 || keys == len(server.keys) {
+				t.Fatalf("streams: %t: %d of %d keys, %v", streams, keys, len(server.keys), err)
+			}
+		}
+	}
+}
+
 // TestListStream_WithFailures_ReturnsWhatPagesReturn: after any failure of a stream, the list
 // continues by pages at the same revision and equals the list by pages alone.
 func TestListStream_WithFailures_ReturnsWhatPagesReturn(t *testing.T) {
