@@ -21,7 +21,7 @@ func (s *Server) cost(req *http.Request, info *request.RequestInfo) (bytes int64
 		return 0, false
 	}
 	r := &readRequest{server: s, resource: resource, info: info, scope: resource.scope(), req: req}
-	n := r.negotiate()
+	n := r.negotiateAs(false) // the client is not authorized yet
 	if n.reason != "" || n.refused {
 		return 0, false
 	}

@@ -92,6 +92,13 @@ func TestCost_PredictsSizeOfReads(t *testing.T) {
 		}
 	}
 
+	// Priority and fairness asks before the authorizer: a user without rights fills no memory.
+	for n, cache := range []*acceptCache{&w.resource.accepted.list, &w.resource.accepted.watch} {
+		if known := cache.n.Load(); known != 0 {
+			t.Errorf("%d media types are remembered in cache %d", known, n)
+		}
+	}
+
 	// After encoding, the cost is the size of the response without the envelope.
 	for _, accept := range []string{"application/json", "application/vnd.kubernetes.protobuf"} {
 		req, _ := get(all, accept)

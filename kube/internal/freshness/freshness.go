@@ -56,12 +56,16 @@ func (w *Waiter) Ready(ctx context.Context) error {
 	if w.unready.lasts(time.Now()) {
 		return w.NotReady()
 	}
+	began := time.Now()
 	waitCtx, cancel := waitContext(ctx, freshWait)
 	defer cancel()
-	if err := w.resource.WaitReady(waitCtx); err != nil {
-		return w.NotReady()
+	if w.resource.WaitReady(waitCtx) == nil {
+		return nil
 	}
-	return nil
+	if time.Since(began) < freshWait { // the end of this request says nothing about the load
+		return apierrors.NewTooManyRequests(storage.ErrStorageNotReady.Error(), RetrySeconds)
+	}
+	return w.NotReady()
 }
 
 // WaitHistory returns when the history since rev is restored, for at most freshWait: a watch from

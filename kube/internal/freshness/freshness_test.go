@@ -211,13 +211,23 @@ func TestSnapshot_Revision_HasItsState(t *testing.T) {
 }
 
 // TestReady_LoadTakesLong_RefusesLaterReads: the first reader waits for the load, later ones are
-// refused immediately, until it is loaded.
+// refused immediately, until it is loaded. A reader whose own time is shorter decides for no other.
 func TestReady_LoadTakesLong_RefusesLaterReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		etcd := memory.New()
 		etcd.FailLists(errors.New("not yet"))
 		c := podtest.New(t, func(o *podtest.Options) { o.Etcd, o.Unloaded = etcd, true })
 		w := New(c.Mirror, c.Resource, schema.GroupResource{Resource: "pods"}, false)
+		hasty, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		gone, leave := context.WithCancel(t.Context())
+		leave()
+		for ctx, want := range map[context.Context]time.Duration{hasty: time.Second - answerTime, gone: 0} {
+			took, err := after(func() error { return w.Ready(ctx) })
+			if seconds, ok := apierrors.SuggestsClientDelay(err); !apierrors.IsTooManyRequests(err) || !ok || seconds != RetrySeconds || took != want {
+				t.Errorf("a reader without time: %v after %s, want 429 after %s", err, took, want)
+			}
+		}
 		for i, want := range []time.Duration{freshWait, 0} {
 			took, err := after(func() error { return w.Ready(t.Context()) })
 			if !apierrors.IsTooManyRequests(err) || took != want {
