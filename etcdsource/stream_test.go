@@ -140,8 +140,8 @@ func listed(ctx context.Context, s *Source, at mirror.Revision) (keys []string, 
 	return keys, header, err
 }
 
-// TestList_CanceledInPage_Fails: a list whose context ends is never a part that looks complete, by a
-// stream or by pages.
+// TestList_CanceledInPage_Fails: a list whose context ends does not look complete, read by a stream
+// or by pages.
 func TestList_CanceledInPage_Fails(t *testing.T) {
 	for _, streams := range []bool{true, false} {
 		for range 50 {
