@@ -39,6 +39,14 @@ func (s prefixStore) UpdatePrefixTransformer(modify storagetesting.PrefixTransfo
 	return func() { s.swap.set(before) }
 }
 
+// unhurried is a storage whose creations do not end with the suite's watch, which lasts 3 s: on a
+// busy machine they take longer.
+type unhurried struct{ *Store }
+
+func (s unhurried) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
+	return s.Store.Create(context.WithoutCancel(ctx), key, obj, out, ttl)
+}
+
 // writeAndSee is a storage whose writes return when memory has them.
 type writeAndSee struct{ *Store }
 

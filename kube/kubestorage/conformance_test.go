@@ -95,7 +95,6 @@ var cacherSuites = []struct {
 	{"WatchInitializationSignal", storagetesting.RunTestWatchInitializationSignal},
 	{"ClusterScopedWatch", storagetesting.RunTestClusterScopedWatch},
 	{"NamespaceScopedWatch", storagetesting.RunTestNamespaceScopedWatch},
-	{"OptionalWatchBookmarksWithCorrectResourceVersion", storagetesting.RunTestOptionalWatchBookmarksWithCorrectResourceVersion},
 	{"SendInitialEventsBackwardCompatibility", storagetesting.RunSendInitialEventsBackwardCompatibility},
 }
 
@@ -142,6 +141,10 @@ func TestStorageSuites(t *testing.T) {
 	parallelSuite(t, "Create", func(t *testing.T) {
 		f := setup(t)
 		storagetesting.RunTestCreate(contextFor(t), t, f.engine(t), f.checkStored(""))
+	})
+	parallelSuite(t, "OptionalWatchBookmarksWithCorrectResourceVersion", func(t *testing.T) {
+		f := setup(t)
+		storagetesting.RunTestOptionalWatchBookmarksWithCorrectResourceVersion(contextFor(t), t, unhurried{f.engine(t)})
 	})
 	parallelSuite(t, "WatchDispatchBookmarkEvents", func(t *testing.T) {
 		f := setup(t)
