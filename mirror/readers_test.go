@@ -60,3 +60,24 @@ func TestTrackReader_SupersededVersion_CountsReaders(t *testing.T) {
 		r.TrackReader(mirror.Snapshot{})()
 	})
 }
+
+// TestSnapshot_IsLatest_UntilResourceChanges: writes to other resources do not count.
+func TestSnapshot_IsLatest_UntilResourceChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		m := start(t, store, nil)
+		a, b := claim(t, m, "/registry/a/"), claim(t, m, "/registry/b/")
+		reach(t, m, store.Revision(), a, b)
+		s := latest(t, a)
+		for _, key := range []string{"/registry/b/x", "/registry/a/x"} {
+			if !s.IsLatest() {
+				t.Errorf("before the write of %s: not the latest", key)
+			}
+			store.Put(key, "")
+			reach(t, m, store.Revision())
+		}
+		if s.IsLatest() || !latest(t, a).IsLatest() || (mirror.Snapshot{}).IsLatest() {
+			t.Error("a snapshot is the latest after a write, or a new one is not")
+		}
+	})
+}
