@@ -151,7 +151,7 @@ func (r *Response) List() (*List, error) {
 // Err returns an error that shows the response.
 func (r *Response) Err() error { return fmt.Errorf("%d %s", r.Code, strings.TrimSpace(string(r.Body))) }
 
-// refusals is how often List repeats a refused request.
+// refusals is how often List and Read repeat a refused request.
 const refusals = 3
 
 // List lists path. A list of the present state is refused if etcd does not confirm that state in
@@ -160,7 +160,7 @@ const refusals = 3
 func (a *API) List(ctx context.Context, path, query string) (*List, error) {
 	r, err := a.Do(ctx, http.MethodGet, path, query, nil)
 	for range refusals {
-		if err != nil || r.Code != http.StatusTooManyRequests || r.Header.Get("Retry-After") == "" || strings.Contains(query, "resourceVersion=") {
+		if err != nil || !r.Refused() || strings.Contains(query, "resourceVersion=") {
 			break
 		}
 		Pause(ctx, time.Second)
@@ -174,6 +174,26 @@ func (a *API) List(ctx context.Context, path, query string) (*List, error) {
 		return nil, fmt.Errorf("list %s?%s: %w", path, query, err)
 	}
 	return list, nil
+}
+
+// Read is a GET, also at a revision, with an Accept header; "" for JSON. A read that the server
+// cannot answer in time is refused with 429 and Retry-After; as List does, Read repeats it, a few
+// times.
+func (a *API) Read(ctx context.Context, path, query, accept string) (*Response, error) {
+	r, err := a.DoAs(ctx, http.MethodGet, path, query, "", accept, nil)
+	for range refusals {
+		if err != nil || !r.Refused() {
+			break
+		}
+		Pause(ctx, time.Second)
+		r, err = a.DoAs(ctx, http.MethodGet, path, query, "", accept, nil)
+	}
+	return r, err
+}
+
+// Refused reports whether the server asks the client to send the request again later.
+func (r *Response) Refused() bool {
+	return r.Code == http.StatusTooManyRequests && r.Header.Get("Retry-After") != ""
 }
 
 // Names returns the keys of the items in their order.
@@ -310,10 +330,16 @@ func (a *API) Watch(ctx context.Context, path, query string) (*Watch, *Response,
 	return a.WatchAs(ctx, path, query, "")
 }
 
-// StartWatch starts a watch that lasts as long as the test, and ends the test if it is refused.
+// StartWatch starts a watch that lasts as long as the test, and ends the test if it is refused. As
+// clients do, it repeats a watch that the server cannot begin yet, because etcd does not confirm
+// the present state in time, or because history is being restored.
 func StartWatch(t testing.TB, ctx context.Context, a *API, path, query string) *Watch {
 	t.Helper()
 	w, refused, err := a.Watch(ctx, path, query)
+	for err == nil && refused != nil && refused.Refused() && ctx.Err() == nil {
+		Pause(ctx, time.Second)
+		w, refused, err = a.Watch(ctx, path, query)
+	}
 	Check(t, err)
 	if refused != nil {
 		t.Fatalf("watch %s?%s: %v", path, query, refused.Err())

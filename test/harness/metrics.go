@@ -34,6 +34,18 @@ func (a *API) Sum(ctx context.Context, metric string, labels ...string) (float64
 	return sum, err
 }
 
+// AwaitHistory returns when the server has restored the history of before its start. Until then it
+// is ready, and reads the past from etcd.
+func (a *API) AwaitHistory(ctx context.Context) error {
+	return Poll(ctx, func(ctx context.Context) (bool, error) {
+		n, err := a.Metric(ctx, "strata_mirror_restoring")
+		if err == nil && n > 0 {
+			err = fmt.Errorf("%v restores of history are running or queued", n)
+		}
+		return err == nil, err
+	})
+}
+
 // sum returns the sum of the matching series of one metric.
 func (a *API) sum(ctx context.Context, name string, match func(series string) bool) (sum float64, found bool, err error) {
 	r, err := a.DoAs(ctx, http.MethodGet, "/metrics", namesOf(name).Encode(), "", "text/plain", nil)

@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -142,12 +143,12 @@ func (r *replica) fetch(ctx context.Context, f form, path, query string) (*page,
 	if f.gzip {
 		req.Header.Set("Accept-Encoding", "gzip")
 	}
-	resp, err := client.Do(req)
-	if err != nil {
-		return nil, err
+	resp, body, err := send(client, req)
+	// as clients do, while the server cannot catch up with etcd in time
+	for err == nil && resp.StatusCode == http.StatusTooManyRequests && resp.Header.Get("Retry-After") != "" {
+		harness.Pause(ctx, time.Second)
+		resp, body, err = send(client, req)
 	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
 	if err != nil {
 		return nil, err
 	}
@@ -168,6 +169,17 @@ func (r *replica) fetch(ctx context.Context, f form, path, query string) (*page,
 	p.bytes = len(body)
 	p.ListMeta, p.items, err = f.read(body)
 	return p, err
+}
+
+// send sends a request without a body, and reads the answer.
+func send(client *http.Client, req *http.Request) (*http.Response, []byte, error) {
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	return resp, body, err
 }
 
 // walk lists in pages, each from the server that next returns, and checks the properties of all

@@ -11,7 +11,6 @@ package chunks
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"strings"
 	"sync"
 	"testing"
@@ -195,5 +194,5 @@ type object = map[string]any
 // get sends a GET whose answer may have any code.
 func get(t *testing.T, ctx context.Context, api *harness.API, path, query string) *harness.Response {
 	t.Helper()
-	return harness.Must[*harness.Response](t)(api.Do(ctx, http.MethodGet, path, query, nil))
+	return harness.Must[*harness.Response](t)(api.Read(ctx, path, query, ""))
 }

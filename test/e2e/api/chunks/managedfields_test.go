@@ -82,6 +82,10 @@ func TestManagedFields_Dropped_OthersAreEqual(t *testing.T) {
 								if answer.Code != http.StatusOK {
 									return false, fmt.Errorf("%s?%s as %s: %w", r.path, r.query, accept, answer.Err())
 								}
+								if watch && !bytes.Contains(answer.Body, []byte("k8s.io/initial-events-end")) {
+									// the second was over before the objects were sent
+									return false, fmt.Errorf("%s?%s as %s has not all initial events", r.path, r.query, accept)
+								}
 								if i == 2 {
 									again = answer.Body
 								} else if bodies[accept] = answer.Body; watch && i == 1 {

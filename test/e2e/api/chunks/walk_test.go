@@ -108,6 +108,9 @@ func TestPagedList_ServersKilled_ContinuesAtRevision(t *testing.T) {
 	for range harness.Pick(1, 2) {
 		s.killAll(t, ctx)
 		s.defineThings(t, ctx) // they are served again
+		for _, r := range s.replicas {
+			harness.Check(t, r.api.AwaitHistory(ctx))
+		}
 		s.reset()
 		for _, f := range after {
 			f(t)
