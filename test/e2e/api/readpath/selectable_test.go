@@ -90,7 +90,7 @@ type hue struct {
 
 // hues lists custom resources.
 func hues(ctx context.Context, path, query string) ([]hue, error) {
-	r, err := api.Do(ctx, http.MethodGet, path, query, nil)
+	r, err := api.Read(ctx, path, query, "")
 	if err != nil {
 		return nil, err
 	}
