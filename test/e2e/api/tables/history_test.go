@@ -315,7 +315,7 @@ func (h *history) compact(ctx context.Context) error {
 func (h *history) continueAtLatest(ctx context.Context) error {
 	for _, s := range scopes {
 		used := h.tokens[s.name][compacted]
-		r, err := h.api.Do(ctx, http.MethodGet, s.path, "continue="+url.QueryEscape(used.value), nil)
+		r, err := h.api.Read(ctx, s.path, "continue="+url.QueryEscape(used.value), "")
 		if err != nil {
 			return err
 		}

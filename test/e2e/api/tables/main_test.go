@@ -22,8 +22,8 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// testTimeout bounds a failing test.
-const testTimeout = 5 * time.Minute
+// testTimeout bounds a failing test, and the start of all servers before the first one.
+const testTimeout = 8 * time.Minute
 
 // env is shared by the whole package; its servers are started by the first test that uses them.
 var env *harness.Env
@@ -130,7 +130,10 @@ func open(t *testing.T, ctx context.Context, more ...*server) *world {
 func (w *world) settle(ctx context.Context, servers []*server) error {
 	for _, s := range servers {
 		for _, version := range []string{fmt.Sprint(w.revisions[present]), ""} {
-			if _, err := s.api.List(ctx, scopes[everywhere].path, "resourceVersion="+version); err != nil {
+			if err := harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+				_, err := s.api.List(ctx, scopes[everywhere].path, "resourceVersion="+version)
+				return err == nil, err
+			}); err != nil {
 				return fmt.Errorf("%s: %w", s.name, err)
 			}
 		}

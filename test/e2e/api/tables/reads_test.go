@@ -43,7 +43,7 @@ func (s *server) asked(f func() error) (reads, error) {
 }
 
 // tries is the number of attempts to send requests with no more reads of etcd than expected.
-const tries = 3
+const tries = 6
 
 // observe returns the reads of etcd while send sends one or more requests. If they exceed want,
 // send is called again: servers also read periodically, which can only add reads.

@@ -175,6 +175,10 @@ const patience = time.Minute
 // open starts a watch. If it is refused, the result is nil and the answer is complete.
 func (r request) open(ctx context.Context, h *history, api *harness.API) (*opened, error) {
 	w, refused, err := api.Watch(ctx, r.scope.path, r.query(h))
+	for err == nil && refused != nil && refused.Refused() { // as in ask
+		harness.Pause(ctx, time.Second)
+		w, refused, err = api.Watch(ctx, r.scope.path, r.query(h))
+	}
 	if err != nil {
 		return nil, err
 	}
