@@ -76,6 +76,10 @@ func use(certificate harness.Certificate) error {
 			contentType = "application/merge-patch+json"
 		}
 		answer, err := api.DoAs(ctx, r.method, r.path, r.query, contentType, "", r.body)
+		for err == nil && answer.Refused() { // etcd has not confirmed the present state in time
+			harness.Pause(ctx, time.Second)
+			answer, err = api.DoAs(ctx, r.method, r.path, r.query, contentType, "", r.body)
+		}
 		if err != nil {
 			return err
 		}

@@ -108,7 +108,7 @@ func startPrometheus(t *testing.T) string {
 	harness.Check(t, err)
 	dir := t.TempDir()
 	config := filepath.Join(dir, "prometheus.yml")
-	harness.Check(t, os.WriteFile(config, fmt.Appendf(nil, `global: {scrape_interval: 2s, evaluation_interval: 1s}
+	harness.Check(t, os.WriteFile(config, fmt.Appendf(nil, `global: {scrape_interval: 5s, evaluation_interval: 1s}
 rule_files: [%q]
 scrape_configs:
 - job_name: apiserver
