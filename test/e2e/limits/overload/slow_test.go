@@ -93,7 +93,7 @@ func TestSlowClients_AreEndedAtLimits(t *testing.T) {
 	harness.Check(t, err)
 	t.Log("before:", before)
 
-	stopHealth := s.health(t, ctx, 30*time.Second)
+	stopHealth := s.health(t, ctx, patience)
 	var (
 		attacking errgroup.Group
 		lasted    longest
@@ -116,7 +116,7 @@ func TestSlowClients_AreEndedAtLimits(t *testing.T) {
 	// requests is referenced until the first limit.
 	clients := each * len(all)
 	bound := int64(16e6 + float64(clients)*most)
-	settled, cancel := context.WithTimeoutCause(ctx, requestTimeout/2, errors.New("before the first of them is ended"))
+	settled, cancel := context.WithTimeoutCause(ctx, requestTimeout-2*time.Second, errors.New("before the first of their requests is ended"))
 	defer cancel()
 	var meanwhile harness.Held
 	err = harness.Poll(settled, func(ctx context.Context) (ok bool, err error) {
