@@ -122,6 +122,12 @@ func (c *client) watch(ctx context.Context, path, query string) (*http.Response,
 	}
 	request.Header.Set("Authorization", "Bearer "+c.s.server.Config.BearerToken)
 	response, err := c.http.Do(request)
+	// as clients do, while a busy server cannot confirm the present state in time
+	for err == nil && response.StatusCode == http.StatusTooManyRequests && response.Header.Get("Retry-After") != "" {
+		response.Body.Close()
+		harness.Pause(ctx, time.Second)
+		response, err = c.http.Do(request)
+	}
 	if err != nil {
 		return nil, err
 	}
