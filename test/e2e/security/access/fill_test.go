@@ -224,7 +224,11 @@ func (e *engine) settle(ctx context.Context, revision string) error {
 			// custom resources are served a little after the server is ready
 			return err
 		}
-		if _, err := e.API().List(ctx, r.path(""), "resourceVersion="+revision); err != nil {
+		if err := harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+			// a server waits 3 s for the revision
+			_, err := e.API().List(ctx, r.path(""), "resourceVersion="+revision)
+			return err == nil, err
+		}); err != nil {
 			return fmt.Errorf("%s: %w", e.name, err)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
@@ -56,26 +57,37 @@ func (r request) String() string {
 // wire is an HTTP/1.1 connection.
 type wire struct {
 	net.Conn
-	in *bufio.Reader
+	in   *bufio.Reader
+	idle time.Time // since then
 }
+
+// idleBound is how long a connection is kept: less than the 90 s after which a server closes it.
+const idleBound = 30 * time.Second
 
 // connect returns an idle connection, or a new one.
 func (e *engine) connect(ctx context.Context) (*wire, error) {
-	select {
-	case w := <-e.wires:
-		return w, nil
-	default:
+	for kept := true; kept; {
+		select {
+		case w := <-e.wires:
+			if time.Since(w.idle) < idleBound {
+				return w, nil
+			}
+			w.Close()
+		default:
+			kept = false
+		}
 	}
 	conn, err := e.Dial(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return &wire{conn, bufio.NewReader(conn)}, nil
+	return &wire{Conn: conn, in: bufio.NewReader(conn)}, nil
 }
 
 // letGo keeps a connection for the next request, once its response has been read to the end.
 func (e *engine) letGo(w *wire, resp *http.Response) {
 	if !resp.Close {
+		w.idle = time.Now()
 		select {
 		case e.wires <- w:
 			return
@@ -156,14 +168,20 @@ func (e *engine) ask(ctx context.Context, r request, id string) (*harness.Respon
 	return e.send(ctx, r)
 }
 
-// token returns the continue token of the list at target, as answered to the user with permission
-// to read all objects. A server that is overloaded by other tests is asked again.
-func (e *engine) token(ctx context.Context, target string) (string, error) {
-	var answer *harness.Response
-	if err := harness.Poll(ctx, func(ctx context.Context) (done bool, err error) {
-		answer, err = e.send(ctx, request{user: all, target: target})
+// patient is send. A server that is overloaded by other tests is asked again.
+func (e *engine) patient(ctx context.Context, r request) (answer *harness.Response, err error) {
+	err = harness.Poll(ctx, func(ctx context.Context) (done bool, err error) {
+		answer, err = e.send(ctx, r)
 		return err == nil && answer.Code != http.StatusTooManyRequests, err
-	}); err != nil {
+	})
+	return answer, err
+}
+
+// token returns the continue token of the list at target, as answered to the user with permission
+// to read all objects.
+func (e *engine) token(ctx context.Context, target string) (string, error) {
+	answer, err := e.patient(ctx, request{user: all, target: target})
+	if err != nil {
 		return "", err
 	}
 	list, err := answer.List()
