@@ -30,7 +30,7 @@ func story(t *testing.T, ctx context.Context, namespace string) []state {
 	var states []state
 	read := func() {
 		t.Helper()
-		r := harness.Must[*harness.Response](t)(api.Do(ctx, http.MethodGet, path, "", nil))
+		r := harness.Must[*harness.Response](t)(api.Read(ctx, path, "", ""))
 		var list struct {
 			Metadata struct {
 				ResourceVersion string `json:"resourceVersion"`
