@@ -110,8 +110,8 @@ func (term *terminals) run(c transcript.Command) (out string) {
 	switch {
 	case c.Terminal != "":
 		out = term.serve(c.Terminal, line)
-	case strings.HasPrefix(line, "cat "):
-		// The writer of the file is still running.
+	case strings.HasPrefix(line, "cat ") || strings.Contains(line, "timeoutSeconds=1"):
+		// The writer of the file is still running, or the watch is over before its first event.
 		ctx, cancel := context.WithTimeout(term.ctx, time.Minute)
 		defer cancel()
 		_ = harness.Poll(ctx, func(context.Context) (bool, error) {
