@@ -4,7 +4,6 @@ package semantics
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"testing"
 	"time"
 
@@ -97,5 +96,5 @@ func expectEvent(t *testing.T, ctx context.Context, w *harness.Watch, kind, name
 // get sends a GET whose answer may have any code.
 func get(t *testing.T, ctx context.Context, path, query string) *harness.Response {
 	t.Helper()
-	return harness.Must[*harness.Response](t)(api.Do(ctx, http.MethodGet, path, query, nil))
+	return harness.Must[*harness.Response](t)(api.Read(ctx, path, query, ""))
 }
