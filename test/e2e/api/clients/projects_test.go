@@ -233,7 +233,7 @@ func (p project) testList(t *testing.T, ctx context.Context, version string, all
 	equalObjects(t, "by label in chunks", selected, tenth)
 	equalObjects(t, "by name", list(p.path(version, namespace), "fieldSelector=metadata.name%3D"+here[5].Metadata.Name).Items, here[5:6])
 
-	r, err := api.DoAs(ctx, http.MethodGet, path, "", "", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1", nil)
+	r, err := api.Read(ctx, path, "", "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1")
 	harness.Check(t, err)
 	metadata, err := r.List()
 	harness.Check(t, err)
