@@ -45,7 +45,7 @@ func TestBytePath_AnswersReadsOfEveryCachedResource(t *testing.T) {
 			strata := w.engines[0]
 			before := readpathMetrics(t, ctx, strata)
 			for _, r := range requests {
-				answer, err := strata.ask(ctx, r)
+				answer, err := strata.patient(ctx, r)
 				harness.Check(t, err)
 				if answer.code != http.StatusOK {
 					t.Fatalf("%s: %d", r, answer.code)
@@ -58,10 +58,11 @@ func TestBytePath_AnswersReadsOfEveryCachedResource(t *testing.T) {
 			}
 			after := readpathMetrics(t, ctx, strata)
 			answered := 0.0
+			late := map[string]float64{passedToEtcd: lateReads(after) - lateReads(before)}
 			for name, value := range after {
 				if strings.HasPrefix(name, "strata_readpath_requests_total") {
 					answered += value - before[name]
-				} else if value != before[name] {
+				} else if strings.HasPrefix(name, "strata_readpath_passed_total") && value-before[name] > late[name] {
 					t.Errorf("%s went from %v to %v", name, before[name], value)
 				}
 			}
@@ -86,10 +87,27 @@ func (r resource) bytePathMedia() []mediaType {
 	})
 }
 
-// readpathMetrics returns the counters of the byte path, with their labels.
+// counted are the metrics of readpathMetrics.
+var counted = []string{"strata_readpath_requests_total", "strata_readpath_passed_total", "apiserver_watch_cache_consistent_read_total"}
+
+// passedToEtcd counts the reads that the byte path has left to etcd.
+const passedToEtcd = `strata_readpath_passed_total{reason="etcd"}`
+
+// lateReads returns the number of GETs that etcd has answered because memory did not reach its
+// revision within 250 ms, as on a busy machine.
+func lateReads(counters map[string]float64) (n float64) {
+	for name, value := range counters {
+		if strings.HasPrefix(name, "apiserver_watch_cache_consistent_read_total") && strings.Contains(name, `fallback="true"`) {
+			n += value
+		}
+	}
+	return n
+}
+
+// readpathMetrics returns the counters of the byte path, and of consistent reads, with their labels.
 func readpathMetrics(t *testing.T, ctx context.Context, e *engine) map[string]float64 {
 	t.Helper()
-	answer, err := e.ask(ctx, request{path: "/metrics", query: "name[]=strata_readpath_requests_total&name[]=strata_readpath_passed_total"})
+	answer, err := e.ask(ctx, request{path: "/metrics", query: "name[]=" + strings.Join(counted, "&name[]=")})
 	harness.Check(t, err)
 	if answer.code != http.StatusOK {
 		t.Fatalf("/metrics: %d", answer.code)
@@ -97,7 +115,7 @@ func readpathMetrics(t *testing.T, ctx context.Context, e *engine) map[string]fl
 	counters := map[string]float64{}
 	for lines := bufio.NewScanner(bytes.NewReader(answer.body)); lines.Scan(); {
 		name, value, ok := strings.Cut(lines.Text(), " ")
-		if !ok || !strings.HasPrefix(name, "strata_readpath_requests_total") && !strings.HasPrefix(name, "strata_readpath_passed_total") {
+		if !ok || !slices.ContainsFunc(counted, func(metric string) bool { return strings.HasPrefix(name, metric) }) {
 			continue
 		}
 		if counters[name], err = strconv.ParseFloat(value, 64); err != nil {

@@ -64,7 +64,7 @@ var empty = map[string]bool{"Unicorn": true, "OpenShiftWebConsoleConfig": true}
 // list returns the metadata of all objects of a resource.
 func list(t *testing.T, w *world, r resource) []metav1.ObjectMeta {
 	t.Helper()
-	answer, err := w.engines[1].ask(harness.Context(t, testTimeout), request{path: r.path(), accept: transformedList})
+	answer, err := w.engines[1].patient(harness.Context(t, testTimeout), request{path: r.path(), accept: transformedList})
 	harness.Check(t, err)
 	var list metav1.PartialObjectMetadataList
 	if err := json.Unmarshal(answer.body, &list); err != nil || answer.code != 200 {
