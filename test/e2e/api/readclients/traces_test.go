@@ -114,40 +114,53 @@ func TestTraces(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			trace := fmt.Sprintf("%032x", 0x7ace0000+i)
-			seen := map[string]string{}
-			header := http.Header{"Traceparent": {"00-" + trace + "-" + clientSpan + "-01"}}
-			if strings.HasSuffix(test.query, "table") {
-				header.Set("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
+			once := func(attempt int) (differences []string) {
+				trace := fmt.Sprintf("%032x", 0x7ace0000+0x100*attempt+i)
+				seen := map[string]string{}
+				header := http.Header{"Traceparent": {"00-" + trace + "-" + clientSpan + "-01"}}
+				if strings.HasSuffix(test.query, "table") {
+					header.Set("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
+				}
+				for _, engine := range both.each() {
+					_, err := engine.send(ctx, adminToken, http.MethodGet, test.path, test.query, header)
+					harness.Check(t, err)
+					root, all, err := engine.traces.await(ctx, trace, test.handler)
+					if err != nil {
+						t.Fatalf("%s: %v", engine.name, err)
+					}
+					seen[engine.name] = root.Name + " " + attributes(root) + "\n" + inServer(all)
+					if engine.name != harness.Strata || test.handler != "List" {
+						continue
+					}
+					want := ""
+					if strings.Contains(test.query, "labelSelector") {
+						want = "plan=scan examined=1" // of one object in the namespace
+					}
+					if plan := planOf(all); plan != want {
+						differences = append(differences, fmt.Sprintf("the span of the list has the plan %q, want %q", plan, want))
+					}
+				}
+				if test.handler == "Get" && test.query == "" {
+					if !strings.Contains(seen[harness.Strata], consistent) || strings.Contains(seen[harness.Upstream], consistent) {
+						differences = append(differences, fmt.Sprintf("got the spans\n%s\nwant%sin them, as upstream has it for a GET from memory:\n%s",
+							seen[harness.Strata], consistent, seen[harness.Upstream]))
+					}
+					seen[harness.Strata] = withoutLine(seen[harness.Strata], consistent)
+				}
+				if seen[harness.Strata] != seen[harness.Upstream] {
+					differences = append(differences, fmt.Sprintf("got the spans\n%s\nwant\n%s", seen[harness.Strata], seen[harness.Upstream]))
+				}
+				return differences
 			}
-			for _, engine := range both.each() {
-				_, err := engine.send(ctx, adminToken, http.MethodGet, test.path, test.query, header)
-				harness.Check(t, err)
-				root, all, err := engine.traces.await(ctx, trace, test.handler)
-				if err != nil {
-					t.Fatalf("%s: %v", engine.name, err)
-				}
-				seen[engine.name] = root.Name + " " + attributes(root) + "\n" + inServer(all)
-				if engine.name != harness.Strata || test.handler != "List" {
-					continue
-				}
-				want := ""
-				if strings.Contains(test.query, "labelSelector") {
-					want = "plan=scan examined=1" // of one object in the namespace
-				}
-				if plan := planOf(all); plan != want {
-					t.Errorf("the span of the list has the plan %q, want %q", plan, want)
+			// On a busy machine a read is refused, or left to etcd, and a watch of a second ends
+			// before its first event: a difference counts if there is one each time.
+			var differences []string
+			for attempt := range 5 {
+				if differences = once(attempt); len(differences) == 0 {
+					return
 				}
 			}
-			if test.handler == "Get" && test.query == "" {
-				if !strings.Contains(seen[harness.Strata], consistent) || strings.Contains(seen[harness.Upstream], consistent) {
-					t.Errorf("got the spans\n%s\nwant%sin them, as upstream has it for a GET from memory:\n%s", seen[harness.Strata], consistent, seen[harness.Upstream])
-				}
-				seen[harness.Strata] = withoutLine(seen[harness.Strata], consistent)
-			}
-			if seen[harness.Strata] != seen[harness.Upstream] {
-				t.Errorf("got the spans\n%s\nwant\n%s", seen[harness.Strata], seen[harness.Upstream])
-			}
+			t.Error(strings.Join(differences, "\n"))
 		})
 	}
 }
