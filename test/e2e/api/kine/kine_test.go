@@ -166,7 +166,7 @@ func (f *fixture) linearizable() {
 // object.
 func (f *fixture) fromMemory() {
 	f.put(f.apis[1], "from-memory", "1")
-	// A GET for which memory is not current within 250 ms, as on a busy machine, is answered by kine.
+	// Kine answers a GET for which memory is not current within 250 ms, as on a busy machine.
 	late := func() int {
 		n, err := f.apis[0].Sum(f.ctx, "apiserver_watch_cache_consistent_read_total", `fallback="true"`, `resource="configmaps"`)
 		harness.Check(f.T, err)

@@ -22,7 +22,7 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// testTimeout bounds a failing test, and the start and the fill of the servers before the first one.
+// testTimeout bounds a failing test, and the start of the servers before the first one.
 const testTimeout = 8 * time.Minute
 
 // Users without administrator rights, with their bearer tokens.

@@ -104,7 +104,7 @@ func lateReads(counters map[string]float64) (n float64) {
 	return n
 }
 
-// readpathMetrics returns the counters of the byte path, and of consistent reads, with their labels.
+// readpathMetrics returns the counters of the byte path and of consistent reads, with their labels.
 func readpathMetrics(t *testing.T, ctx context.Context, e *engine) map[string]float64 {
 	t.Helper()
 	answer, err := e.ask(ctx, request{path: "/metrics", query: "name[]=" + strings.Join(counted, "&name[]=")})

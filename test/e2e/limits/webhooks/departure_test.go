@@ -84,7 +84,7 @@ func TestConversionWebhook_Hanging_RequestsEndWithDeadlinesAndClients(t *testing
 		go func() {
 			answers <- func() error {
 				r, err := reader.Do(hanging, http.MethodGet, request.path, request.query, nil)
-				for err == nil && r.Refused() { // etcd did not confirm the present state in that time
+				for err == nil && r.Refused() { // etcd did not confirm its state in that time
 					r, err = reader.Do(hanging, http.MethodGet, request.path, request.query, nil)
 				}
 				if err != nil {

@@ -28,7 +28,7 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-// testTimeout bounds a failing test, and the start and the fill of the servers before the first one.
+// testTimeout bounds a failing test, and the start of the servers before the first one.
 const testTimeout = 8 * time.Minute
 
 // env is shared by the whole package; its servers are started by the first test that uses them.
