@@ -151,38 +151,15 @@ func (r *Response) List() (*List, error) {
 // Err returns an error that shows the response.
 func (r *Response) Err() error { return fmt.Errorf("%d %s", r.Code, strings.TrimSpace(string(r.Body))) }
 
-// refusals is how often List and Read repeat a refused request.
+// refusals is how often a refused read is repeated.
 const refusals = 3
 
-// List lists path. A list of the present state is refused if etcd does not confirm that state in
-// time, as on a machine that pauses for seconds: as clients do, it repeats such a request, a few
-// times.
-func (a *API) List(ctx context.Context, path, query string) (*List, error) {
-	r, err := a.Do(ctx, http.MethodGet, path, query, nil)
-	for range refusals {
-		if err != nil || !r.Refused() || strings.Contains(query, "resourceVersion=") {
-			break
-		}
-		Pause(ctx, time.Second)
-		r, err = a.Do(ctx, http.MethodGet, path, query, nil)
-	}
-	if err != nil {
-		return nil, err
-	}
-	list, err := r.List()
-	if err != nil {
-		return nil, fmt.Errorf("list %s?%s: %w", path, query, err)
-	}
-	return list, nil
-}
-
-// Read is a GET, also at a revision, with an Accept header; "" for JSON. A read that the server
-// cannot answer in time is refused with 429 and Retry-After; as List does, Read repeats it, a few
-// times.
+// Read is a GET, also at a revision, with an Accept header; "" for JSON. As clients do, it repeats a
+// read for which memory is late, a few times.
 func (a *API) Read(ctx context.Context, path, query, accept string) (*Response, error) {
 	r, err := a.DoAs(ctx, http.MethodGet, path, query, "", accept, nil)
 	for range refusals {
-		if err != nil || !r.Refused() {
+		if err != nil || !r.late() {
 			break
 		}
 		Pause(ctx, time.Second)
@@ -194,6 +171,26 @@ func (a *API) Read(ctx context.Context, path, query, accept string) (*Response, 
 // Refused reports whether the server asks the client to send the request again later.
 func (r *Response) Refused() bool {
 	return r.Code == http.StatusTooManyRequests && r.Header.Get("Retry-After") != ""
+}
+
+// late reports whether a read was refused because memory was late, as on a machine that pauses for
+// seconds: etcd does not confirm the present state in time (429), or memory does not reach the
+// client's revision in time (504).
+func (r *Response) late() bool {
+	return r.Refused() || r.Code == http.StatusGatewayTimeout && r.Header.Get("Retry-After") != ""
+}
+
+// List lists path by Read.
+func (a *API) List(ctx context.Context, path, query string) (*List, error) {
+	r, err := a.Read(ctx, path, query, "")
+	if err != nil {
+		return nil, err
+	}
+	list, err := r.List()
+	if err != nil {
+		return nil, fmt.Errorf("list %s?%s: %w", path, query, err)
+	}
+	return list, nil
 }
 
 // Names returns the keys of the items in their order.
@@ -336,7 +333,7 @@ func (a *API) Watch(ctx context.Context, path, query string) (*Watch, *Response,
 func StartWatch(t testing.TB, ctx context.Context, a *API, path, query string) *Watch {
 	t.Helper()
 	w, refused, err := a.Watch(ctx, path, query)
-	for err == nil && refused != nil && refused.Refused() && ctx.Err() == nil {
+	for err == nil && refused != nil && refused.late() && ctx.Err() == nil {
 		Pause(ctx, time.Second)
 		w, refused, err = a.Watch(ctx, path, query)
 	}
