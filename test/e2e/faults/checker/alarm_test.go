@@ -87,8 +87,8 @@ func TestConsistencyCheck_Compaction_ReportsNoDifference(t *testing.T) {
 		if n := checks(t, ctx, lossy, routes, "error"); n != mistakes+1 {
 			t.Errorf("%d errors are counted, and were %d before", n, mistakes)
 		}
+		until(t, ctx, watch, "fence", last) // memory has reached the compacted revision
 		requireStatus(t, ctx, lossy, routes, "success")
-		until(t, ctx, watch, "fence", last)
 		start = last
 		verify()
 	}
@@ -106,6 +106,7 @@ func TestConsistencyCheck_UndecodableValue_IsCompared(t *testing.T) {
 				r, err := s.API().Do(ctx, http.MethodGet, k.in("default")+"/garbage", "", nil)
 				return err == nil && r.Code == http.StatusInternalServerError, errors.Join(err, fmt.Errorf("garbage is answered with %d", r.Code))
 			}))
+			list(t, ctx, s, namespaces, "") // memory has reached the write: a GET may read etcd
 			c := requireStatus(t, ctx, s, k, "success")
 			want := stored(t, ctx, k.prefix, c.Revision)
 			if c.Revision < revision || c.Hash != hashOf(want) || c.Keys != int64(len(want)) {

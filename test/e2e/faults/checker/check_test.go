@@ -53,6 +53,7 @@ func TestConsistencyCheck_Replicas_HaveEqualHashes(t *testing.T) {
 				t.Errorf("%s at %d: %+v, and the check was %+v; want %s of %d objects", k.name, mine.Revision, at, mine, hashOf(items), len(items))
 			}
 		}
+		list(t, ctx, strict, k, "") // the strict server has reached the change
 		now := requireStatus(t, ctx, strict, k, "success")
 		if now.Revision <= mine.Revision && k != leases && k != namespaces || now.Hash == mine.Hash && k != leases && k != namespaces {
 			t.Errorf("%s: after a change %+v, before it %+v", k.name, now, mine)

@@ -221,6 +221,7 @@ func TestConsistencyCheck_LostEvents_AreDetectedAndRepaired(t *testing.T) {
 			for _, revision := range []int64{start, lost, fence, found.Revision} {
 				past(revision, "etcd")
 			}
+			list(t, ctx, lossy, maps, "") // waits until memory is past now
 			requireStatus(t, ctx, lossy, maps, "success")
 			past(now, "memory_past") // the repair may be after the check, and is before now
 			past(start, "etcd")
