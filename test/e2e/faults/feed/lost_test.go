@@ -191,7 +191,8 @@ func (s *single) compactedWhileCutOff(t *testing.T, ctx context.Context) {
 		r.requireEvents(t, ctx, history(t, ctx, s.client, maps.prefix, compacted, last))
 		record(t, ctx, s.api, maps.path, "", missed).requireExpired(t, ctx)
 		for at, code := range map[int64]int{missed: http.StatusGone, compacted: http.StatusOK, bookmark: http.StatusOK} {
-			if got, err := listAt(ctx, s.api, maps.path, at); err != nil || got.Code != code {
+			got, _, err := retried(ctx, func() (*harness.Response, error) { return listAt(ctx, s.api, maps.path, at) })
+			if err != nil || got.Code != code {
 				t.Errorf("round %d: list at %d, compacted at %d: %+v, %v, want %d", round, at, compacted, got, err, code)
 			}
 		}

@@ -180,10 +180,10 @@ func (s *single) restored(t *testing.T, ctx context.Context, backUp func() (rest
 		for at := lostAt - 3; at <= lostAt+1; at++ {
 			after = append(after, record(t, ctx, s.api, k.path, "", at))
 		}
-		r, err := listAt(ctx, s.api, k.path, lostAt)
+		r, _, err := retried(ctx, func() (*harness.Response, error) { return listAt(ctx, s.api, k.path, lostAt) })
 		harness.Check(t, err)
 		requireNotLost(t, "a list at a lost revision", r)
-		r, err = s.api.Do(ctx, http.MethodGet, k.path, "limit=3&continue="+url.QueryEscape(tokens[k]), nil)
+		r, err = s.api.Read(ctx, k.path, "limit=3&continue="+url.QueryEscape(tokens[k]))
 		harness.Check(t, err)
 		requireNotLost(t, "a token of a lost revision", r)
 	}
@@ -204,7 +204,7 @@ func (s *single) restored(t *testing.T, ctx context.Context, backUp func() (rest
 		if got := harness.AwaitList(t, ctx, s.api, k.path); strings.Contains(items(got), lost) || len(got.Items) != 11 {
 			t.Errorf("%s shows %s", k.path, items(got))
 		}
-		if got, err := listAt(ctx, s.api, k.path, lostAt); err == nil {
+		if got, _, err := retried(ctx, func() (*harness.Response, error) { return listAt(ctx, s.api, k.path, lostAt) }); err == nil {
 			requireNotLost(t, "a list at a revision that etcd reached twice", got)
 		}
 	}

@@ -37,9 +37,11 @@ func TestInitialLoad_SlowEtcd_ServerBecomesReady(t *testing.T) {
 	harness.Check(t, server.Await(ctx, "/readyz"))
 	t.Logf("ready after %v", time.Since(began).Round(time.Millisecond))
 	proxy.Delay(nil)
-	list, err := listAt(ctx, server.API(), maps.path, last)
+	r, _, err := retried(ctx, func() (*harness.Response, error) { return listAt(ctx, server.API(), maps.path, last) })
 	harness.Check(t, err)
-	if l, err := list.List(); err != nil || len(l.Items) != 60 {
-		t.Errorf("list: %d objects, %v, want 60", len(l.Items), err)
+	list, err := r.List()
+	harness.Check(t, err)
+	if len(list.Items) != 60 {
+		t.Errorf("list: %d objects, want 60", len(list.Items))
 	}
 }
