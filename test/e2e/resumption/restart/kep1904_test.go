@@ -36,6 +36,8 @@ func newXY(t *testing.T, ctx context.Context) *xy {
 		"containers": []any{object{"name": "main", "image": "none"}}}}})
 	harness.Check(t, err)
 	s.expect(t, y, 101)
+	_, err = api.List(ctx, yPath, "") // waits until memory is at 101
+	harness.Check(t, err)
 	return s
 }
 

@@ -27,9 +27,11 @@ func TestBookmark_FromNewerServer_ResumesOnOlderServer(t *testing.T) {
 
 	t.Cleanup(func() { proxy.Stall(false) })
 	proxy.Stall(true)
+	var written int64
 	for i := range 20 {
-		_, err := api.Create(ctx, maps, configMap(string(rune('a'+i)), i))
+		o, err := api.Create(ctx, maps, configMap(string(rune('a'+i)), i))
 		harness.Check(t, err)
+		written = harness.Revision(t, o.Metadata.ResourceVersion)
 	}
 	busy, quiet := &watcher{path: maps}, &watcher{path: secrets}
 	all := []*watcher{busy, quiet}
@@ -39,6 +41,7 @@ func TestBookmark_FromNewerServer_ResumesOnOlderServer(t *testing.T) {
 		harness.Check(t, w.begin(ctx, api, harness.Revision(t, before.Metadata.ResourceVersion)))
 	}
 	for _, w := range all {
+		harness.Check(t, w.catchUp(ctx, api, written)) // the quiet one by a bookmark
 		if err := w.drain(ctx); err != nil {
 			t.Fatal(err)
 		}
