@@ -69,7 +69,7 @@ func requireShown(t *testing.T, ctx context.Context, api *harness.API, names ...
 				t.Errorf("get %s/%s: %v", path, name, r.Err())
 			}
 		}
-		r, err := api.Do(ctx, http.MethodGet, path, "", nil)
+		r, err := api.Read(ctx, path, "")
 		harness.Check(t, err)
 		if n := strings.Count(string(r.Body), text); n != len(names) {
 			t.Errorf("list of %s shows the text %d times, want %d: code %d", path, n, len(names), r.Code)
@@ -206,9 +206,11 @@ func removeKey(t *testing.T, ctx context.Context, api *harness.API, config harne
 		}
 	}
 	reads = append(reads, request{defaultSecrets, "", "application/vnd.kubernetes.protobuf"}, request{defaultSecrets + "/one", "", "application/vnd.kubernetes.protobuf"})
-	read := func(r request) *harness.Response {
-		resp, err := api.DoAs(ctx, http.MethodGet, r.path, r.query, "", r.accept, nil)
-		harness.Check(t, err)
+	read := func(r request) (resp *harness.Response) {
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (_ bool, err error) {
+			resp, err = api.DoAs(ctx, http.MethodGet, r.path, r.query, "", r.accept, nil)
+			return err == nil && resp.Code != http.StatusTooManyRequests, err // memory may be late
+		}))
 		return resp
 	}
 	readAll := func(wanted bool) {
@@ -222,7 +224,12 @@ func removeKey(t *testing.T, ctx context.Context, api *harness.API, config harne
 		defer watching.Wait()
 		for _, r := range watches { // at once: the server retries the first event for a while
 			watching.Go(func() {
-				w, refused, err := api.Watch(ctx, r.path, r.query)
+				var w *harness.Watch
+				var refused *harness.Response
+				err := harness.Poll(ctx, func(context.Context) (_ bool, err error) { // memory may be late
+					w, refused, err = api.Watch(ctx, r.path, r.query)
+					return err != nil || refused == nil || refused.Code != http.StatusTooManyRequests, err
+				})
 				if err != nil || refused != nil {
 					if err != nil || wanted {
 						t.Errorf("watch %s?%s: %v, %+v", r.path, r.query, err, refused)

@@ -17,8 +17,12 @@ var readyzCheck = regexp.MustCompile(`(?m)^\[\+\](\S+) ok$`)
 // readyzChecks returns the names of the checks of a server that is ready.
 func readyzChecks(t *testing.T, ctx context.Context, s *harness.Server) (names []string) {
 	t.Helper()
-	ready, err := s.API().Do(ctx, http.MethodGet, "/readyz", "verbose", nil)
-	harness.Check(t, err)
+	var ready *harness.Response
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (_ bool, err error) {
+		// a check of etcd may time out on a busy machine
+		ready, err = s.API().Do(ctx, http.MethodGet, "/readyz", "verbose", nil)
+		return err == nil && ready.Code == http.StatusOK, err
+	}))
 	for _, check := range readyzCheck.FindAllStringSubmatch(string(ready.Body), -1) {
 		names = append(names, check[1])
 	}
