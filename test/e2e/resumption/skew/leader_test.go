@@ -96,7 +96,8 @@ func (c *candidate) start(ctx context.Context) error {
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: &resourcelock.LeaseLock{LeaseMeta: metav1.ObjectMeta{Namespace: "default", Name: leaseName},
 			Client: c.client.CoordinationV1(), LockConfig: resourcelock.ResourceLockConfig{Identity: c.name}},
-		LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 200 * time.Millisecond,
+		// no leader loses its lease on a busy machine; a leader that resigns releases it
+		LeaseDuration: 60 * time.Second, RenewDeadline: 50 * time.Second, RetryPeriod: 200 * time.Millisecond,
 		ReleaseOnCancel: true,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(ctx context.Context) { c.started(); <-ctx.Done() },
