@@ -110,7 +110,12 @@ func (f *fronted) hold(ctx context.Context, t *testing.T) (answer func() *harnes
 	var r *harness.Response
 	var err error
 	var write sync.WaitGroup
-	write.Go(func() { r, err = f.replica.API().Do(ctx, http.MethodPost, podPath+"/eviction", "", object{}) })
+	write.Go(func() {
+		err = harness.Poll(ctx, func(ctx context.Context) (_ bool, err error) {
+			r, err = f.replica.API().Do(ctx, http.MethodPost, podPath+"/eviction", "", object{})
+			return err == nil && !notSent(r), err
+		})
+	})
 	select {
 	case <-f.arrived:
 	case <-ctx.Done():
@@ -122,6 +127,12 @@ func (f *fronted) hold(ctx context.Context, t *testing.T) (answer func() *harnes
 		harness.Check(t, err)
 		return r
 	}
+}
+
+// notSent reports whether the replica has sent a request to no primary: a slow one has missed a
+// health check.
+func notSent(r *harness.Response) bool {
+	return r.Code == http.StatusServiceUnavailable && r.Header.Get("Retry-After") != ""
 }
 
 // primaryStops: writes go to the healthy primaries only; a primary that returns is used again.
@@ -139,8 +150,8 @@ func (f *fronted) primaryStops(t *testing.T) {
 		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			r, err := api.Do(ctx, http.MethodPost, maps, "", configMap(name, nil))
 			harness.Check(t, err)
-			if r.Code == http.StatusServiceUnavailable && r.Header.Get("Retry-After") != "" {
-				return false, r.Err() // not sent: a slow primary has missed a health check
+			if notSent(r) {
+				return false, r.Err()
 			}
 			if r.Code != http.StatusCreated {
 				t.Fatalf("create %s: %v", name, r.Err())
@@ -197,7 +208,8 @@ func (f *fronted) primaryIsSilent(t *testing.T) {
 	f.link.Silence(false)
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 		r, err := api.Do(ctx, http.MethodPost, maps, "", configMap("after", nil))
-		return err == nil && r.Code == http.StatusCreated, fmt.Errorf("a write after the primary continues: %v, %w", r, err)
+		// 409 after a write whose answer was lost
+		return err == nil && (r.Code == http.StatusCreated || r.Code == http.StatusConflict), fmt.Errorf("a write after the primary continues: %v, %w", r, err)
 	}))
 }
 

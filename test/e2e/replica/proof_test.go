@@ -37,7 +37,8 @@ func TestReplica_CertificateIsThatOfAClient_IsNotReady(t *testing.T) {
 	if sent, err := api.Sum(ctx, "strata_replica_proxy_requests_total"); err != nil || sent != 0 {
 		t.Errorf("%v requests were sent to the primary, %v, want none", sent, err)
 	}
-	if log := replica.Output(); !strings.Contains(log, "takes another user than that of the headers") {
-		t.Errorf("the log does not name the reason:\n%s", log)
-	}
+	harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
+		log := replica.Output()
+		return strings.Contains(log, "takes another user than that of the headers"), fmt.Errorf("the log does not name the reason:\n%s", log)
+	}))
 }
