@@ -15,8 +15,9 @@ import (
 	"github.com/stratakube/strata/internal/process"
 )
 
-// readyTimeout bounds the start of a server, which takes about 4 s on two cores.
-const readyTimeout = 2 * time.Minute
+// readyTimeout bounds the start of a server, which takes about 4 s on two cores, and minutes beside
+// a load of 20 on them.
+const readyTimeout = 5 * time.Minute
 
 // outside begins the message of a failure that is of no test. tools/testrun reports it as one of
 // the package.
