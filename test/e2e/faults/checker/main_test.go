@@ -64,6 +64,7 @@ func TestMain(m *testing.M) {
 		proxy, strictProxy = e.Proxy(etcd), e.Proxy(etcd)
 		strict = e.APIServer(strictProxy.Etcd(), noServiceAccounts, often)
 		lossy = e.APIServer(proxy.Etcd(), noServiceAccounts, harness.Unchecked("it loses events"))
+		lossy.AwaitProgress("")
 		ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 		defer cancel()
 		for _, err := range []error{
