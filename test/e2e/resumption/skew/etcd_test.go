@@ -33,6 +33,7 @@ func TestEtcdVersions_StrataWorksOnEach(t *testing.T) {
 			client := etcd.Client()
 			s := startStrata(env, etcd)
 			harness.Check(t, s.Await(ctx, "/readyz"))
+			s.AwaitProgress("")
 			api := s.API()
 
 			requireProgress(t, ctx, api, client)
@@ -149,6 +150,7 @@ func TestEtcdUpgrade_WatchDeliversEveryEvent(t *testing.T) {
 			p := &pair{client: etcd.Client(), strata: startStrata(env, etcd), peer: startPeer(env, program, etcd)}
 			harness.Check(t, p.strata.Await(ctx, "/readyz"))
 			harness.Check(t, p.peer.Await(ctx, "/readyz"))
+			p.strata.AwaitProgress("")
 			watched := p.strata.API()
 			w := watchFrom(t, ctx, watched, defaultMaps, list(t, ctx, watched, defaultMaps, "").Metadata.ResourceVersion)
 			expectEvent(t, ctx, w, "ADDED", create(t, ctx, p.peer.API(), defaultMaps, configMap("before")))
