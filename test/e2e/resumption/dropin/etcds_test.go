@@ -82,6 +82,9 @@ func TestEtcdPrefix_TwoClustersOverTLS_AreSeparate(t *testing.T) {
 	two := env.StartAPIServer(etcd, "--etcd-prefix=/one/registry2", progressOften)
 	for _, s := range []*harness.Server{one, two} {
 		harness.Check(t, s.Await(ctx, "/readyz"))
+		if harness.Engine() == harness.Strata {
+			s.AwaitProgress("")
+		}
 	}
 	exercise(t, ctx, one.API())
 	exercise(t, ctx, two.API())

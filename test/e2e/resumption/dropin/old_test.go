@@ -91,6 +91,7 @@ func TestOldEtcd_ProgressDependentReads_UseEtcd(t *testing.T) {
 	client := old.Client()
 	writeOutside(t, ctx, client)
 	s := env.APIServer(proxy.Etcd(), engine(harness.Strata), "--strata-unclaimed-bytes=1")
+	s.AwaitProgress("")
 	api := s.API()
 	requireLogged(t, s, version, proxy.Etcd().URL, "etcd#15220", "etcd#17507", listGate, getGate)
 
@@ -330,6 +331,7 @@ func TestEtcds_VersionAndProgress_DecideConsistentReads(t *testing.T) {
 	}
 	without := env.Proxy(startGRPCProxy(t, env, etcd))
 	s := env.APIServer(without.Etcd(), engine(harness.Strata), "--etcd-servers-overrides="+strings.Join(overrides, ","))
+	s.AwaitProgress(without.Etcd().URL)
 	api := s.API()
 	for i, b := range backends {
 		t.Run(fmt.Sprint(b.versions, b.down), func(t *testing.T) {
