@@ -78,6 +78,7 @@ var newScene = sync.OnceValues(func() (*scene, error) {
 	s.primary = env.APIServer(s.etcd, slices.Concat(s.front.TrustFlags(), s.flags, []string{"--client-ca-file=" + s.clients.AuthorityFile(),
 		"--audit-policy-file=" + env.WriteFile("audit.yaml", []byte(auditPolicy)), "--audit-log-path=" + s.auditLog, "--audit-log-mode=blocking"})...)
 	s.replica = env.Replica(s.readOnly, s.front, []*harness.Server{s.primary}, append(s.feed.Flags(), s.flags...)...)
+	s.replica.AwaitProgress("")
 	return s, nil
 })
 
@@ -116,6 +117,7 @@ func (s *scene) start(t *testing.T, etcd *harness.Etcd, primaries []string, flag
 	t.Helper()
 	r := s.launch(t, etcd, primaries, flags...)
 	harness.Check(t, r.Await(harness.Context(t, testTimeout), "/readyz"))
+	r.AwaitProgress("")
 	return r
 }
 
