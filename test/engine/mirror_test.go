@@ -527,9 +527,7 @@ func TestMirror_ClientInServerProcess_FollowsEtcd(t *testing.T) {
 	const prefix = "/registry/"
 	client := v3client.New(startEmbedded(t).Server)
 	defer client.Close()
-	if got, err := etcdsource.Probe(contextFor(t), client, prefix+"probe"); err != nil || got != etcdsource.ByProgress {
-		t.Errorf("%s, %v; want progress", got, err)
-	}
+	requireByProgress(t, client, prefix+"probe")
 	put(t, client, prefix+"a/x", "1")
 	m := newMirror(t, client, prefix, nil)
 	a := claim(t, m, prefix+"a/")
