@@ -26,7 +26,7 @@ type object = map[string]any
 // again it starts, with all acknowledged writes.
 func TestUp_DiskFull_NamesItAndKeepsWrites(t *testing.T) {
 	harness.OnlyStrata(t)
-	ctx := harness.Context(t, 3*time.Minute)
+	ctx := harness.Context(t, 6*time.Minute)
 	dir := t.TempDir()
 	// The two files of a write-ahead log have 64 MB each from their beginning.
 	if err := syscall.Mount("strata-test", dir, "tmpfs", 0, "size=200m"); errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EACCES) {
