@@ -107,7 +107,7 @@ func TestKEP1904_ServersRestarted_WatchResumesOnEither(t *testing.T) {
 	shared.use.Own(t)
 	for name, kill := range map[string]bool{"SIGTERM": false, "SIGKILL": true} {
 		t.Run(name, func(t *testing.T) {
-			ctx := harness.Context(t, 4*time.Minute)
+			ctx := harness.Context(t, 8*time.Minute)
 			s := newXY(t, ctx)
 			w := s.resume(t, ctx, shared.servers[0], 99)
 			s.expectX(t, ctx, w, "ADDED", 100)

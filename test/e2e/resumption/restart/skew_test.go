@@ -14,7 +14,7 @@ import (
 func TestBookmark_FromNewerServer_ResumesOnOlderServer(t *testing.T) {
 	harness.OnlyStrata(t) // upstream answers "Too large resource version"
 	shared.use.Own(t)
-	ctx := harness.Context(t, 4*time.Minute)
+	ctx := harness.Context(t, 8*time.Minute)
 	newer, older, proxy := shared.servers[0], shared.servers[1], shared.proxy
 	api := newer.API()
 	in := informer.Follow{Namespace: harness.Namespace(t, ctx, api, harness.NewName("newer"))}
