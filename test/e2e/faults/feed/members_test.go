@@ -80,7 +80,7 @@ func (s *members) feeding(t *testing.T, ctx context.Context) int {
 		if _, err := s.client.Put(ctx, "/registry/nobodys/value", strings.Repeat("x", size)); err != nil {
 			return false, err
 		}
-		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
 		var carried []int
 		err := harness.Poll(ctx, func(context.Context) (bool, error) {
