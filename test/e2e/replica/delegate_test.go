@@ -40,9 +40,9 @@ func TestReplica_DelegateAuth_PrimariesDecide(t *testing.T) {
 		{"nothing-token", "/version", 200},
 		{"", "/readyz", 200},
 	} {
-		want, err := primary.APIFor(primary.ConfigFor(c.token)).Read(ctx, c.path, "")
+		want, err := primary.APIFor(primary.ConfigFor(c.token)).Read(ctx, c.path, "", "")
 		harness.Check(t, err)
-		got, err := replica.APIFor(replica.ConfigFor(c.token)).Read(ctx, c.path, "")
+		got, err := replica.APIFor(replica.ConfigFor(c.token)).Read(ctx, c.path, "", "")
 		harness.Check(t, err)
 		if got.Code != c.code || want.Code != c.code {
 			t.Errorf("%q %s: %v, primary %v, want %d", c.token, c.path, got.Err(), want.Err(), c.code)

@@ -200,7 +200,7 @@ func (c *chain) encryptionAtRest(t *testing.T) {
 		t.Errorf("event %s of %s (%s), want ADDED of the secret", event.Type, event.Object.Metadata.Name, event.Status.Message)
 	}
 	for _, query := range []string{path + "/sealed", path} {
-		r, err := lower.Read(ctx, query, "")
+		r, err := lower.Read(ctx, query, "", "")
 		harness.Check(t, err)
 		if r.Code != http.StatusOK || !strings.Contains(string(r.Body), `"cGxhaW50ZXh0"`) {
 			t.Errorf("%s: %d %.300s, want the decrypted value", query, r.Code, r.Body)

@@ -183,7 +183,7 @@ func (s *single) restored(t *testing.T, ctx context.Context, backUp func() (rest
 		r, _, err := retried(ctx, func() (*harness.Response, error) { return listAt(ctx, s.api, k.path, lostAt) })
 		harness.Check(t, err)
 		requireNotLost(t, "a list at a lost revision", r)
-		r, err = s.api.Read(ctx, k.path, "limit=3&continue="+url.QueryEscape(tokens[k]))
+		r, err = s.api.Read(ctx, k.path, "limit=3&continue="+url.QueryEscape(tokens[k]), "")
 		harness.Check(t, err)
 		requireNotLost(t, "a token of a lost revision", r)
 	}

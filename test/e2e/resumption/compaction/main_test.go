@@ -50,7 +50,7 @@ func create(t *testing.T, ctx context.Context, api *harness.API, name string) in
 // listAt lists exactly at a revision.
 func listAt(t *testing.T, ctx context.Context, api *harness.API, rev int64) *harness.Response {
 	t.Helper()
-	r, err := api.Read(ctx, maps, fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", rev))
+	r, err := api.Read(ctx, maps, fmt.Sprintf("resourceVersionMatch=Exact&resourceVersion=%d", rev), "")
 	harness.Check(t, err)
 	return r
 }
@@ -139,7 +139,7 @@ func overtaken(t *testing.T, ctx context.Context, client *clientv3.Client, rev i
 // has a token that continues at the current revision.
 func requireInconsistentContinue(t *testing.T, ctx context.Context, api *harness.API, token string, want []string) {
 	t.Helper()
-	r, err := api.Read(ctx, maps, "limit=2&continue="+url.QueryEscape(token))
+	r, err := api.Read(ctx, maps, "limit=2&continue="+url.QueryEscape(token), "")
 	harness.Check(t, err)
 	if !gone(r) || r.Status().Continue == "" {
 		t.Errorf("the token of a compacted revision: %d %s", r.Code, r.Body)
@@ -159,7 +159,7 @@ func requireInconsistentContinue(t *testing.T, ctx context.Context, api *harness
 func rest(t *testing.T, ctx context.Context, api *harness.API, token string) (names []string, overtaken bool) {
 	t.Helper()
 	for version := ""; token != ""; {
-		r, err := api.Read(ctx, maps, "limit=2&continue="+url.QueryEscape(token))
+		r, err := api.Read(ctx, maps, "limit=2&continue="+url.QueryEscape(token), "")
 		harness.Check(t, err)
 		if version != "" && gone(r) {
 			return nil, true

@@ -69,7 +69,7 @@ func requireShown(t *testing.T, ctx context.Context, api *harness.API, names ...
 				t.Errorf("get %s/%s: %v", path, name, r.Err())
 			}
 		}
-		r, err := api.Read(ctx, path, "")
+		r, err := api.Read(ctx, path, "", "")
 		harness.Check(t, err)
 		if n := strings.Count(string(r.Body), text); n != len(names) {
 			t.Errorf("list of %s shows the text %d times, want %d: code %d", path, n, len(names), r.Code)

@@ -36,7 +36,7 @@ func requireEncryptionShared(t *testing.T, ctx context.Context, p *pair, e harne
 			}
 		}
 		for _, s := range []*harness.Server{p.strata, p.peer} {
-			r, err := s.API().Read(ctx, defaultSecrets, "")
+			r, err := s.API().Read(ctx, defaultSecrets, "", "")
 			harness.Check(t, err)
 			for i := range written {
 				text := base64.StdEncoding.EncodeToString(fmt.Appendf(nil, "of secret-%d", i))
