@@ -91,10 +91,7 @@ func TestReplayOfAllKeys_EqualsWatch(t *testing.T) {
 func TestMirror_BehindGRPCProxy_ServesLatestRevision(t *testing.T) {
 	direct, prefix := open(t)
 	client := throughProxy(t, direct)
-	freshness, err := etcdsource.Probe(contextFor(t), client, prefix+"probe")
-	if err != nil || freshness != etcdsource.ByEvents {
-		t.Fatalf("%s, %v; want events", freshness, err)
-	}
+	requireProbe(t, client, prefix+"probe", etcdsource.ByEvents)
 	before := put(t, direct, prefix+"a/x", "0")
 	put(t, direct, prefix+"a/x", "1")
 	s := etcdsource.New(client, "feed", prefix+"probe").OfAllKeys()

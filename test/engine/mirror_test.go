@@ -527,7 +527,7 @@ func TestMirror_ClientInServerProcess_FollowsEtcd(t *testing.T) {
 	const prefix = "/registry/"
 	client := v3client.New(startEmbedded(t).Server)
 	defer client.Close()
-	requireByProgress(t, client, prefix+"probe")
+	requireProbe(t, client, prefix+"probe", etcdsource.ByProgress)
 	put(t, client, prefix+"a/x", "1")
 	m := newMirror(t, client, prefix, nil)
 	a := claim(t, m, prefix+"a/")
