@@ -183,6 +183,10 @@ const (
 	badProgress Answer = "unreliable"
 )
 
+// probes is the number of attempts to find progress: a busy machine may delay an answer for longer
+// than a probe waits.
+const probes = 5
+
 // progress is E7: by the probes of the engine. Where it is used, progress at R follows every event
 // up to R.
 func progress(ctx context.Context, s *Store) (Answer, error) {
@@ -191,6 +195,12 @@ func progress(ctx context.Context, s *Store) (Answer, error) {
 	}
 	dir := s.dir("progress")
 	mode, err := etcdsource.Probe(ctx, s.Client, dir)
+	for range probes - 1 {
+		if err == nil && mode == etcdsource.ByProgress {
+			break
+		}
+		mode, err = etcdsource.Probe(ctx, s.Client, dir)
+	}
 	if err != nil {
 		return No, err
 	}
