@@ -197,7 +197,10 @@ func (r *run) drive(ctx context.Context, t *testing.T, first *client.RecordingCl
 	}
 	traffic.Wait()
 
-	put, err := first.Put(ctx, keys[0], "last")
+	put, err := first.Put(ctx, keys[0], strconv.Itoa(ids.NewRequestID()))
+	for disconnected(err) { // each attempt has another value, as the validators require
+		put, err = first.Put(ctx, keys[0], strconv.Itoa(ids.NewRequestID()))
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
