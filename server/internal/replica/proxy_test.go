@@ -75,7 +75,9 @@ func (b unsentBody) Close() error {
 // of the body.
 func TestProxy_RefusedBeforeTheBody_EndsTheResponse(t *testing.T) {
 	s := newStub(t, &stubPrimary{})
-	proxy := newProxy(s.pool(t, s.files.FrontProxyClient, testTiming), newClaims(nil), legacyscheme.Codecs, false)
+	p := s.pool(t, s.files.FrontProxyClient, testTiming)
+	await(t, "first proof", p.primaries[0].healthy.Load)
+	proxy := newProxy(p, newClaims(nil), legacyscheme.Codecs, false)
 	front := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { proxy.ServeHTTP(w, as(req, "reader")) }))
 	front.EnableHTTP2 = true
 	front.StartTLS()
