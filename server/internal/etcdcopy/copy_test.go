@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -32,12 +33,30 @@ func startEnd(t *testing.T, ctx context.Context) end {
 	return end{Client: client, servers: []string{s.Endpoint()}}
 }
 
+// output is that of a copier and of its status line, which write concurrently.
+type output struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
 // newCopier returns a copier of a resource, which waits for no quiet time, and its output.
-func newCopier(t *testing.T, name string, source, target end) (*copier, *strings.Builder) {
+func newCopier(t *testing.T, name string, source, target end) (*copier, *output) {
 	t.Helper()
 	r, err := parseResource(name)
 	testcheck.NoError(t, err)
-	out := &strings.Builder{}
+	out := &output{}
 	c := &copier{source: source, target: target, prefix: "/registry/", resource: r, out: out, shown: statusline.Start(out),
 		quiet: time.Millisecond, leases: map[int64]clientv3.LeaseID{}}
 	t.Cleanup(c.shown.Stop)
@@ -145,15 +164,21 @@ func TestCopy_EtcdsInUse_IsRefused(t *testing.T) {
 	} {
 		for _, e := range []end{source, target} {
 			c.quiet = testTimeout // ends at the first write
-			writing, stop := context.WithCancel(ctx)
+			stop, stopped := make(chan struct{}), make(chan struct{})
 			go func() {
-				for writing.Err() == nil {
-					_, _ = e.Put(writing, used, "")
-					time.Sleep(time.Millisecond)
+				defer close(stopped)
+				for {
+					select {
+					case <-stop:
+						return
+					case <-time.After(time.Millisecond):
+						_, _ = e.Put(ctx, used, "")
+					}
 				}
 			}()
 			err := c.run(ctx, true, false)
-			stop()
+			close(stop)
+			<-stopped // the next run has no write of this one
 			requireErr(t, err, want)
 			requireErr(t, err, e.String())
 		}
