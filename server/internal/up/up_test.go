@@ -243,7 +243,7 @@ func TestUp_NewDataDir_ServesCompleteCluster(t *testing.T) {
 		}
 		// By default, upstream's server would wait a minute for the watcher, which does not
 		// disconnect, and then give up.
-		p.requireStopWithin(t, terminate, 40*time.Second)
+		p.requireStopWithin(t, terminate, 55*time.Second)
 		_ = watch.Wait() // kubectl may report an error for the end of its watch
 	})
 }
