@@ -322,7 +322,7 @@ func TestRecordersRecord(t *testing.T) {
 			ctx := context.WithValue(contextFor(t), storagetesting.RecorderContextKey, t.Name())
 			got := f.requests.during(func() {
 				list := &example.PodList{}
-				if err := f.GetList(ctx, "/pods/", everything(), list); err != nil || len(list.Items) != 1 {
+				if err := getList(ctx, f, "/pods/", everything(), list); err != nil || len(list.Items) != 1 {
 					t.Fatalf("%d pods, %v", len(list.Items), err)
 				}
 			})

@@ -36,7 +36,7 @@ func TestManyStorages_AtRest_HaveNoGoroutines(t *testing.T) {
 	read := func(s *Store) {
 		t.Helper()
 		testcheck.NoError(t, s.resource.WaitReady(contextFor(t)))
-		if err := s.GetList(contextFor(t), s.ResourcePrefix(), everything(), &example.PodList{}); err != nil {
+		if err := getList(contextFor(t), s, s.ResourcePrefix(), everything(), &example.PodList{}); err != nil {
 			t.Fatal(err)
 		}
 	}

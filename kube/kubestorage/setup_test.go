@@ -37,6 +37,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
 	"k8s.io/component-base/featuregate"
 
+	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/internal/test/testcheck"
 	"github.com/stratakube/strata/internal/test/testetcd"
@@ -178,9 +179,9 @@ func setup(t testing.TB, opts ...func(*options)) *fixture {
 	if o.memory != nil {
 		source = detectedSource{source: o.memory, latestReads: latestReads{lists: true, gets: true}}
 	} else if !o.fromEtcd {
-		var err error
-		if source, err = detectSource(client, o.prefix, o.engine); err != nil || source.source == nil {
-			t.Fatalf("the etcd cannot feed a mirror: %v", err)
+		source = detect(t, client, o.prefix, o.engine, o.watcher == nil)
+		if source.source == nil {
+			t.Fatal("the etcd cannot feed a mirror")
 		}
 		if o.eventsOnly {
 			source.eventsOnly, source.latestReads = true, latestReads{}
@@ -209,6 +210,26 @@ func setup(t testing.TB, opts ...func(*options)) *fixture {
 	f.requests.reset()
 	f.reads.GetReadsAndReset()
 	return f
+}
+
+// detect is detectSource of an etcd that answers progress requests, or does not. It is repeated
+// while the etcd seems to be another one, because its answer took most of a second: the machine is
+// full.
+func detect(t testing.TB, client *kubernetes.Client, prefix string, opts Options, progress bool) detectedSource {
+	t.Helper()
+	for end := time.Now().Add(patience); ; {
+		source, err := detectSource(client, prefix, opts)
+		wrong := source.progressMode == etcdsource.ByProgress
+		if progress {
+			wrong = source.progressMode == etcdsource.ByEvents
+		}
+		if err != nil {
+			t.Fatalf("the etcd cannot feed a mirror: %v", err)
+		}
+		if !wrong || time.Now().After(end) {
+			return source
+		}
+	}
 }
 
 // setupInMemory is setup with an in-memory etcd; see inMemory.
@@ -453,15 +474,21 @@ func everything() storage.ListOptions {
 // list returns the pods that the options select.
 func (f *fixture) list(t testing.TB, opts storage.ListOptions) *example.PodList {
 	t.Helper()
-	list, ctx := &example.PodList{}, contextFor(t)
-	err := f.GetList(ctx, "/pods/", opts, list)
-	for ; apierrors.IsTooManyRequests(err) && ctx.Err() == nil; err = f.GetList(ctx, "/pods/", opts, list) {
-		time.Sleep(10 * time.Millisecond) // the machine is full, and memory is late
-	}
-	if err != nil {
+	list := &example.PodList{}
+	if err := getList(contextFor(t), f, "/pods/", opts, list); err != nil {
 		t.Fatalf("list: %v", err)
 	}
 	return list
+}
+
+// getList lists from a storage, again while it answers 429: the machine is full, and memory is
+// late.
+func getList(ctx context.Context, s storage.Interface, key string, opts storage.ListOptions, list *example.PodList) error {
+	err := s.GetList(ctx, key, opts, list)
+	for ; apierrors.IsTooManyRequests(err) && ctx.Err() == nil; err = s.GetList(ctx, key, opts, list) {
+		time.Sleep(10 * time.Millisecond)
+	}
+	return err
 }
 
 func podNames(list *example.PodList) string {

@@ -498,7 +498,7 @@ func TestWalk_PagesFromAnyReplica_EqualEtcd(t *testing.T) {
 func walk(t *testing.T, rounds int, wrap func(storage.Interface) storage.Interface) (*walksWorld, error) {
 	t.Helper()
 	seed := testseed.New(t)
-	ctx, cancel := context.WithTimeout(t.Context(), patience+time.Duration(rounds)*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience+time.Duration(rounds)*5*time.Second)
 	defer cancel()
 	w := &walksWorld{client: startEtcd(t, testetcd.Config{}), wrap: wrap}
 	return w, w.run(ctx, seed, rounds)
