@@ -290,7 +290,7 @@ func TestFastChain_StalledReader_LosesSeatAtDeadline(t *testing.T) {
 			read := make(chan struct{})
 			for range test.streams {
 				clients.Go(func() {
-					resp, err := client.Do(s.list(t, "?timeout=2s")) // enough for a busy machine
+					resp, err := client.Do(s.list(t, "?timeout=5s")) // enough for a busy machine
 					if err != nil {
 						if !test.deaf {
 							t.Errorf("no response: %v", err)
@@ -362,10 +362,10 @@ func TestFastChain_PastDeadline_ConnectionIsReused(t *testing.T) {
 			})
 			s.start(t)
 			client := s.client(t, test.http2)
-			const timeout = 2 * time.Second // a busy machine answers in time
-			for i := range 2 {
+			const timeout = 5 * time.Second // a busy machine answers in time
+			send := func() (reused bool) {
+				t.Helper()
 				req := s.list(t, "?timeout="+timeout.String())
-				reused := false
 				req = req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
 					GotConn: func(info httptrace.GotConnInfo) { reused = info.Reused },
 				}))
@@ -373,13 +373,22 @@ func TestFastChain_PastDeadline_ConnectionIsReused(t *testing.T) {
 				testcheck.NoError(t, err)
 				got, err := io.ReadAll(resp.Body)
 				resp.Body.Close()
-				if err != nil || !bytes.Equal(got, body) || reused != (i == 1) {
-					t.Fatalf("response %d: %d bytes, %v, over a connection that was reused: %v", i, len(got), err, reused)
+				if err != nil || !bytes.Equal(got, body) {
+					t.Fatalf("a response has %d bytes, %v", len(got), err)
 				}
-				if i == 0 {
-					time.Sleep(timeout + 50*time.Millisecond) // past the deadline of the first
+				return reused
+			}
+			if send() {
+				t.Fatal("the first connection was reused")
+			}
+			// A client of HTTP/1.1 may drop a connection by itself while the machine is busy.
+			for range 5 {
+				time.Sleep(timeout + 50*time.Millisecond) // past the deadline of the one before
+				if send() {
+					return
 				}
 			}
+			t.Error("no connection was reused")
 		})
 	}
 }
