@@ -60,8 +60,8 @@ func TestDrainer_Leaving_ClientsReconnect(t *testing.T) {
 	t.Parallel()
 	for _, http2 := range []bool{true, false} {
 		t.Run(fmt.Sprintf("HTTP/2 %v", http2), func(t *testing.T) {
-			// Connections after the requests before the server leaves, after those that are told, and
-			// after the next one.
+			// Connections after the requests before the server leaves, after those that are told,
+			// and after the next one.
 			var got, want [3]int64
 			want = [3]int64{1, 1, 2}
 			// A client of HTTP/1.1 may drop a connection whose request took most of a tenth of a

@@ -154,8 +154,8 @@ func (r *Response) Err() error { return fmt.Errorf("%d %s", r.Code, strings.Trim
 // refusals is how often a refused read is repeated.
 const refusals = 3
 
-// Read is a GET, also at a revision, with an Accept header; "" for JSON. As clients do, it repeats a
-// read for which memory is late, a few times.
+// Read is a GET, also at a revision, with an Accept header; "" for JSON. As clients do, it repeats
+// a read for which memory is late, a few times.
 func (a *API) Read(ctx context.Context, path, query, accept string) (*Response, error) {
 	r, err := a.DoAs(ctx, http.MethodGet, path, query, "", accept, nil)
 	for range refusals {

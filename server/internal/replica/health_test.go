@@ -232,7 +232,8 @@ func TestPool_PrimaryTakesAnotherUser_GetsNoRequests(t *testing.T) {
 			t.Parallel()
 			s := newStub(t, c.stub)
 			p := s.pool(t, s.files.FrontProxyClient, testTiming)
-			await(t, "refusal", func() bool { return p.refusal() != nil }) // a first dial may be too slow
+			// a first dial may be too slow
+			await(t, "refusal", func() bool { return p.refusal() != nil })
 			var none *errNoPrimary
 			if resp, err := get(t, p, "/write"); !errors.As(err, &none) || !strings.Contains(none.reason, c.want) || !strings.Contains(none.reason, "--proxy-client-cert-file") {
 				t.Errorf("response %v, error %v, want one with %q", resp, err, c.want)

@@ -34,8 +34,8 @@ const (
 	electedWithin = 4 * time.Second
 	settledWithin = 500 * time.Millisecond
 
-	// A list is refused when etcd has not confirmed its state for listWait. A busy machine may pause
-	// etcd for that long: pausedReads bounds such lists. It is two pauses of all five readers.
+	// A list is refused when etcd has not confirmed its state for listWait. A busy machine may
+	// pause etcd for that long: pausedReads bounds such lists. It is two pauses of five readers.
 	listWait    = 3 * time.Second
 	pausedReads = 10
 )

@@ -226,7 +226,8 @@ func removeKey(t *testing.T, ctx context.Context, api *harness.API, config harne
 			watching.Go(func() {
 				var w *harness.Watch
 				var refused *harness.Response
-				err := harness.Poll(ctx, func(context.Context) (_ bool, err error) { // memory may be late
+				// memory may be late
+				err := harness.Poll(ctx, func(context.Context) (_ bool, err error) {
 					w, refused, err = api.Watch(ctx, r.path, r.query)
 					return err != nil || refused == nil || refused.Code != http.StatusTooManyRequests, err
 				})
