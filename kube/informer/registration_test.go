@@ -52,6 +52,7 @@ func TestInformer_SettingsDuringStart_HaveNoRace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, nil)
 		f.put("a/x", "1")
+		f.settle()
 		in := f.informer(0, nil)
 		r := &recorder{name: "handler"}
 		var others sync.WaitGroup
