@@ -155,11 +155,17 @@ func (r *Response) Err() error { return fmt.Errorf("%d %s", r.Code, strings.Trim
 const refusals = 3
 
 // Read is a GET, also at a revision, with an Accept header; "" for JSON. As clients do, it repeats
-// a read for which memory is late, a few times.
+// a refused read, a few times: on a machine that pauses for seconds, etcd does not confirm the
+// present state in time.
 func (a *API) Read(ctx context.Context, path, query, accept string) (*Response, error) {
+	return a.readUnless(ctx, (*Response).Refused, path, query, accept)
+}
+
+// readUnless is a GET that is repeated, a few times, while the response is bad.
+func (a *API) readUnless(ctx context.Context, bad func(*Response) bool, path, query, accept string) (*Response, error) {
 	r, err := a.DoAs(ctx, http.MethodGet, path, query, "", accept, nil)
 	for range refusals {
-		if err != nil || !r.late() {
+		if err != nil || !bad(r) {
 			break
 		}
 		Pause(ctx, time.Second)
@@ -173,16 +179,15 @@ func (r *Response) Refused() bool {
 	return r.Code == http.StatusTooManyRequests && r.Header.Get("Retry-After") != ""
 }
 
-// late reports whether a read was refused because memory was late, as on a machine that pauses for
-// seconds: etcd does not confirm the present state in time (429), or memory does not reach the
-// client's revision in time (504).
+// late reports whether a read was refused because memory was late: it is Refused, or memory did not
+// reach the client's revision in time (504).
 func (r *Response) late() bool {
 	return r.Refused() || r.Code == http.StatusGatewayTimeout && r.Header.Get("Retry-After") != ""
 }
 
-// List lists path by Read.
+// List lists path, as Read does. It repeats a list that waits for a revision in vain, too.
 func (a *API) List(ctx context.Context, path, query string) (*List, error) {
-	r, err := a.Read(ctx, path, query, "")
+	r, err := a.readUnless(ctx, (*Response).late, path, query, "")
 	if err != nil {
 		return nil, err
 	}
