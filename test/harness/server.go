@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -194,6 +195,7 @@ func (s *Server) AwaitProgress(without string) {
 		s.env.check(s.Stop())
 		s.Restart()
 	}
+	s.env.check(errors.New("each of five starts missed the answer of etcd to a progress request"))
 }
 
 // StartAgain is Restart without the wait.

@@ -47,8 +47,8 @@ func (w *Waiter) NotReady() error {
 
 // Ready returns when the resource can be read. A load, with its history or on the first request for
 // a custom resource, mostly takes seconds, so a reader waits for it, for at most freshWait. Once
-// such a wait has failed, the load takes long: later readers are refused immediately (KEP-4568).
-// Error: 429.
+// a reader has waited for all of it, the load takes long: later readers are refused immediately
+// (KEP-4568). The end of a request that has less time refuses that request only. Error: 429.
 func (w *Waiter) Ready(ctx context.Context) error {
 	if w.resource.Ready() {
 		return nil
@@ -62,7 +62,7 @@ func (w *Waiter) Ready(ctx context.Context) error {
 	if w.resource.WaitReady(waitCtx) == nil {
 		return nil
 	}
-	if time.Since(began) < freshWait { // the end of this request says nothing about the load
+	if time.Since(began) < freshWait {
 		return apierrors.NewTooManyRequests(storage.ErrStorageNotReady.Error(), RetrySeconds)
 	}
 	return w.NotReady()

@@ -33,11 +33,6 @@ const (
 	leftOutWithin = time.Second
 	electedWithin = 4 * time.Second
 	settledWithin = 500 * time.Millisecond
-
-	// A list is refused when etcd has not confirmed its state for listWait. A busy machine may
-	// pause etcd for that long: pausedReads bounds such lists. It is two pauses of five readers.
-	listWait    = 3 * time.Second
-	pausedReads = 10
 )
 
 // failure is a request without an answer, or with one of 429 or 5xx.
@@ -45,7 +40,6 @@ type failure struct {
 	began, ended time.Time
 	code         int // 0 without an answer
 	text         string
-	paused       bool // a list that waited in vain, and was answered when it was repeated
 }
 
 // load is the requests of readers and writers.
@@ -128,19 +122,14 @@ func (l *load) do(ctx context.Context, api *harness.API, method, path string, bo
 	}
 	ended := time.Now()
 	took := ended.Sub(began)
-	paused := false
-	if err == nil && method == http.MethodGet && r.Code == http.StatusTooManyRequests && took >= listWait {
-		again, err := api.Do(request, method, path, "", nil)
-		paused = err == nil && again.Code == http.StatusOK
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.mu.slowest = max(l.mu.slowest, took)
 	switch {
 	case err != nil:
-		l.mu.failures = append(l.mu.failures, failure{began, ended, 0, fmt.Sprintf("%s %s after %v: %v", method, path, took, err), false})
+		l.mu.failures = append(l.mu.failures, failure{began, ended, 0, fmt.Sprintf("%s %s after %v: %v", method, path, took, err)})
 	case r.Code >= http.StatusInternalServerError, r.Code == http.StatusTooManyRequests:
-		l.mu.failures = append(l.mu.failures, failure{began, ended, r.Code, fmt.Sprintf("%s %s after %v: %v", method, path, took, r.Err()), paused})
+		l.mu.failures = append(l.mu.failures, failure{began, ended, r.Code, fmt.Sprintf("%s %s after %v: %v", method, path, took, r.Err())})
 	case r.Code/100 == 2 && method == http.MethodGet:
 		l.reads.Add(1)
 	case r.Code/100 == 2:
@@ -194,16 +183,12 @@ func (l *load) judge(t *testing.T, faults []fault) {
 	t.Helper()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	excused, paused := 0, 0
+	excused := 0
 	for _, failed := range l.mu.failures {
-		switch {
-		case slices.ContainsFunc(faults, func(f fault) bool { return f.explains(failed) }):
+		if slices.ContainsFunc(faults, func(f fault) bool { return f.explains(failed) }) {
 			excused++
 			t.Logf("in flight on an ended process: %s, begun %s", failed.text, when(faults, failed.began))
-		case failed.paused && paused < pausedReads:
-			paused++
-			t.Logf("refused once: %s, begun %s", failed.text, when(faults, failed.began))
-		default:
+		} else {
 			t.Errorf("a request failed that was not in flight on an ended process: %s, begun %s", failed.text, when(faults, failed.began))
 		}
 	}

@@ -126,7 +126,7 @@ func (s *scene) listAll(t *testing.T, ctx context.Context, clients int, bound in
 	t.Log("before:", before)
 
 	stopMemory := s.watchMemory(t, bound)
-	stopHealth := s.health(t, ctx, harness.Pick(patience, 10*time.Second))
+	stopHealth := s.health(t, ctx, harness.Pick(30*time.Second, 10*time.Second))
 	var (
 		asking sync.WaitGroup
 		got    answers

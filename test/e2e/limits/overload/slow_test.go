@@ -93,7 +93,7 @@ func TestSlowClients_AreEndedAtLimits(t *testing.T) {
 	harness.Check(t, err)
 	t.Log("before:", before)
 
-	stopHealth := s.health(t, ctx, patience)
+	stopHealth := s.health(t, ctx, 30*time.Second)
 	var (
 		attacking errgroup.Group
 		lasted    longest
