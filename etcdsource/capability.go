@@ -133,8 +133,9 @@ func clusterOf(h *pb.ResponseHeader) uint64 {
 // Bounds of Probe. Servers answer within milliseconds. Tests change them.
 var (
 	// probeProgress bounds the wait for progress, from the creation of a watch on: the startup
-	// delay with a server without progress.
-	probeProgress = 700 * time.Millisecond
+	// delay with a server without progress. An etcd that is overloaded meanwhile must not count as
+	// one of those for the life of the process.
+	probeProgress = 3 * time.Second
 	// probeAnswer bounds every other answer: only a server that hangs, or is not running yet, takes
 	// long.
 	probeAnswer = 5 * time.Second
@@ -149,7 +150,7 @@ var (
 // which is as correct but delivers the events of other prefixes too. Error: the probe failed; the
 // caller may continue as if the server were etcd.
 //
-// Cost: one read and one or two short watches, a few round trips, and 0.7 s if a server that
+// Cost: one read and one or two short watches, a few round trips, and 3 s if a server that
 // identifies its cluster does not answer the progress request.
 func Probe(ctx context.Context, client *clientv3.Client, key string) (ProgressMode, error) {
 	first, cancel := context.WithTimeout(ctx, probeAnswer)
@@ -199,12 +200,10 @@ func probeWatch(ctx context.Context, client *clientv3.Client, limit time.Duratio
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	// To request progress, watch from the current revision, not from the next: since 3.6.2 etcd
-	// sends no progress below the start revision of a watch.
+	// sends no progress below the start revision of a watch. No notices are requested: an etcd that
+	// sends some every second would answer in place of a proxy that answers no request.
 	watchCtx := New(client, name, key).streamContext(ctx)
 	opts = append(opts, clientv3.WithCreatedNotify())
-	if progress {
-		opts = append(opts, clientv3.WithProgressNotify()) // as the feed does
-	}
 	// The client returns the channel only when the watch was created.
 	begun := make(chan clientv3.WatchChan, 1)
 	go func() { begun <- client.Watch(watchCtx, key, opts...) }()
