@@ -85,8 +85,8 @@ func past(t *testing.T, ctx context.Context, namespace string) (before int64) {
 	write(t, ctx, http.MethodPost, "/api/v1/namespaces", object{"metadata": object{"name": namespace}})
 	maps := "/api/v1/namespaces/" + namespace + "/configmaps"
 	write(t, ctx, http.MethodPost, maps, object{"metadata": object{"name": "temporary"}})
-	before = write(t, ctx, http.MethodPost, maps, object{"metadata": object{"name": "settings"}, "data": object{"color": "blue", "size": "1"}})
-	write(t, ctx, http.MethodPatch, maps+"/settings", object{"data": object{"color": "green"}, "metadata": object{"labels": object{"tier": "front"}}})
+	before = write(t, ctx, http.MethodPost, maps, object{"metadata": object{"name": "settings"}, "data": object{"color": "blue", "size": "1", "markup": "<img src=x onerror=alert(1)>"}})
+	write(t, ctx, http.MethodPatch, maps+"/settings", object{"data": object{"color": "green", "markup": "<i>"}, "metadata": object{"labels": object{"tier": "front"}}})
 	write(t, ctx, http.MethodDelete, maps+"/temporary", nil)
 	write(t, ctx, http.MethodPost, maps, object{"metadata": object{"name": "other"}})
 	return before
@@ -248,9 +248,13 @@ func showPast(t *testing.T, b *browser, before int64) {
 	b.until(`/temporary/.test(` + listText + `) && /settings/.test(` + listText + `) && !/other/.test(` + listText + `)`)
 	b.until(`/data\.color\s+"blue"\s+"green"/.test(` + diffText + `) && /1 removed, 1 changed/.test(` + diffText + `)`)
 	b.until(`/metadata\.labels\s+–\s+\{"tier":"front"\}/.test(` + diffText + `)`)
+	b.until(`/data\.markup\s+"<img src=x onerror=alert\(1\)>"\s+"<i>"/.test(` + diffText + `)`) // as text
 	capture(t, b, "past-light.png")
 	b.run(script(`[...document.querySelectorAll('#past-list tbody button')].find((b) => b.innerText === 'settings').focus()`), chromedp.KeyEvent(kb.Enter))
 	b.until(`document.getElementById('object').open && /"color": "blue"/.test(document.getElementById('object-text').innerText)`)
+	if value[bool](b, `document.querySelector('img:not([src="icon.svg"]), i') !== null || !/<img src=x/.test(document.getElementById('object-text').innerText)`) {
+		t.Error("markup in the data of an object is not shown as text")
+	}
 	b.run(chromedp.KeyEvent(kb.Escape))
 	b.until(`!document.getElementById('object').open`)
 }
