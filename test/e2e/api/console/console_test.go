@@ -248,7 +248,7 @@ func showPast(t *testing.T, b *browser, before int64) {
 	b.until(`/temporary/.test(` + listText + `) && /settings/.test(` + listText + `) && !/other/.test(` + listText + `)`)
 	b.until(`/data\.color\s+"blue"\s+"green"/.test(` + diffText + `) && /1 removed, 1 changed/.test(` + diffText + `)`)
 	b.until(`/metadata\.labels\s+–\s+\{"tier":"front"\}/.test(` + diffText + `)`)
-	b.until(`/data\.markup\s+"<img src=x onerror=alert\(1\)>"\s+"<i>"/.test(` + diffText + `)`) // as text
+	b.until(`/data\.markup\s+"<img src=x onerror=alert\(1\)>"\s+"<i>"/.test(` + diffText + `)`)
 	capture(t, b, "past-light.png")
 	b.run(script(`[...document.querySelectorAll('#past-list tbody button')].find((b) => b.innerText === 'settings').focus()`), chromedp.KeyEvent(kb.Enter))
 	b.until(`document.getElementById('object').open && /"color": "blue"/.test(document.getElementById('object-text').innerText)`)
