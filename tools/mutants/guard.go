@@ -34,6 +34,23 @@ func strataError(mutation int, err error) error {
 	}
 	return err
 }
+
+func strataNil[C any](mutation int, channel C) C {
+	if strataMutation == mutation {
+		var none C
+		return none
+	}
+	return channel
+}
+
+func strataClosed[T any](mutation int, channel <-chan T) <-chan T {
+	if strataMutation == mutation {
+		closed := make(chan T)
+		close(closed)
+		return closed
+	}
+	return channel
+}
 `
 
 var packageClause = regexp.MustCompile(`(?m)^package \w+$`)
@@ -186,10 +203,14 @@ func (g guarded) place(of []numbered, next int) string {
 			none += fmt.Sprintf("strataMutation != %d && ", m.number)
 		}
 		return "(" + texts + none + "(" + x + " " + n.Op.String() + " " + y + "))"
-	case *ast.IfStmt:
+	case *ast.IfStmt, *ast.SwitchStmt:
 		return fmt.Sprintf("(strataMutation == %d) != (%s)", of[0].number, g.text(from, to, next))
 	case *ast.ReturnStmt:
 		return fmt.Sprintf("strataError(%d, %s)", of[0].number, g.text(from, to, next))
+	case *ast.UnaryExpr:
+		return fmt.Sprintf("strataClosed(%d, %s)", of[0].number, g.text(from, to, next))
+	case *ast.CommClause:
+		return fmt.Sprintf("strataNil(%d, %s)", of[0].number, g.text(from, to, next))
 	}
 	return fmt.Sprintf("if strataMutation != %d { %s }", of[0].number, g.text(from, to, next))
 }

@@ -124,9 +124,14 @@ func TestPlaces_EachKind_HasItsMutations(t *testing.T) {
 		"mu.Lock()":                         {"{}"},
 		"defer mu.Unlock()":                 {"{}"},
 		"c <- a":                            {"{}"},
-		"<-c":                               {"{}"},
+		"<-c":                               {"<-closed"},
+		"a, ok = <-c":                       {"a, ok = <-closed"},
 		"close(c)":                          {"{}"},
-		"select { case c <- a: default: }":  nil, // not a statement of a block
+		"select { case c <- a: default: }":  {"select { case nil <- a: default: }"},
+		"select { case a, ok = <-c: }":      {"select { case a, ok = <-nil: }"},
+		"select { case <-c: close(c) }":     {"select { case <-nil: close(c) }", "select { case <-c: {} }"},
+		"switch { case ok: mu.Unlock() }":   {"switch { case !(ok): mu.Unlock() }", "switch { case ok: {} }"},
+		"switch a { case b: mu.Unlock() }":  {"switch a { case b: {} }"},
 		"clear(m)":                          nil,
 	} {
 		content := strings.Replace(code, "%s", line, 1)

@@ -23,7 +23,8 @@ const wantedScore = 0.85
 
 // score applies sampled mutations of every place of a package, each for itself, and fails if the
 // tests of the package kill fewer than wantedScore of them. The places are comparisons, conditions,
-// returned errors, locks, and operations on channels (places). One program has all mutations of the
+// returned errors, locks, and operations on channels (places): a removed receive returns the zero
+// value at once, a removed case of a select is never ready. One program has all mutations of the
 // sample: the environment selects one (guard). The survivors are listed: each is equivalent to the
 // code, or a gap of the tests.
 func score(root string, packages []string, sample int, seed uint64) error {
@@ -119,7 +120,20 @@ func placesOf(file, content string) ([]mutation, error) {
 			id: fmt.Sprintf("%s:%d:%d", file, position.Line, position.Column), file: file, old: content, new: text, from: position.Offset, to: end.Offset, node: n,
 		})
 	}
-	var functions []*ast.FuncType // those around the node
+	negate := func(n ast.Node, condition ast.Expr) {
+		if _, ok := condition.(*ast.BinaryExpr); !ok {
+			add(n, condition.Pos(), condition.End(), "!("+content[set.Position(condition.Pos()).Offset:set.Position(condition.End()).Offset]+")")
+		}
+	}
+	remove := func(statements []ast.Stmt) {
+		for _, statement := range statements {
+			if acts(statement) {
+				add(statement, statement.Pos(), statement.End(), "{}")
+			}
+		}
+	}
+	selected := map[ast.Expr]bool{} // receives that are cases of a select
+	var functions []*ast.FuncType   // those around the node
 	var nodes []ast.Node
 	ast.Inspect(parsed, func(n ast.Node) bool {
 		if n == nil {
@@ -144,20 +158,33 @@ func placesOf(file, content string) ([]mutation, error) {
 				add(n, n.OpPos, n.OpPos+token.Pos(len(n.Op.String())), other.String())
 			}
 		case *ast.IfStmt:
-			if _, ok := n.Cond.(*ast.BinaryExpr); !ok {
-				add(n, n.Cond.Pos(), n.Cond.End(), "!("+content[set.Position(n.Cond.Pos()).Offset:set.Position(n.Cond.End()).Offset]+")")
+			negate(n, n.Cond)
+		case *ast.SwitchStmt:
+			for _, clause := range n.Body.List {
+				for _, condition := range clause.(*ast.CaseClause).List {
+					if n.Tag == nil {
+						negate(n, condition)
+					}
+				}
 			}
 		case *ast.ReturnStmt:
 			if len(functions) > 0 && returnsError(functions[len(functions)-1], n) {
 				last := n.Results[len(n.Results)-1]
 				add(n, last.Pos(), last.End(), "nil")
 			}
-		case *ast.BlockStmt:
-			for _, statement := range n.List {
-				if acts(statement) {
-					add(statement, statement.Pos(), statement.End(), "{}")
-				}
+		case *ast.UnaryExpr:
+			if n.Op == token.ARROW && !selected[n] {
+				add(n, n.X.Pos(), n.X.End(), "closed")
 			}
+		case *ast.CommClause:
+			if channel := channelOf(n.Comm, selected); channel != nil {
+				add(n, channel.Pos(), channel.End(), "nil")
+			}
+			remove(n.Body)
+		case *ast.CaseClause:
+			remove(n.Body)
+		case *ast.BlockStmt:
+			remove(n.List)
 		}
 		return true
 	})
@@ -174,7 +201,25 @@ func returnsError(f *ast.FuncType, n *ast.ReturnStmt) bool {
 	return ok && kind.Name == "error" && (!constant || value.Name != "nil")
 }
 
-// acts reports whether the statement takes or leaves a lock, or operates on a channel.
+// channelOf returns the channel of a case of a select, nil for the default, and notes a receive.
+func channelOf(operation ast.Stmt, receives map[ast.Expr]bool) ast.Expr {
+	var received ast.Expr
+	switch s := operation.(type) {
+	case *ast.SendStmt:
+		return s.Chan
+	case *ast.ExprStmt:
+		received = s.X
+	case *ast.AssignStmt:
+		received = s.Rhs[0]
+	default:
+		return nil
+	}
+	received = ast.Unparen(received)
+	receives[received] = true
+	return received.(*ast.UnaryExpr).X
+}
+
+// acts reports whether the statement takes or leaves a lock, sends on a channel, or closes it.
 func acts(statement ast.Stmt) bool {
 	var called ast.Expr
 	switch s := statement.(type) {
@@ -185,10 +230,7 @@ func acts(statement ast.Stmt) bool {
 	case *ast.ExprStmt:
 		called = s.X
 	}
-	switch x := called.(type) {
-	case *ast.UnaryExpr:
-		return x.Op == token.ARROW
-	case *ast.CallExpr:
+	if x, ok := called.(*ast.CallExpr); ok {
 		switch f := x.Fun.(type) {
 		case *ast.Ident:
 			return f.Name == "close"
