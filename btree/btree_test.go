@@ -139,7 +139,8 @@ func (m *machine) within(t *rapid.T) {
 }
 
 func (m *machine) measure(t *rapid.T) {
-	start, end := drawKey.Draw(t, "start"), drawKey.Draw(t, "end")
+	bound := rapid.OneOf(rapid.Just(""), drawKey)
+	start, end := bound.Draw(t, "start"), bound.Draw(t, "end")
 	length := func(r Run[*item]) (n int64, known bool) {
 		for _, it := range r.Items() {
 			n += it.size + 1
@@ -224,21 +225,35 @@ func TestEdit_UntouchedLeaves_AreShared(t *testing.T) {
 		items = append(items, &item{fmt.Sprintf("%05d", i), 1})
 	}
 	before := Build(items)
-	e := before.Edit()
-	e.Set(&item{"05000", 2})
-	after := e.Tree()
 	seen := map[*Leaf[*item]]bool{}
 	for r := range before.Runs("", "") {
 		seen[r.Leaf] = true
 	}
-	fresh := 0
-	for r := range after.Runs("", "") {
-		if !seen[r.Leaf] {
-			fresh++
+	for name, edit := range map[string]func(*Edit[*item]){
+		"replaced": func(e *Edit[*item]) { e.Set(&item{"05000", 2}) },
+		"removed":  func(e *Edit[*item]) { e.Delete("05000") },
+	} {
+		e := before.Edit()
+		edit(e)
+		fresh := 0
+		for r := range e.Tree().Runs("", "") {
+			if !seen[r.Leaf] {
+				fresh++
+			}
+		}
+		if fresh != 1 {
+			t.Errorf("one %s item made %d new leaves, want 1", name, fresh)
 		}
 	}
-	if fresh != 1 {
-		t.Fatalf("one replaced item made %d new leaves, want 1", fresh)
+}
+
+// TestRun_Whole_NeedsBothEnds: part of a leaf is not its whole.
+func TestRun_Whole_NeedsBothEnds(t *testing.T) {
+	whole := NewRun(many(3))
+	for _, r := range []Run[*item]{whole, {Leaf: whole.Leaf, To: 2}, {Leaf: whole.Leaf, From: 1, To: 3}} {
+		if r.Whole() != (len(r.Items()) == 3) {
+			t.Errorf("from %d to %d of 3: %v", r.From, r.To, r.Whole())
+		}
 	}
 }
 
@@ -406,6 +421,15 @@ func TestWeigh_SharedNodes_AreCountedOnce(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestBlock_AnySize_IsRoundedUp: sizes on both sides of each bound.
+func TestBlock_AnySize_IsRoundedUp(t *testing.T) {
+	for bytes, want := range map[int]int64{0: 0, 1: 16, 127: 128, 129: 160, 511: 512, 513: 640, 1023: 1024, 1025: 1280} {
+		if got := block(bytes, 1); got != want {
+			t.Errorf("%d bytes take %d, want %d", bytes, got, want)
+		}
+	}
 }
 
 // TestWeigh_EqualsHeapGrowth: the weights equal the heap's growth within a few percent.

@@ -23,7 +23,7 @@ func TestCheck_BrokenTree_IsFound(t *testing.T) {
 		},
 		"a large leaf": func(n root) {
 			l := n.kids[len(n.kids)-1]
-			l.leaf.items = slices.Concat(l.leaf.items, many(2*maxItems))
+			l.leaf.items = slices.Concat(l.leaf.items, many(6 * maxItems)[4*maxItems:])
 			l.recount()
 			n.recount()
 		},
@@ -46,6 +46,59 @@ func TestCheck_BrokenTree_IsFound(t *testing.T) {
 		if err, valid := tree.Check(), strings.HasPrefix(name, "none"); (err == nil) != valid {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+	for name, broken := range map[string]func(root){
+		"an empty leaf":       func(n root) { n.leaf.items = nil; n.recount() },
+		"a large leaf":        func(n root) { n.leaf.items = many(maxItems + 1); n.recount() },
+		"the order of a leaf": func(n root) { i := n.leaf.items; i[0], i[1] = i[1], i[0] },
+		"a sum of a leaf":     func(n root) { n.memoList().Swap(lengthKey, nil, sum(1)) },
+	} {
+		tree := Build(many(2))
+		broken(tree.root)
+		if tree.Check() == nil {
+			t.Errorf("%s alone is valid", name)
+		}
+	}
+	tree := Build(many(maxItems * maxItems))
+	tree.root.kids[1] = tree.root.kids[1].kids[0]
+	tree.root.recount()
+	if tree.Check() == nil {
+		t.Error("a leaf beside inner nodes is valid")
+	}
+}
+
+// TestBuild_KeysNotAscending_Panics: also for a key that comes twice.
+func TestBuild_KeysNotAscending_Panics(t *testing.T) {
+	items := many(2)
+	for name, of := range map[string][]*item{"descending": {items[1], items[0]}, "twice": {items[0], items[0]}} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: a tree was built", name)
+				}
+			}()
+			Build(of)
+		}()
+	}
+}
+
+// TestSet_FullNodes_AreNotSplit: a node is split when it has one item or child more than maxItems.
+func TestSet_FullNodes_AreNotSplit(t *testing.T) {
+	e := Tree[*item]{}.Edit()
+	height, width := 0, maxItems // of the root
+	for _, it := range many(maxItems * maxItems) {
+		e.Set(it)
+		now := 1
+		for n := e.root; n.kids != nil; n = n.kids[0] {
+			now++
+		}
+		if now > height && width != maxItems {
+			t.Fatalf("a root of width %d was split", width)
+		}
+		height, width = now, e.root.width()
+	}
+	if height != 3 {
+		t.Errorf("height %d, want 3", height)
 	}
 }
 

@@ -156,7 +156,7 @@ func (e *Edit[T]) Delete(key string) (prev T, ok bool) {
 	}
 	e.root = e.own(e.root)
 	prev = e.del(e.root, key)
-	for e.root != nil && e.root.kids != nil && len(e.root.kids) == 1 {
+	for len(e.root.kids) == 1 {
 		e.root = e.root.kids[0]
 	}
 	if e.root.count == 0 {
@@ -184,7 +184,7 @@ func (e *Edit[T]) del(n *node[T], key string) (prev T) {
 	prev = e.del(kid, key)
 	n.count--
 	n.bytes -= prev.Size()
-	if kid.width() < minItems && len(n.kids) > 1 {
+	if kid.width() < minItems {
 		e.refill(n, i)
 	}
 	return prev

@@ -56,8 +56,8 @@ func (s *bySize) Parent(leaves MemosOfLeaves, d *memo.List) uint64 {
 func TestSift_RandomEdits_EqualsWalk(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	key := func() string { return fmt.Sprintf("%05d", rnd.IntN(20000)) }
-	var versions []Tree[*item]
 	tree := Tree[*item]{}
+	versions := []Tree[*item]{tree}
 	of := &memo.Key{}
 	for range 60 {
 		edit := tree.Edit()
