@@ -89,6 +89,27 @@ func TestLog_RandomSteps_EqualsSliceWithFloor(t *testing.T) {
 	})
 }
 
+// TestLog_Table_GrowsAndShrinksByChunks: only a step over the end of a chunk replaces the table. A
+// dropped chunk is released.
+func TestLog_Table_GrowsAndShrinksByChunks(t *testing.T) {
+	l := New[ev](0)
+	rev, before := int64(0), l.table.Load()
+	step := func(what string, change func(), replaces bool) {
+		change()
+		now := l.table.Load()
+		if held := (l.End()-1)/chunkSize - l.First()/chunkSize + 1; (now != before) != replaces || len(now.chunks) != int(held) {
+			t.Fatalf("revision %d %s: %d chunks, want %d; table replaced: %v", rev, what, len(now.chunks), held, now != before)
+		}
+		before = now
+	}
+	for rev = 1; rev <= 3*chunkSize; rev++ {
+		step("added", func() { l.Append(&ev{rev, rev}) }, rev%chunkSize == 1)
+	}
+	for rev = 1; rev < 3*chunkSize; rev++ {
+		step("dropped", func() { l.Drop(rev, nil) }, rev%chunkSize == 0)
+	}
+}
+
 // TestLog_ConcurrentReaders_SeeEachEventOnceOrGap runs readers against a writer that drops old
 // events.
 func TestLog_ConcurrentReaders_SeeEachEventOnceOrGap(t *testing.T) {
