@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
 
+	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/kube/internal/test/podtest"
 	"github.com/stratakube/strata/mirror"
 )
@@ -191,6 +192,29 @@ func TestDeliver_EventFails_IsRetried(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestDeliver_RequestEndsInRetry_OmitsRestOfBatch: later events of the batch do not overtake the
+// one that was not written.
+func TestDeliver_RequestEndsInRetry_OmitsRestOfBatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFixture(t)
+		w.env.RetryFor = time.Minute
+		ctx, cancel := context.WithCancel(t.Context())
+		r := &recorder{st: w.open(t, ctx, w.fromNow())}
+		r.fail = func(call string) error {
+			if call != "event ADDED ns/a" {
+				return nil
+			}
+			time.AfterFunc(50*time.Millisecond, cancel)
+			return errors.New("broken")
+		}
+		a, b := podtest.Pod("a"), podtest.Pod("b")
+		w.Etcd.Txn(memory.Op{Key: podtest.Key(a), Value: podtest.Stored(t, a)}, memory.Op{Key: podtest.Key(b), Value: podtest.Stored(t, b)})
+		if err := r.st.Deliver(nil, r); err != nil || slices.Contains(r.calls, "event ADDED ns/b") {
+			t.Errorf("calls %q, %v", r.calls, err)
+		}
+	})
 }
 
 // TestDeliver_RefreshFailsInRetry_IsRetried: the keys are not read, and the event is not written.

@@ -98,6 +98,18 @@ func TestOpen_BeforeLoad_WaitsForIt(t *testing.T) {
 	})
 }
 
+// TestBeginAfter_NotLoaded_ReturnsError: the stream has no cursor.
+func TestBeginAfter_NotLoaded_ReturnsError(t *testing.T) {
+	etcd := memory.New()
+	etcd.FailLists(errors.New("not yet"))
+	w := newFixture(t, func(o *podtest.Options) { o.Etcd, o.Unloaded = etcd, true })
+	st := &Stream{env: w.env}
+	st.life.ctx = t.Context()
+	if err := st.beginAfter(1); !errors.Is(err, mirror.ErrNotReady) {
+		t.Errorf("the error is %v, want %v", err, mirror.ErrNotReady)
+	}
+}
+
 // TestOpen_Bookmarks_WantProgress of etcd until the end of the watch; other watches do not.
 func TestOpen_Bookmarks_WantProgress(t *testing.T) {
 	w := newFixture(t)
