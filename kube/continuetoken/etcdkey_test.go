@@ -60,19 +60,32 @@ func TestEtcdKey_PutAtRevision_IsCompareAndSwap(t *testing.T) {
 	}
 }
 
-// TestKeeper_Outage_IsLoggedOnce, and its end is.
+// TestReadRing_EtcdFails_ReturnsItsError, without another attempt.
+func TestReadRing_EtcdFails_ReturnsItsError(t *testing.T) {
+	etcd := &fakeEtcd{err: errDown}
+	k := &Keeper{stored: etcd}
+	if err := k.readRing(t.Context()); !errors.Is(err, errDown) || etcd.gets != 1 {
+		t.Errorf("%v after %d reads", err, etcd.gets)
+	}
+}
+
+// TestKeeper_Outage_IsLoggedOnce, its end is, and so is a failing rotation.
 func TestKeeper_Outage_IsLoggedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
-		etcd := &fakeEtcd{err: errDown}
-		k := newKeeper(Options{Key: "/keys", Transformer: &fakeKMS{}, Seal: true, Rotation: testRotation, Keep: testKeep,
+		etcd, kms := &fakeEtcd{err: errDown}, &fakeKMS{}
+		k := newKeeper(Options{Key: "/keys", Transformer: kms, Seal: true, Rotation: testRotation, Keep: testKeep,
 			Logger: slog.New(slog.NewTextHandler(&log, nil))}, etcd)
 		time.Sleep(10 * time.Minute)
 		etcd.set(func(e *fakeEtcd) { e.err = nil })
 		time.Sleep(time.Hour)
+		kms.set(func(f *fakeKMS) { f.err = errDown })
+		time.Sleep(2 * testRotation)
 		k.Close()
-		if failed, readable := strings.Count(log.String(), "Failed to read"), strings.Count(log.String(), "readable again"); failed != 1 || readable != 1 {
-			t.Errorf("%d and %d lines in\n%s", failed, readable, &log)
+		for _, line := range []string{"Failed to read", "readable again", "Failed to update"} {
+			if n := strings.Count(log.String(), line); n != 1 {
+				t.Errorf("%q is logged %d times", line, n)
+			}
 		}
 	})
 }

@@ -119,6 +119,9 @@ func TestRing_RandomClock_ChangesWhenDue(t *testing.T) {
 			if !due.IsZero() && !due.After(now) && next == r {
 				t.Fatalf("due at %v, not done at %v", due, now)
 			}
+			if (due.IsZero() || due.After(now)) && (next.keys[0] != r.keys[0] || len(next.keys) != len(r.keys)) {
+				t.Fatalf("due at %v, done at %v", due, now)
+			}
 			for i, k := range r.keys {
 				found, gone := next.find(k.id)
 				tooOld := i > 0 && now.Sub(k.replaced) >= keep
