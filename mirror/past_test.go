@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stratakube/strata/btree"
 	"github.com/stratakube/strata/mirror/driver"
@@ -124,6 +125,47 @@ func TestLineage_ReadersBetweenTwoEvents_ShareTree(t *testing.T) {
 	}
 	if n := l.versions(); n != 11 {
 		t.Errorf("%d versions for ten revisions that were read and the first", n)
+	}
+}
+
+// TestDropMade_LeastRecentlyUsed_IsDropped, until no version is left.
+func TestDropMade_LeastRecentlyUsed_IsDropped(t *testing.T) {
+	w, tb := newCheckedWriter(t)
+	lin, versions := tb.lineage.Load(), []*version{}
+	for _, used := range []int64{2, 1, 3} {
+		v := &version{}
+		v.used.Store(used)
+		versions = append(versions, v)
+	}
+	lin.cachedVersions.Store(&versions)
+	for use := range int64(3) {
+		used := func(v *version) bool { return v.used.Load() <= use+1 }
+		if left := lin.cachedVersions.Load(); !w.dropMade() || slices.ContainsFunc(*lin.cachedVersions.Load(), used) {
+			t.Errorf("of %d versions, another than the one of use %d was dropped", len(*left), use+1)
+		}
+	}
+	if w.dropMade() {
+		t.Error("a version was dropped that was not there")
+	}
+}
+
+// TestHistory_Mark_IsSetByTimeOrBytes, for events since the last one.
+func TestHistory_Mark_IsSetByTimeOrBytes(t *testing.T) {
+	var h history
+	began := time.Now()
+	for i, step := range []struct {
+		fresh int64
+		at    time.Duration
+		marks int
+	}{
+		{0, 0, 0}, {1, 0, 1}, {1, markInterval - 1, 1}, {0, markInterval, 2},
+		{markBytes - 1, markInterval, 2}, {1, markInterval, 3}, {0, 10 * markInterval, 3},
+	} {
+		h.fresh += step.fresh
+		h.mark(Revision(i), began.Add(step.at))
+		if len(h.marks) != step.marks {
+			t.Errorf("step %d: %d marks, want %d", i, len(h.marks), step.marks)
+		}
 	}
 }
 
