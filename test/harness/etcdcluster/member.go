@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -37,6 +38,18 @@ func syncDelay(dir string) string { return dir + ".sync-delay" }
 // ends it.
 func (m *Member) SlowSyncs(delay time.Duration) error {
 	return os.WriteFile(syncDelay(m.Dir), []byte(delay.String()), 0o600)
+}
+
+// syncMark returns the file that exists while a sync with a delay waits.
+func syncMark(file string, delay, id any) string {
+	return fmt.Sprintf("%s-%v-%v", file, delay, id)
+}
+
+// Syncing reports whether the member syncs its write-ahead log with the delay of SlowSyncs; after
+// Kill, whether it was killed in such a sync.
+func (m *Member) Syncing(delay time.Duration) bool {
+	marks, _ := filepath.Glob(syncMark(syncDelay(m.Dir), delay, "*")) // the pattern is valid
+	return len(marks) > 0
 }
 
 // runMember runs a member until the process is signaled to stop. The flags are those of etcd, and
