@@ -21,9 +21,10 @@ const mapsPath = "/api/v1/namespaces/default/configmaps"
 
 type object = map[string]any
 
-// TestUp_DiskFull_NamesItAndKeepsWrites: etcd cannot continue when the file system of the data
-// directory is full, so strata up ends. Its last line names the reason and the next step. With room
-// again it starts, with all acknowledged writes.
+// TestUp_DiskFull_NamesItAndKeepsWrites: the file system of the data directory and of the audit log
+// is full. While etcd takes writes, consistent lists are answered without their audit entries. etcd
+// cannot continue, so strata up ends. Its last line names the reason and the next step, as a start
+// does. With room again it starts, with all acknowledged writes.
 func TestUp_DiskFull_NamesItAndKeepsWrites(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, 6*time.Minute)
@@ -37,7 +38,10 @@ func TestUp_DiskFull_NamesItAndKeepsWrites(t *testing.T) {
 	t.Cleanup(func() { harness.Check(t, syscall.Unmount(dir, 0)) })
 	env := harness.New(t)
 	data := filepath.Join(dir, "data")
-	start := func() *harness.Server { return env.UpIn(data, "--controllers=none") }
+	policy := env.WriteFile("policy.yaml", []byte(`{"apiVersion":"audit.k8s.io/v1","kind":"Policy","rules":[{"level":"Request"}]}`))
+	start := func() *harness.Server {
+		return env.UpIn(data, "--controllers=none", "--", "--audit-policy-file="+policy, "--audit-log-path="+filepath.Join(dir, "audit.log"))
+	}
 	server := start()
 	api := server.API()
 	ballast := filepath.Join(dir, "ballast")
@@ -46,19 +50,37 @@ func TestUp_DiskFull_NamesItAndKeepsWrites(t *testing.T) {
 	}
 	value := strings.Repeat("x", 200<<10)
 	var acknowledged []string
+	lists := 0
 	for n := 0; ; n++ {
+		unread := error(nil)
+		for i := 0; unread == nil && i < 20; i++ { // each has an audit entry
+			if _, unread = api.List(ctx, mapsPath, ""); unread == nil {
+				lists++
+			}
+		}
+		if unlogged, err := api.Sum(ctx, "apiserver_audit_error_total"); unread == nil && err == nil && unlogged == 0 {
+			t.Error("no audit entry is lost: the file system has room")
+		}
 		name := fmt.Sprintf("map-%03d", n)
 		r, err := api.Do(ctx, http.MethodPost, mapsPath, "", object{"metadata": object{"name": name}, "data": object{"value": value}})
 		if err != nil || r.Code != http.StatusCreated {
 			break
 		}
 		acknowledged = append(acknowledged, name)
+		if unread != nil {
+			t.Errorf("a list failed, and the server still took writes: %v", unread)
+		}
 	}
 	code, err := server.Wait(ctx)
 	harness.Check(t, err)
 	lines := strings.Split(strings.TrimSpace(server.Output()), "\n")
 	if last := lines[len(lines)-1]; code != 1 || !strings.Contains(last, "no space left on device") || !strings.Contains(last, "free space") {
 		t.Errorf("exit code %d, last line %q, want 1 and the reason", code, last)
+	}
+
+	again, err := env.Run(ctx, "", "up", "--data-dir="+data, "--secure-port=0")
+	if err != nil || again.Code != 1 || !strings.Contains(again.Stderr, "free space") {
+		t.Errorf("a start on the full file system: %+v, %v, want exit code 1 and the reason", again, err)
 	}
 
 	harness.Check(t, os.Remove(ballast))
@@ -69,7 +91,7 @@ func TestUp_DiskFull_NamesItAndKeepsWrites(t *testing.T) {
 			t.Errorf("%s was acknowledged, and is lost", name)
 		}
 	}
-	t.Logf("%d writes were acknowledged on the full file system", len(acknowledged))
+	t.Logf("%d lists were answered and %d writes acknowledged on the full file system", lists, len(acknowledged))
 }
 
 // fill writes a file until there is no room, and returns that error.
