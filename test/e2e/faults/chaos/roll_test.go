@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -97,8 +98,9 @@ func (s *scene) awaitStatus(ctx context.Context, i int, accepted func(*clientv3.
 	})
 }
 
-// holdPage reads the first page of a list. The function that it returns reads that page again, at
-// its revision, and the next one, at each replica. Meanwhile etcd is not compacted.
+// holdPage reads the first page of a list, and gets a sealed token. The function that it returns
+// reads that page again, at its revision, and the next one, at each replica, and compares them with
+// etcd's state at that revision. Meanwhile etcd is not compacted.
 func (s *scene) holdPage(ctx context.Context) (check func(context.Context) error, err error) {
 	read := func(ctx context.Context, from *replica, query string) (page *harness.List, err error) {
 		err = s.again(ctx, func(ctx context.Context) error {
@@ -122,20 +124,46 @@ func (s *scene) holdPage(ctx context.Context) (check func(context.Context) error
 	if err != nil {
 		return nil, err
 	}
-	at := first.Metadata.ResourceVersion
+	at, token := first.Metadata.ResourceVersion, first.Metadata.Continue
+	if !strings.HasPrefix(token, "s1.") {
+		return nil, fmt.Errorf("the continue token %q is not sealed", token)
+	}
+	revision, err := strconv.ParseInt(at, 10, 64)
+	if err != nil {
+		return nil, err
+	}
+	prefix := "/registry/" + resources[0].name + "/"
+	var stored []string
+	if err := s.again(ctx, func(ctx context.Context) error {
+		r, err := s.client.Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithRev(revision), clientv3.WithLimit(2*allLimit), clientv3.WithKeysOnly())
+		if err != nil {
+			return err
+		}
+		stored = stored[:0]
+		for _, kv := range r.Kvs {
+			stored = append(stored, fmt.Sprintf("%s@%d", strings.TrimPrefix(string(kv.Key), prefix), kv.ModRevision))
+		}
+		return nil
+	}); err != nil {
+		return nil, err
+	}
 	return func(ctx context.Context) error {
 		for _, from := range s.replicas {
-			again, err := read(ctx, from, "resourceVersionMatch=Exact&resourceVersion="+at)
-			if err != nil {
-				return err
-			}
-			next, err := read(ctx, from, "continue="+url.QueryEscape(first.Metadata.Continue))
-			if err != nil {
-				return err
-			}
-			if !slices.Equal(again.Names(), first.Names()) || again.Metadata.ResourceVersion != at || next.Metadata.ResourceVersion != at {
-				return fmt.Errorf("replica %d: the first page of %s is %v at %s, was %v; the next one is of %s", from.n, at,
-					again.Names(), again.Metadata.ResourceVersion, first.Names(), next.Metadata.ResourceVersion)
+			for query, want := range map[string][]string{
+				"resourceVersionMatch=Exact&resourceVersion=" + at: stored[:allLimit],
+				"continue=" + url.QueryEscape(token):               stored[allLimit:],
+			} {
+				page, err := read(ctx, from, query)
+				if err != nil {
+					return err
+				}
+				var got []string
+				for _, o := range page.Items {
+					got = append(got, o.Key()+"@"+o.Metadata.ResourceVersion)
+				}
+				if page.Metadata.ResourceVersion != at || !slices.Equal(got, want) {
+					return fmt.Errorf("replica %d: %s is of %s: %v, and etcd had at %s: %v", from.n, query, page.Metadata.ResourceVersion, got, at, want)
+				}
 			}
 		}
 		return nil
