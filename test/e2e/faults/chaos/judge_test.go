@@ -32,7 +32,7 @@ import (
 //	Watch          the validators of watchcheck, and every event carries the object as it was written
 //	Ended          every watch reaches the end of the round
 //	Answered       every answer is of an expected kind
-//	Available      most reads are answered, and a tenth of all requests within any ten seconds
+//	Available      most reads are answered, and within any ten seconds a fifth of the reads and a tenth of the writes
 //	Mirror         at the end the cache of each server equals etcd
 //
 // The effect of an unacknowledged write is read from etcd's history, where each value occurs once:
@@ -66,7 +66,7 @@ type verdict struct {
 	gets, lists, pages, unread      int
 	steps                           int
 	sessions, events                int
-	shares                          []share // of each second
+	readShares, writeShares         shares
 	expiredWatches                  int
 }
 
@@ -83,58 +83,74 @@ func (v *verdict) judgeAvailability() {
 	}
 }
 
-// share has the requests that ended within a second, or more.
+// shares has the requests that ended within each second.
+type shares []share
+
 type share struct{ answered, all int }
 
-// judgeSeconds adds a violation if fewer than a tenth of the requests within some window of
-// worstWindow were answered. An election takes one to two seconds, in which nothing may be
-// answered; a fault of one server concerns a third of the requests.
-func (v *verdict) judgeSeconds() {
-	for end := worstWindow; end <= len(v.shares); end++ {
-		var window share
-		for _, s := range v.shares[end-worstWindow : end] {
-			window.answered += s.answered
-			window.all += s.all
-		}
-		if window.answered*10 < window.all {
-			v.add(available, "in the seconds from %d to %d only %d of %d requests were answered", end-worstWindow, end, window.answered, window.all)
-		}
-	}
-}
-
-// worstWindow is the number of seconds whose requests together have a floor.
+// worstWindow is the number of consecutive seconds whose requests together have a floor. A single
+// second has none: an election takes one to two, in which etcd confirms no read and no write, and a
+// client waits up to six for an answer.
 const worstWindow = 10
 
-// ended counts a request in the second of its end.
-func (v *verdict) ended(at origin, how outcome) {
-	for int(at.ret.Seconds()) >= len(v.shares) {
-		v.shares = append(v.shares, share{})
-	}
-	s := &v.shares[int(at.ret.Seconds())]
-	s.all++
-	if how != unknown {
-		s.answered++
+// judgeSeconds adds a violation if too few reads or writes within some window of worstWindow were
+// answered. A fault of one server concerns a third of the requests; an etcd whose disk is full
+// takes no write but deletions, a fifth of the writes.
+func (v *verdict) judgeSeconds() {
+	for _, of := range []struct {
+		what   string
+		shares shares
+		floor  int // percent
+	}{{"reads", v.readShares, 20}, {"writes", v.writeShares, 10}} {
+		if worst, end := of.shares.worst(); worst.answered*100 < worst.all*of.floor {
+			v.add(available, "in the seconds from %d to %d only %d of %d %s were answered", end-worstWindow, end, worst.answered, worst.all, of.what)
+		}
 	}
 }
 
-// seconds describes the shares: in how many seconds at least that part of the requests was
-// answered.
-func (v *verdict) seconds() string {
-	var all, most, half, none int
-	for _, s := range v.shares {
-		switch {
-		case s.all == 0:
-			continue
-		case s.answered*10 >= s.all*9:
-			most++
-		case s.answered*2 >= s.all:
-			half++
-		case s.answered == 0:
-			none++
+// worst returns the window with the lowest share, and its end.
+func (s shares) worst() (worst share, end int) {
+	for last := worstWindow; last <= len(s); last++ {
+		var window share
+		for _, second := range s[last-worstWindow : last] {
+			window.answered += second.answered
+			window.all += second.all
 		}
-		all++
+		if worst.all == 0 || window.answered*worst.all < worst.answered*window.all {
+			worst, end = window, last
+		}
 	}
-	return fmt.Sprintf("of %d seconds %d answered nine tenths of the requests, %d more half of them, %d none", all, most, half, none)
+	return worst, end
+}
+
+// ended counts a request in the second of its end.
+func (s *shares) ended(at origin, how outcome) {
+	for int(at.ret.Seconds()) >= len(*s) {
+		*s = append(*s, share{})
+	}
+	second := &(*s)[int(at.ret.Seconds())]
+	second.all++
+	if how != unknown {
+		second.answered++
+	}
+}
+
+// String describes the shares: in how many seconds at least that part of the requests was answered.
+// In a second in which no request ended, clients waited for answers.
+func (s shares) String() string {
+	var most, half, none int
+	for _, second := range s {
+		switch {
+		case second.answered == 0:
+			none++
+		case second.answered*10 >= second.all*9:
+			most++
+		case second.answered*2 >= second.all:
+			half++
+		}
+	}
+	worst, _ := s.worst()
+	return fmt.Sprintf("nine tenths in %d of %d seconds, half in %d more, none in %d, %d of %d in the worst ten", most, len(s), half, none, worst.answered, worst.all)
 }
 
 // operations is the number of judged requests: all that were answered, and unanswered writes.
@@ -145,8 +161,8 @@ func (v *verdict) checks() []string { return slices.Sorted(maps.Keys(v.found)) }
 
 func (v *verdict) String() string {
 	return fmt.Sprintf("%d requests judged: %d writes (%d not acknowledged, of which %d happened), %d GETs, %d LISTs (%d in pages), "+
-		"%d watches with %d events (%d got 410 for a revision that etcd has); %d reads were not answered; %s; %d steps of registers",
-		v.operations(), v.writes, v.unknownWrites, v.happened, v.gets, v.lists, v.pages, v.sessions, v.events, v.expiredWatches, v.unread, v.seconds(), v.steps)
+		"%d watches with %d events (%d got 410 for a revision that etcd has); %d reads were not answered; answered reads: %v; answered writes: %v; %d steps of registers",
+		v.operations(), v.writes, v.unknownWrites, v.happened, v.gets, v.lists, v.pages, v.sessions, v.events, v.expiredWatches, v.unread, v.readShares, v.writeShares, v.steps)
 }
 
 // report fails the test if there are violations.
@@ -181,10 +197,14 @@ func (r *round) judge(t *testing.T, h *watchcheck.History) *verdict {
 	r.reads(v, l, histories)
 	v.judgeAvailability()
 	for _, o := range r.ops {
-		v.ended(o.origin, o.outcome)
+		if o.kind == get {
+			v.readShares.ended(o.origin, o.outcome)
+		} else {
+			v.writeShares.ended(o.origin, o.outcome)
+		}
 	}
 	for _, l := range r.lists {
-		v.ended(l.origin, l.outcome)
+		v.readShares.ended(l.origin, l.outcome)
 	}
 	v.judgeSeconds()
 	r.fresh(v, l)
