@@ -1,6 +1,7 @@
 package overload
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
@@ -17,7 +18,7 @@ import (
 
 // TestMemory_OutOfMemory_WatchesResume: the kernel ends a server whose control group has no more
 // memory. After its restart a client resumes its watch where it was, without a relist, and gets the
-// changes in between.
+// changes in between. A client that renews a lease renews it again.
 func TestMemory_OutOfMemory_WatchesResume(t *testing.T) {
 	harness.OnlyStrata(t)
 	const enough = 3 << 30
@@ -50,6 +51,20 @@ func TestMemory_OutOfMemory_WatchesResume(t *testing.T) {
 		harness.Check(t, err)
 		return fmt.Sprint(r.Header.Revision)
 	}
+	const leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
+	lease, err := api.Create(ctx, leases, map[string]any{"metadata": map[string]any{"name": "leader"}})
+	harness.Check(t, err)
+	renewed, doubtful := 0, false
+	renew := func(api *harness.API) error {
+		renewed++
+		next, err := api.Update(ctx, leases+"/leader", map[string]any{
+			"metadata": map[string]any{"name": "leader", "resourceVersion": lease.Metadata.ResourceVersion},
+			"spec":     map[string]any{"holderIdentity": "one", "leaseTransitions": renewed}})
+		if err == nil {
+			lease = next
+		}
+		return err
+	}
 	watch := harness.StartWatch(t, ctx, api, path, "resourceVersion="+put("secrets", "Secret", "first", ""))
 	last := ""
 	for n := 0; ; n++ { // the server holds all values, which cannot be compressed
@@ -58,6 +73,7 @@ func TestMemory_OutOfMemory_WatchesResume(t *testing.T) {
 			break
 		}
 		last = seen
+		doubtful = renew(api) != nil
 		noise := make([]byte, 512<<10)
 		_, _ = rand.Read(noise) // never fails
 		put("configmaps", "ConfigMap", fmt.Sprint("large-", n), hex.EncodeToString(noise))
@@ -72,6 +88,16 @@ func TestMemory_OutOfMemory_WatchesResume(t *testing.T) {
 	_, err = client.Delete(ctx, "/registry/configmaps/default/large-", clientv3.WithPrefix())
 	harness.Check(t, err)
 	server.Restart()
+	var held harness.Object
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (_ bool, err error) {
+		held, err = server.API().Get(ctx, leases+"/leader", "")
+		return err == nil, err
+	}))
+	if held.Metadata.ResourceVersion != lease.Metadata.ResourceVersion && !doubtful {
+		t.Errorf("the lease is at %s, and was renewed at %s", held.Metadata.ResourceVersion, lease.Metadata.ResourceVersion)
+	}
+	lease = held // the server may have ended before it answered the last renewal
+	harness.Check(t, renew(server.API()))
 	third := put("secrets", "Secret", "third", "")
 	resumed := harness.StartWatch(t, ctx, server.API(), path, "resourceVersion="+last)
 	for { // those that the server had not sent, and this one
