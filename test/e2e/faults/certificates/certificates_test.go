@@ -5,6 +5,8 @@ package certificates
 
 import (
 	"context"
+	"crypto/tls"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -32,11 +34,13 @@ type scene struct {
 	watch  *harness.Watch
 }
 
-// TestCertificates_Expired_AreRefusedUntilRenewed: an expired certificate is refused, and the log
-// says so. Its renewal in the files is used without a restart. A watch continues.
+// TestCertificates_Expired_AreRefusedUntilRenewed: certificates of some seconds, 90 s in the long
+// form, expire while they are used. A renewal in the files, before or after that, is used without a
+// restart. An expired certificate is refused, and the log says so unless clients refuse it. A watch
+// continues.
 func TestCertificates_Expired_AreRefusedUntilRenewed(t *testing.T) {
 	harness.OnlyStrata(t)
-	ctx := harness.Context(t, harness.Pick(4*time.Minute, 6*time.Minute))
+	ctx := harness.Context(t, harness.Pick(4*time.Minute, 12*time.Minute))
 	env := harness.New(t)
 	s := &scene{ca: env.Authority()}
 	s.etcd = s.ca.Issue("etcd-client")
@@ -131,32 +135,97 @@ func (s *scene) frontProxy(t *testing.T, ctx context.Context) {
 	s.requireLogged(t, ctx, "certificate has expired")
 }
 
-// serving: new connections get the certificate that is in the file.
-func (s *scene) serving(t *testing.T, ctx context.Context) {
-	accepted := func(want bool) {
-		t.Helper()
+// errExpired: a new connection was refused because its certificate has expired.
+var errExpired = errors.New("refused: the certificate has expired")
+
+// inUse: a certificate is renewed before it expires, and new connections go on with the renewal. It
+// expires without another one, and new connections are refused. connect makes a connection and
+// returns when its certificate expires.
+func inUse(t *testing.T, ctx context.Context, renew func(expires time.Time), connect func(context.Context) (expires time.Time, err error)) {
+	t.Helper()
+	use := func(expires time.Time) {
+		renew(expires)
 		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
-			conn, err := s.server.Dial(ctx)
-			if err == nil {
-				_ = conn.Close()
-			} else if !strings.Contains(err.Error(), "certificate has expired") {
-				return false, err
-			}
-			return (err == nil) == want, fmt.Errorf("the last connection: %v", err)
+			used, err := connect(ctx)
+			return err == nil && used.Equal(expires) || time.Now().After(expires), err
 		}))
 	}
-	s.server.RenewServing(expired())
-	accepted(false)
+	short := harness.Pick(5*time.Second, 90*time.Second)
+	var first, last time.Time
+	// A busy machine may need another attempt.
+	for life := short; !time.Now().Before(first); life *= 2 {
+		if life > 8*short {
+			t.Fatalf("new connections do not use a renewal within %v", life/2)
+		}
+		first = time.Now().Add(life).Truncate(time.Second) // a certificate has seconds
+		last = first.Add(life)
+		use(first)
+		use(last)
+	}
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		began := time.Now()
+		_, err := connect(ctx)
+		if errors.Is(err, errExpired) && time.Now().Before(last) {
+			t.Fatalf("%v before it expires: %v", time.Until(last), err)
+		}
+		return began.After(first) && err == nil || began.After(last), err
+	}))
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		late := time.Now().After(last.Add(time.Second))
+		_, err := connect(ctx)
+		if err == nil && late {
+			t.Fatal("an expired certificate is accepted")
+		}
+		return errors.Is(err, errExpired), err
+	}))
+}
+
+// serving: new connections get the certificate that is in the file.
+func (s *scene) serving(t *testing.T, ctx context.Context) {
+	connect := func(ctx context.Context) (time.Time, error) {
+		conn, err := s.server.Dial(ctx)
+		if err != nil {
+			if strings.Contains(err.Error(), "certificate has expired") {
+				err = errExpired
+			}
+			return time.Time{}, err
+		}
+		defer conn.Close()
+		return conn.(*tls.Conn).ConnectionState().PeerCertificates[0].NotAfter, nil
+	}
+	inUse(t, ctx, s.server.RenewServing, connect)
 	s.requireWatch(t, ctx, "serving")
 	s.server.RenewServing(time.Now().Add(time.Hour))
-	accepted(true)
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+		_, err := connect(ctx)
+		return err == nil, err
+	}))
 }
 
 // clientOfEtcd: new connections use the certificate that is in the file. While etcd refuses it,
 // reads of the latest state are refused, and memory answers others.
 func (s *scene) clientOfEtcd(t *testing.T, ctx context.Context) {
+	const refusal = "tls: expired certificate"
+	var used time.Time
+	before := 0
+	renew := func(expires time.Time) {
+		used, before = expires, strings.Count(s.server.Output(), refusal)
+		harness.Check(t, s.etcd.Replace(s.ca.IssueUntil("etcd-client", expires)))
+	}
+	inUse(t, ctx, renew, func(ctx context.Context) (time.Time, error) {
+		s.link.Reset()
+		r, err := s.api.Do(ctx, http.MethodGet, mapsPath, "", nil)
+		switch {
+		case strings.Count(s.server.Output(), refusal) > before:
+			return time.Time{}, errExpired
+		case err != nil:
+			return time.Time{}, err
+		case r.Code != http.StatusOK:
+			return time.Time{}, r.Err()
+		}
+		return used, nil
+	})
 	s.expireClient(t, ctx)
-	s.requireLogged(t, ctx, "tls: expired certificate")
 	_, err := s.api.List(ctx, mapsPath, "resourceVersion=0")
 	harness.Check(t, err)
 	harness.Check(t, s.etcd.Replace(s.ca.Issue("etcd-client")))
