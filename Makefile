@@ -81,7 +81,7 @@ quick: build gofmt ## before each commit: gofmt, vet of the engine, short tests 
 	@export STRATA_BINARY='$(CURDIR)/$(BIN)' && $(RUN_TESTS) -together -flags '-short -vet=off $(TEST_FLAGS)' engine ./kube/kubestorage ./kube/readpath \
 		./kube/continuetoken ./kube/listadmission ./kube/internal/... ./test/e2e/api/semantics
 
-nightly: ## every test under the race detector, long forms, version skew, chaos with fsync; a missing program is a failure: hours
+nightly: ## every test under the race detector, long forms, version skew, chaos with fsync and beside an earlier release; a missing program is a failure: hours
 	hack/nightly
 
 # How long each fuzz target runs; the long run is 10m. What it finds stays in testdata/fuzz of the package, for
