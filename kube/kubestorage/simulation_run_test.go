@@ -586,6 +586,8 @@ func (s *sim) apply(t *testing.T, op simOp) {
 		s.etcd.restore(s.etcd.Revision() - int64(rng.IntN(20)))
 		for _, server := range s.servers[:simReplica] {
 			server.client.disconnect()
+			synctest.Wait()
+			server.client.end() // no stream of the cluster before goes on
 		}
 	case doRestart:
 		s.stop(server)
