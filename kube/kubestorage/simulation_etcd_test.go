@@ -44,8 +44,9 @@ type compaction struct{ at, rev mirror.Revision }
 // lineage is the history of the cluster between two restores from a backup. Revisions of different
 // lineages differ: a restore raises the revision, as etcd's documentation recommends.
 type lineage struct {
-	base, last, compacted mirror.Revision
-	changes               []driver.Change // with those that made the state at base
+	base, last  mirror.Revision
+	compactions []compaction    // ascending
+	changes     []driver.Change // with those that made the state at base
 }
 
 func newSimEtcd() *simEtcd {
@@ -60,7 +61,7 @@ func newSimEtcd() *simEtcd {
 
 // lineage returns that of now.
 func (e *simEtcd) lineage() lineage {
-	return lineage{base: e.base, last: e.Revision(), compacted: e.compacted, changes: e.Changes("", 0)}
+	return lineage{base: e.base, last: e.Revision(), compactions: e.compactions, changes: e.Changes("", 0)}
 }
 
 // compact compacts the cluster at rev. Members do so when they have applied the log up to here.

@@ -11,19 +11,23 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/stratakube/strata/kube/continuetoken"
 )
 
 // simModel is the plain model of etcd: every revision of every object.
 type simModel struct {
 	lineages []*simStates // ascending
 	bySeq    map[int]simChange
+	again    []simChange // writes that etcd has a second time
 }
 
 // simStates are the states of one lineage.
 type simStates struct {
-	base, last, compacted int64
-	changes               []simChange            // of objects, in order
-	versions              map[string][]simChange // of each key
+	base, last  int64
+	compactions []compaction
+	changes     []simChange            // of objects, in order
+	versions    map[string][]simChange // of each key
 }
 
 // simChange is a write or deletion of an object.
@@ -35,7 +39,7 @@ type simChange struct {
 func newSimModel(lineages []lineage) (*simModel, error) {
 	m := &simModel{bySeq: map[int]simChange{}}
 	for _, l := range lineages {
-		s := &simStates{base: l.base, last: l.last, compacted: l.compacted, versions: map[string][]simChange{}}
+		s := &simStates{base: l.base, last: l.last, compactions: l.compactions, versions: map[string][]simChange{}}
 		for _, c := range l.changes {
 			key, ok := strings.CutPrefix(string(c.Key), simRoot)
 			if !ok {
@@ -51,6 +55,8 @@ func newSimModel(lineages []lineage) (*simModel, error) {
 				change.Rev = c.ModRevision
 				if _, again := m.bySeq[change.Seq]; !again {
 					m.bySeq[change.Seq] = change
+				} else if change.Rev > l.base {
+					m.again = append(m.again, change)
 				}
 			}
 			s.changes = append(s.changes, change)
@@ -119,6 +125,10 @@ func (h *simHistory) judge() (wrong []string) {
 		return []string{err.Error()}
 	}
 	wrong = append(wrong, h.Left...)
+	for _, c := range m.again {
+		wrong = append(wrong, fmt.Sprintf("etcd has %v twice", c))
+	}
+	wrong = append(wrong, h.judgeDeletions(m)...)
 	for _, r := range h.Records {
 		if text := h.judgeRecord(m, r); text != "" {
 			wrong = append(wrong, text+"\n  "+r.String())
@@ -138,29 +148,33 @@ func (h *simHistory) judgeRecord(m *simModel, r *simRecord) string {
 	if r.From != nil {
 		asked = r.From.Rev
 	}
+	read := r.Verb == "list" || r.Verb == "get"
 	switch {
 	case !r.Done.Load():
 		return "never answered"
+	case r.Err == "unavailable" && r.Final:
+		return "refused, and all faults were repaired"
+	case !read:
+		return m.judgeWrite(r)
 	case r.Err == "unavailable":
 		return ""
 	case r.Forged && r.Err == "":
 		return "a token that no server has sealed is accepted"
 	case r.Err == "invalid":
-		// The keys that sealed it are gone, also with a restore of etcd.
-		if r.From != nil && (r.Forged || h.Forgotten > 0 || len(m.lineages) > 1) {
+		if r.Forged || h.forgotten(m, r) {
 			return ""
 		}
 	case r.Err == "too large":
 		// etcd had a later revision from the start, and the server has waited for it in vain.
-		if r.From == nil && asked > 0 {
+		if r.From == nil && asked > r.Floor {
 			return ""
 		}
 	case r.Err == "expired":
-		if (h.expires(m, asked) || r.From != nil && h.Forgotten > 0) && r.Verb == "list" {
+		// A list of before the history in memory is read from etcd, and by a replica from a feed,
+		// which has no older history.
+		if r.Verb == "list" && (m.lost(asked, r.Ended) || h.forgotten(m, r) || r.Server == simReplica && h.dropped(m, r.Server, r.Process, r.Floor, asked, r.Ended)) {
 			return ""
 		}
-	case r.Verb != "list" && r.Verb != "get":
-		return m.judgeWrite(r)
 	case r.Verb == "get" && (r.Err == "" || r.Err == "not found"):
 		return m.judgeGet(r, asked)
 	case r.Verb == "list" && r.Err == "":
@@ -169,45 +183,86 @@ func (h *simHistory) judgeRecord(m *simModel, r *simRecord) string {
 	return "wrong error"
 }
 
-// expires reports whether 410 is allowed for a revision: etcd has compacted it, a restore has
-// removed it, or it is of the time between a restore and the list that follows.
-func (h *simHistory) expires(m *simModel, rev int64) bool {
-	s := m.states(rev)
-	return rev > 0 && (h.Window || s == nil || rev < s.compacted || s != m.newest() || s.base > 1)
+// forgotten reports whether the key that sealed the token of a page may be gone before the answer:
+// the keys were deleted, or a restore of etcd has removed them.
+func (h *simHistory) forgotten(m *simModel, r *simRecord) bool {
+	restored := len(m.lineages) > 1 && m.lineages[1].base <= r.Ended
+	return r.From != nil && continuetoken.Sealed(r.From.Next) && (restored || h.Forgotten > 0 && h.Forgotten <= r.Ended)
+}
+
+// lost reports whether etcd had no longer a revision when it was at another one: it was compacted,
+// or a restore has removed it.
+func (m *simModel) lost(rev, now int64) bool {
+	return rev > 0 && slices.ContainsFunc(m.lineages, func(s *simStates) bool {
+		return s.base <= now && rev < s.base || slices.ContainsFunc(s.compactions, func(c compaction) bool { return c.at <= now && rev < c.rev })
+	})
+}
+
+// judgeDeletions returns the deletions that etcd has and no request: each was reported, or is that
+// of a request whose result is unknown.
+func (h *simHistory) judgeDeletions(m *simModel) (wrong []string) {
+	for _, s := range m.lineages {
+		for _, c := range s.changes {
+			if c.Deleted && !h.Transactions[c.Rev] && !slices.ContainsFunc(h.Records, func(r *simRecord) bool {
+				return r.Verb == "delete" && r.Key == c.Key && (r.Err == "" && r.Rev == c.Rev || r.Err == "unavailable" && r.Began < c.Rev && c.Rev <= r.Ended)
+			}) {
+				wrong = append(wrong, fmt.Sprintf("%s is deleted at %d, and no request has reported that", c.Key, c.Rev))
+			}
+		}
+	}
+	return wrong
 }
 
 // judgeWrite: a write has the effect that it reports, once, and an update is made from the version
-// before it.
+// before it. A refusal is true of a revision between call and answer.
 func (m *simModel) judgeWrite(r *simRecord) string {
 	c, written := m.bySeq[r.Seq]
+	if r.Verb == "delete" {
+		c.Rev, written = r.Rev, r.Err == ""
+	}
+	refused := func(is func(x simItem, ok bool) bool) string {
+		for rev := r.Began; rev <= r.Ended; rev++ {
+			if s := m.states(rev); s != nil && is(s.at(r.Key, rev)) {
+				return ""
+			}
+		}
+		return fmt.Sprintf("true of no revision from %d to %d", r.Began, r.Ended)
+	}
 	switch {
-	case r.Verb != "delete" && written != (r.Err == ""):
-		return "the answer contradicts etcd"
-	case r.Err == "exists" && r.Verb == "create", r.Err == "not found" && r.Verb != "create", r.Err == "conflict":
+	case written && (c.Rev <= r.Began || c.Rev > r.Ended || m.states(c.Rev) == nil):
+		return fmt.Sprintf("written at %d", c.Rev)
+	case r.Err == "unavailable":
 		return ""
+	case written != (r.Err == ""):
+		return "the answer contradicts etcd"
+	case r.Err == "exists" && r.Verb == "create":
+		return refused(func(_ simItem, ok bool) bool { return ok })
+	case r.Err == "not found" && r.Verb != "create":
+		return refused(func(_ simItem, ok bool) bool { return !ok })
+	case r.Err == "conflict" && r.Precondition > 0:
+		return refused(func(x simItem, ok bool) bool { return ok && x.Rev != r.Precondition })
 	case r.Err != "":
 		return "wrong error"
-	case r.Verb == "delete":
-		s := m.states(r.Rev)
-		if s == nil {
-			return "deleted at a revision that etcd does not have"
-		}
-		old, had := s.at(r.Key, r.Rev-1)
-		if _, remains := s.at(r.Key, r.Rev); !had || remains {
+	}
+	s := m.states(c.Rev)
+	old, had := s.at(r.Key, c.Rev-1)
+	switch {
+	case had != (r.Verb != "create"):
+		return fmt.Sprintf("done with %v", old)
+	case r.Precondition > 0 && old.Rev != r.Precondition:
+		return fmt.Sprintf("done with %v, and not of revision %d", old, r.Precondition)
+	case r.Verb == "update" && old.Count >= 0 && c.Count != old.Count+1:
+		return fmt.Sprintf("the update has lost %v", old)
+	}
+	if r.Verb == "delete" {
+		if _, remains := s.at(r.Key, c.Rev); remains {
 			return "nothing was deleted at the revision"
 		}
-		if old.Rev = r.Rev; old != r.Items[0] {
-			return fmt.Sprintf("deleted %v", old)
-		}
-		return ""
-	case c.simItem != r.Items[0]:
-		return fmt.Sprintf("etcd has %v", c.simItem)
+		c.simItem = old
+		c.Rev = r.Rev
 	}
-	if r.Verb == "update" {
-		old, had := m.states(c.Rev).at(r.Key, c.Rev-1)
-		if !had || old.Count >= 0 && c.Count != old.Count+1 {
-			return fmt.Sprintf("the update has lost %v", old)
-		}
+	if c.simItem != r.Items[0] {
+		return fmt.Sprintf("etcd has %v", c.simItem)
 	}
 	return ""
 }
@@ -238,11 +293,15 @@ func (m *simModel) judgeGet(r *simRecord, asked int64) string {
 	return fmt.Sprintf("no state of revisions %d to %d has this", first, last)
 }
 
+// exact reports whether a list is of the revision that it asks for, which etcd may have answered.
+func (r *simRecord) exact() bool {
+	return r.From != nil || r.Match == metav1.ResourceVersionMatchExact || r.Match == "" && r.Limit > 0 && r.RV != "" && r.RV != "0"
+}
+
 func (m *simModel) judgeList(r *simRecord, asked int64) string {
 	s := m.states(r.Rev)
 	first, last := m.within(r, asked)
-	switch {
-	case r.From != nil, r.Match == metav1.ResourceVersionMatchExact, r.Match == "" && r.Limit > 0 && asked > 0:
+	if r.exact() {
 		first, last = asked, asked
 	}
 	if s == nil || r.Rev < first || r.Rev > last {
@@ -283,17 +342,40 @@ func (m *simModel) unselected(r *simRecord) bool {
 	return len(r.Items) > 0 && r.Items[len(r.Items)-1].Key < all[len(all)-1].Key
 }
 
+// dropped reports whether a process may have no history after a revision that etcd still has: its
+// history is bounded tightly, and the revision is not a later one; or etcd was restored, and the
+// process, which had published floor at the begin, followed later: nothing shows that its history
+// begins at or before the revision.
+func (h *simHistory) dropped(m *simModel, server, process int, floor, rev, now int64) bool {
+	if h.Window && rev <= now {
+		return true
+	}
+	s := m.states(rev)
+	return s != nil && s.base > 1 && (floor < s.base || !slices.ContainsFunc(h.Records, func(r *simRecord) bool {
+		return r.Shown && !r.exact() && r.Server == server && r.Process == process && r.Rev >= s.base && r.Rev <= rev
+	}))
+}
+
 // judgeWatch returns what is wrong with a watch, "" if nothing is: it delivers every change after
 // where it begins, once and in order; a bookmark comes after all changes up to its revision; a
 // watch that is open when all have caught up has delivered all.
 func (h *simHistory) judgeWatch(m *simModel, w *simWatch) string {
 	asked, _ := strconv.ParseInt(w.RV, 10, 64)
+	reached := max(asked, w.last(true), 1)
 	switch {
-	case w.Err == "other":
+	case w.RV == "":
+		reached = max(reached, w.Began)
+	case asked == 0:
+		reached = max(reached, w.Floor)
+	}
+	switch {
+	case w.Final && !w.Live:
+		return "ended, and all faults were repaired"
+	case !slices.Contains([]string{"", "unavailable", "too large", "expired"}, w.Err):
 		return "wrong error"
-	case w.Err == "expired" && asked > 0 && len(w.Events) == 0 && !h.expires(m, asked):
-		return "expired, and etcd has the revision"
-	case w.Err == "too large" && asked <= w.Began && !w.Initial:
+	case w.Err == "expired" && !m.lost(reached, w.Ended) && !h.dropped(m, w.Server, w.Process, w.Floor, reached, w.Ended):
+		return fmt.Sprintf("expired, and has the history after %d", reached)
+	case w.Err == "too large" && (asked <= w.Floor || asked <= w.Began && !w.Initial):
 		return "wrong error"
 	case w.Err != "" && len(w.Events) == 0:
 		return ""

@@ -1,6 +1,7 @@
 package kubestorage_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -224,6 +225,8 @@ type simRecord struct {
 	Selector        simSelector
 	From            *simRecord // the list that this is the next page of
 	Forged          bool       // its sealed token was changed
+	Precondition    int64      // revision of the object that a write demands, 0 if any
+	Final           bool       // after all faults were repaired
 	// The revision of etcd at its begin and end, and the lowest revision that the process may
 	// return without a step back.
 	Began, Ended, Floor int64
@@ -235,12 +238,16 @@ type simRecord struct {
 	Items     []simItem
 	Next      string // continue token
 	Remaining int64  // -1 if the response has none
+	Shown     bool   // the process has published the revision of this list
 }
 
 func (r *simRecord) String() string { return r.describe(r.Message) }
 
 func (r *simRecord) describe(message string) string {
 	text := fmt.Sprintf("step %d, server %d.%d: %s (HTTP %v) %s rv=%q %s limit=%d %+v", r.Op, r.Server, r.Process, r.Verb, r.HTTP, r.Key, r.RV, r.Match, r.Limit, r.Selector)
+	if r.Precondition > 0 {
+		text += fmt.Sprintf(" of revision %d", r.Precondition)
+	}
 	if r.From != nil {
 		text += fmt.Sprintf(" after step %d", r.From.Op)
 	}
@@ -256,8 +263,10 @@ type simWatch struct {
 	HTTP            bool // answered by the read path
 	Bookmarks       bool
 	Selector        simSelector
+	Final           bool // after all faults were repaired
 	Began, Floor    int64
 
+	Ended  int64 // revision of etcd at its end
 	mu     sync.Mutex
 	Events []simEvent
 	Err    string // of the request, or the event that ended the watch
@@ -307,10 +316,11 @@ type simHistory struct {
 	Lineages []lineage
 	Records  []*simRecord
 	Watches  []*simWatch
-	Window   bool // history in memory is bounded tightly: 410 may come at any time
-	// The revision at which keys of tokens were deleted last, 0 if they were not.
-	Forgotten int64
-	Left      []string // memory beyond its bound at the end
+	Window   bool // history in memory is bounded tightly
+	// The revision at which keys of tokens were deleted first, 0 if they were not.
+	Forgotten    int64
+	Transactions map[int64]bool // the revisions that no server has written
+	Left         []string       // memory beyond its bound at the end
 }
 
 // sim is a running simulation.
@@ -319,7 +329,6 @@ type sim struct {
 	servers []*simServer
 	history *simHistory
 	step    int
-	rng     *rand.Rand // of the step
 	seq     int
 	names   int // of objects in a namespace
 	// exact leaves out what a seed does not decide: the times of bookmarks and comparisons, clients
@@ -353,7 +362,7 @@ type simServer struct {
 func simulate(t *testing.T, seed uint64, ops []simOp, exact bool) (h *simHistory) {
 	synctest.Test(t, func(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 2))
-		s := &sim{etcd: newSimEtcd(), history: &simHistory{}, names: 8, exact: exact, work: make(chan struct{}, 1)}
+		s := &sim{etcd: newSimEtcd(), history: &simHistory{Transactions: map[int64]bool{}}, names: 8, exact: exact, work: make(chan struct{}, 1)}
 		s.sealing = rng.IntN(simServers + 1)
 		if exact {
 			s.checks = -1
@@ -482,10 +491,19 @@ func (s *sim) end() {
 		s.sleep(10 * time.Second)
 	}
 	s.settle()
-	s.rng = rand.New(rand.NewPCG(0, 3))
+	rng := rand.New(rand.NewPCG(0, 3))
+	for i, server := range s.servers {
+		s.watch(server, &simWatch{Final: true, Bookmarks: true}, rng)
+		s.settle()
+		if i != simReplica {
+			s.seq++
+			s.send(server, &simRecord{Final: true, Verb: "create", Seq: s.seq}, simItem{Key: fmt.Sprintf("ns0/last%d", i), Seq: s.seq, Tier: "t1", Node: "n1"})
+			s.settle()
+		}
+	}
 	for _, server := range s.servers {
-		s.read(server, &simRecord{Verb: "list"}, "")
-		s.read(server, &simRecord{Verb: "list", Selector: simSelector{Node: "n1"}}, "")
+		s.read(server, &simRecord{Final: true, Verb: "list"}, "", rng)
+		s.read(server, &simRecord{Final: true, Verb: "list", Selector: simSelector{Node: "n1"}}, "", rng)
 		s.settle()
 	}
 	for _, w := range s.history.Watches {
@@ -507,7 +525,6 @@ func (s *sim) end() {
 // apply makes one step.
 func (s *sim) apply(t *testing.T, op simOp) {
 	rng := rand.New(rand.NewPCG(op.Seed, 3))
-	s.rng = rng
 	// No timers of two steps end at once.
 	time.Sleep(time.Duration(1 + rng.IntN(int(time.Millisecond))))
 	server := s.servers[rng.IntN(len(s.servers))]
@@ -521,17 +538,17 @@ func (s *sim) apply(t *testing.T, op simOp) {
 	case doTxn:
 		s.transaction(rng)
 	case doGet:
-		s.read(server, &simRecord{Verb: "get", Key: s.key(rng), RV: s.revision(rng)}, "")
+		s.read(server, &simRecord{Verb: "get", Key: s.key(rng), RV: s.revision(rng)}, "", rng)
 	case doList:
 		s.list(server, rng)
 	case doPage:
 		s.page(server, rng)
 	case doWatch:
-		s.watch(server, &simWatch{RV: s.revision(rng), Initial: rng.IntN(3) == 0, Bookmarks: rng.IntN(2) == 0, Selector: simSelect(rng)})
+		s.watch(server, &simWatch{RV: s.revision(rng), Initial: rng.IntN(3) == 0, Bookmarks: rng.IntN(2) == 0, Selector: simSelect(rng)}, rng)
 	case doResume:
 		if w := s.anyWatch(rng); w != nil && w.last(!s.exact) > 0 {
 			w.end()
-			s.watch(server, &simWatch{RV: strconv.FormatInt(w.last(!s.exact), 10), Bookmarks: w.Bookmarks, Selector: w.Selector})
+			s.watch(server, &simWatch{RV: strconv.FormatInt(w.last(!s.exact), 10), Bookmarks: w.Bookmarks, Selector: w.Selector}, rng)
 		}
 	case doEndWatch:
 		if w := s.anyWatch(rng); w != nil {
@@ -577,7 +594,7 @@ func (s *sim) apply(t *testing.T, op simOp) {
 			}
 		}
 	case doForget:
-		s.history.Forgotten = s.etcd.Delete("/registry/strata/continue-token-keys")
+		s.history.Forgotten = cmp.Or(s.history.Forgotten, s.etcd.Delete("/registry/strata/continue-token-keys"))
 	case doCompact:
 		if rev := s.etcd.Revision(); rev > s.etcd.base+4 {
 			s.etcd.compact(rev - int64(rng.IntN(int(min(rev-s.etcd.base, 40)))))
@@ -658,7 +675,7 @@ func (s *sim) transaction(rng *rand.Rand) {
 		}
 		ops = append(ops, s.put(key, rng))
 	}
-	s.etcd.Txn(ops...)
+	s.history.Transactions[s.etcd.Txn(ops...)] = true
 }
 
 // put is the write of a new object that no update counts.
@@ -683,7 +700,7 @@ func simNode(rng *rand.Rand) string { return fmt.Sprintf("n%d", rng.IntN(3)) }
 // begin records a request of a client, which run sends. Too many waiting requests of a server are
 // not begun.
 func (s *sim) begin(server *simServer, r *simRecord, run func(ctx context.Context, store *kubestorage.Store) error) {
-	if server.pending.Load() >= simPending {
+	if server.pending.Load() >= simPending && !r.Final {
 		return
 	}
 	r.Op, r.Server, r.Process = s.step, server.number, server.process
@@ -707,6 +724,7 @@ func (s *sim) begin(server *simServer, r *simRecord, run func(ctx context.Contex
 			r.Message = err.Error()
 		}
 		if r.Verb == "list" && err == nil && ready && r.From == nil && r.Match != metav1.ResourceVersionMatchExact && server.process == process {
+			r.Shown = true
 			server.floor.Store(max(server.floor.Load(), r.Rev))
 		}
 		r.Done.Store(true)
@@ -726,7 +744,7 @@ func simError(err error) string {
 		return "not found"
 	case storage.IsExist(err):
 		return "exists"
-	case storage.IsConflict(err):
+	case storage.IsInvalidObj(err): // an unmet precondition
 		return "conflict"
 	case apierrors.IsBadRequest(err):
 		return "invalid"
@@ -742,19 +760,34 @@ func simError(err error) string {
 	return "other"
 }
 
-// write creates, updates or deletes an object.
+// write creates, updates or deletes an object, on condition of its revision or of none.
 func (s *sim) write(server *simServer, rng *rand.Rand) {
 	s.seq++
 	x := simItem{Key: s.key(rng), Seq: s.seq, Tier: simTier(rng), Node: simNode(rng)}
+	r := &simRecord{Verb: []string{"create", "update", "update", "delete"}[rng.IntN(4)], Seq: x.Seq}
+	if r.Verb != "create" && rng.IntN(4) == 0 {
+		if versions := s.etcd.Changes(simRoot+x.Key, 0); len(versions) > 0 {
+			r.Precondition = versions[max(0, len(versions)-1-rng.IntN(2))].ModRevision
+		}
+	}
+	s.send(server, r, x)
+}
+
+// send sends a write.
+func (s *sim) send(server *simServer, r *simRecord, x simItem) {
 	key := "/pods/" + x.Key
-	r := &simRecord{Verb: []string{"create", "update", "update", "delete"}[rng.IntN(4)], Key: x.Key, Seq: x.Seq}
+	r.Key = x.Key
+	var pre *storage.Preconditions
+	if r.Precondition > 0 {
+		pre = &storage.Preconditions{ResourceVersion: new(strconv.FormatInt(r.Precondition, 10))}
+	}
 	s.begin(server, r, func(ctx context.Context, store *kubestorage.Store) (err error) {
 		out := &example.Pod{}
 		switch r.Verb {
 		case "create":
 			err = store.Create(ctx, key, simPod(x), out, 0)
 		case "update":
-			err = store.GuaranteedUpdate(ctx, key, out, false, nil, storage.SimpleUpdate(func(old runtime.Object) (runtime.Object, error) {
+			err = store.GuaranteedUpdate(ctx, key, out, false, pre, storage.SimpleUpdate(func(old runtime.Object) (runtime.Object, error) {
 				next := simPod(x)
 				was := simItemOf(old)
 				if was.Count >= 0 {
@@ -765,7 +798,7 @@ func (s *sim) write(server *simServer, rng *rand.Rand) {
 				return next, nil
 			}), nil)
 		default:
-			err = store.Delete(ctx, key, out, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{})
+			err = store.Delete(ctx, key, out, pre, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{})
 		}
 		if err == nil {
 			r.Items = []simItem{simItemOf(out)}
@@ -790,7 +823,7 @@ func (s *sim) list(server *simServer, rng *rand.Rand) {
 			}
 		}
 	}
-	s.read(server, r, "")
+	s.read(server, r, "", rng)
 }
 
 // page reads the next page of a list that has one.
@@ -812,12 +845,12 @@ func (s *sim) page(server *simServer, rng *rand.Rand) {
 		at := len(token) / 2
 		token = token[:at] + string('A'+(token[at]-'A'+1)%26) + token[at+1:]
 	}
-	s.read(server, r, token)
+	s.read(server, r, token, rng)
 }
 
 // read sends a GET or a list, to the storage or to the read path.
-func (s *sim) read(server *simServer, r *simRecord, token string) {
-	r.HTTP, r.Protobuf = s.rng.IntN(2) == 0, s.rng.IntN(2) == 0
+func (s *sim) read(server *simServer, r *simRecord, token string, rng *rand.Rand) {
+	r.HTTP, r.Protobuf = rng.IntN(2) == 0, rng.IntN(2) == 0
 	reads := server.reads
 	s.begin(server, r, func(ctx context.Context, store *kubestorage.Store) error {
 		if r.Verb == "get" {
@@ -878,17 +911,17 @@ func (s *sim) anyWatch(rng *rand.Rand) *simWatch {
 }
 
 // watch opens a watch. If too many are open the oldest ends.
-func (s *sim) watch(server *simServer, w *simWatch) {
+func (s *sim) watch(server *simServer, w *simWatch, rng *rand.Rand) {
 	var open []*simWatch
 	for _, other := range s.history.Watches {
 		if !other.Closed {
 			open = append(open, other)
 		}
 	}
-	if len(open) >= simWatches {
+	if len(open) >= simWatches && !w.Final {
 		open[0].end()
 	}
-	w.HTTP = s.rng.IntN(2) == 0
+	w.HTTP = rng.IntN(2) == 0
 	// upstream's default for requests of this form
 	w.Initial = w.Initial || w.HTTP && w.Bookmarks && (w.RV == "" || w.RV == "0")
 	w.Op, w.Server, w.Process, w.Began, w.Floor = s.step, server.number, server.process, s.etcd.Revision(), server.floor.Load()
@@ -905,6 +938,7 @@ func (s *sim) watch(server *simServer, w *simWatch) {
 		if !w.HTTP || !w.followHTTP(ctx, reads, opts) {
 			w.follow(ctx, store, opts)
 		}
+		w.Ended = s.etcd.Revision()
 	})
 }
 

@@ -190,6 +190,69 @@ func TestSimulation_KeptRuns_Hold(t *testing.T) {
 	}
 }
 
+// TestSimHistory_JudgeOfWrongAnswer_FindsIt adds an answer to the history of a run, or changes one.
+func TestSimHistory_JudgeOfWrongAnswer_FindsIt(t *testing.T) {
+	prepare(t)
+	h := simulate(t, 1, simOps(1, 100), false)
+	now := h.Lineages[len(h.Lineages)-1].last
+	// At the end, objects of this name are there, of another one are not.
+	const there, absent = "ns0/last0", "ns0/none"
+	held := int64(0)
+	for _, r := range h.Records {
+		if r.Key == there {
+			held = r.Rev
+		}
+	}
+	var final *simWatch
+	for _, w := range h.Watches {
+		if w.Final {
+			final = w
+		}
+	}
+	for name, c := range map[string]struct {
+		r     *simRecord
+		right bool
+	}{
+		"final list refused":                   {&simRecord{Verb: "list", Err: "unavailable", Final: true}, false},
+		"list refused":                         {&simRecord{Verb: "list", Err: "unavailable"}, true},
+		"exists, absent":                       {&simRecord{Verb: "create", Key: absent, Err: "exists"}, false},
+		"exists":                               {&simRecord{Verb: "create", Key: there, Err: "exists"}, true},
+		"update not found, there":              {&simRecord{Verb: "update", Key: there, Err: "not found"}, false},
+		"update not found":                     {&simRecord{Verb: "update", Key: absent, Err: "not found"}, true},
+		"deletion not found, there":            {&simRecord{Verb: "delete", Key: there, Err: "not found"}, false},
+		"conflict with its own revision":       {&simRecord{Verb: "update", Key: there, Err: "conflict", Precondition: held}, false},
+		"conflict":                             {&simRecord{Verb: "update", Key: there, Err: "conflict", Precondition: held - 1}, true},
+		"conflict, absent":                     {&simRecord{Verb: "delete", Key: absent, Err: "conflict", Precondition: held}, false},
+		"conflict without a precondition":      {&simRecord{Verb: "delete", Key: there, Err: "conflict"}, false},
+		"created, and not in etcd":             {&simRecord{Verb: "create", Key: absent, Seq: -2, Rev: now}, false},
+		"deleted, and still there":             {&simRecord{Verb: "delete", Key: there, Rev: held + 1}, false},
+		"list of the newest revision, expired": {&simRecord{Verb: "list", RV: fmt.Sprint(now), Err: "expired"}, false},
+		"list of no revision, expired":         {&simRecord{Verb: "list", Err: "expired"}, false},
+		"list of a published revision, late":   {&simRecord{Verb: "list", RV: fmt.Sprint(now), Floor: now, Err: "too large"}, false},
+	} {
+		c.r.Began, c.r.Ended = now, now
+		c.r.Done.Store(true)
+		more := *h
+		more.Records = append(slices.Clone(h.Records), c.r)
+		if wrong := more.judge(); len(wrong) > 0 == c.right {
+			t.Errorf("%s: the judge finds %q", name, wrong)
+		}
+	}
+	deleted := *h
+	deleted.Records = slices.DeleteFunc(slices.Clone(h.Records), func(r *simRecord) bool { return r.Verb == "delete" && r.Err == "" })
+	if wrong := deleted.judge(); len(deleted.Records) == len(h.Records) || len(wrong) == 0 {
+		t.Error("the judge finds no deletion that was not reported")
+	}
+	final.Live = false
+	if len(h.judge()) == 0 {
+		t.Error("the judge allows that a final watch ends")
+	}
+	final.Live, final.Err, final.Ended = true, "expired", now
+	if len(h.judge()) == 0 {
+		t.Error("the judge allows that a watch of the newest revision expires")
+	}
+}
+
 // TestSimulation_SameSeed_SameHistory: a run is its seed, except that goroutines which wake at the
 // same time ask etcd in any order. About 4 of 100 seeds show that.
 func TestSimulation_SameSeed_SameHistory(t *testing.T) {
