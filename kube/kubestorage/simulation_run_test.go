@@ -111,6 +111,17 @@ var actionWeights = [actions]int{
 	doLag: 30, doApply: 100, doCutOff: 8, doElect: 8, doForget: 1, doCompact: 8, doRestore: 1, doRestart: 6, doSleep: 40,
 }
 
+// actionNames are the names of actions in files.
+var actionNames = [actions]string{
+	doWrite: "write", doTxn: "txn", doGet: "get", doList: "list", doPage: "page",
+	doWatch: "watch", doResume: "resume", doEndWatch: "end-watch", doPause: "pause", doDeliver: "deliver",
+	doProgress: "progress", doAnswer: "answer", doCalm: "calm", doMove: "move", doEnd: "end",
+	doFail: "fail", doLag: "lag", doApply: "apply", doCutOff: "cut-off", doElect: "elect",
+	doForget: "forget", doCompact: "compact", doRestore: "restore", doRestart: "restart", doSleep: "sleep",
+}
+
+func (a simAction) String() string { return actionNames[a] }
+
 // simOp is one step. The draws of a step come from its own seed, and choose among what exists then:
 // any part of a list of steps is a run.
 type simOp struct {

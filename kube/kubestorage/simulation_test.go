@@ -150,7 +150,7 @@ const keptRuns = "testdata/simulation"
 func formatRun(seed uint64, ops []simOp) string {
 	text := fmt.Sprintln(seed)
 	for _, op := range ops {
-		text += fmt.Sprintln(int(op.Do), op.Seed)
+		text += fmt.Sprintln(op.Do, op.Seed)
 	}
 	return text
 }
@@ -161,13 +161,32 @@ func parseRun(text string) (seed uint64, ops []simOp, err error) {
 		return 0, nil, err
 	}
 	for line := range strings.Lines(steps) {
+		var name string
 		var op simOp
-		if _, err := fmt.Sscan(line, &op.Do, &op.Seed); err != nil {
+		if _, err := fmt.Sscan(line, &name, &op.Seed); err != nil {
 			return 0, nil, fmt.Errorf("%q: %w", line, err)
+		}
+		if op.Do = simAction(slices.Index(actionNames[:], name)); op.Do < 0 {
+			return 0, nil, fmt.Errorf("no action is named %q", name)
 		}
 		ops = append(ops, op)
 	}
 	return seed, ops, nil
+}
+
+// TestParseRun_Formatted_IsTheRun: kept runs name their actions, so that another action in the list
+// changes none.
+func TestParseRun_Formatted_IsTheRun(t *testing.T) {
+	ops := simOps(1, simSteps)
+	seed, parsed, err := parseRun(formatRun(7, ops))
+	if err != nil || seed != 7 || !slices.Equal(parsed, ops) {
+		t.Fatalf("seed %d, %d steps, %v", seed, len(parsed), err)
+	}
+	for _, text := range []string{"", "x\n", "1\nwrite\n", "1\nwrites 3\n", "1\n0 3\n"} {
+		if _, _, err := parseRun(text); err == nil {
+			t.Errorf("%q is parsed", text)
+		}
+	}
 }
 
 // TestSimulation_KeptRuns_Hold repeats the runs of keptRuns.
