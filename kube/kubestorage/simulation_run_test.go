@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
+	"runtime/pprof"
 	"slices"
 	"strconv"
 	"strings"
@@ -38,6 +39,7 @@ import (
 	"github.com/stratakube/strata/etcdsource"
 	"github.com/stratakube/strata/etcdsource/memory"
 	"github.com/stratakube/strata/internal/test/testcheck"
+	"github.com/stratakube/strata/internal/test/testseed"
 	"github.com/stratakube/strata/kube/continuetoken"
 	"github.com/stratakube/strata/kube/internal/upstream"
 	"github.com/stratakube/strata/kube/kubestorage"
@@ -367,10 +369,11 @@ type simServer struct {
 	floor           atomic.Int64 // the highest revision of a completed list of the process
 }
 
-// simulate runs the steps and returns what it has recorded. A goroutine that does not end makes it
-// panic, as the bubble does. The seed chooses the options of the
-// servers. See sim.exact.
+// simulate runs the steps and returns what it has recorded. The seed chooses the options of the
+// servers. A goroutine that does not end makes the bubble panic. The trace of any panic has the
+// seed as the label of its goroutine. See sim.exact.
 func simulate(t *testing.T, seed uint64, ops []simOp, exact bool) (h *simHistory) {
+	pprof.SetGoroutineLabels(pprof.WithLabels(t.Context(), pprof.Labels(testseed.EnvVar, strconv.FormatUint(seed, 10))))
 	synctest.Test(t, func(t *testing.T) {
 		rng := rand.New(rand.NewPCG(seed, 2))
 		s := &sim{etcd: newSimEtcd(), history: &simHistory{Transactions: map[int64]bool{}}, names: 8, exact: exact, work: make(chan struct{}, 1)}

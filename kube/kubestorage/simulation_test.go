@@ -309,6 +309,8 @@ func prepare(t *testing.T) {
 		// 1 of 5 runs ends with SIGSEGV where synctest runs the timers of a bubble (Go 1.26.8).
 		t.Skip("the race detector crashes after some 100,000 timers of a bubble")
 	}
+	// Traces of panics have labels until the process ends, as it may by a panic of any goroutine.
+	testcheck.NoError(t, os.Setenv("GODEBUG", os.Getenv("GODEBUG")+",tracebacklabels=1"))
 	before := klog.CaptureState()
 	t.Cleanup(before.Restore)
 	memory := debug.SetGCPercent(400) // saves a quarter of the time
