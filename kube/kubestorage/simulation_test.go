@@ -75,6 +75,9 @@ func holds(t *testing.T, seed uint64, ops []simOp) *simHistory {
 	h := simulate(t, seed, ops, false)
 	if wrong := h.judge(); len(wrong) > 0 {
 		t.Logf("seed %d has %d findings, the first of which is %s", seed, len(wrong), wrong[0])
+		if testing.Short() {
+			t.Fatalf("repeat it without -short, and it is reduced")
+		}
 		least := minimal(t, seed, ops)
 		t.Errorf("%s\n%d steps suffice; keep them as a file of %s:\n%s", simulate(t, seed, least, false).judge(), len(least),
 			keptRuns, formatRun(seed, least))

@@ -36,6 +36,9 @@ type mutation struct {
 	run      string   // regular expression of the tests
 	pkg      string   // of the tests, from the root; the directory of the file if empty
 	flags    []string // of go test
+	// kept names a run of the simulation that is kept for the mutation. It must find the mutation,
+	// and so must the first seeds.
+	kept string
 
 	from, to int      // if to is not 0, the place of new, and old is the whole file
 	node     ast.Node // of that place
@@ -117,11 +120,25 @@ func (m mutation) try(root, temporary string) result {
 	if err != nil {
 		return result{invalid, err.Error()}
 	}
+	if m.kept != "" { // -short does not reduce a run that fails
+		m.flags = append(m.flags, "-short", "-timeout=10m", "-failfast=false")
+	}
 	if r := judge(m.test(root, "")); r.outcome != survived {
 		return result{invalid, failsWithout + r.by}
 	}
-	return judge(m.test(root, overlay))
+	if m.kept != "" {
+		m.run += "/^" + m.kept + "$"
+	}
+	events, exit := m.test(root, overlay)
+	r := judge(events, exit)
+	if missed := passes.FindSubmatch(events); m.kept != "" && r.outcome == killed && missed != nil {
+		return result{survived, string(missed[1]) + " passes"}
+	}
+	return r
 }
+
+// passes matches the event of a test that passes and is no subtest.
+var passes = regexp.MustCompile(`"Action":"pass".*"Test":"(\w+)"`)
 
 // mutate returns the content of a file with the new text.
 func (m mutation) mutate(content string) (string, error) {
@@ -164,6 +181,9 @@ func (m mutation) test(root, overlay string) (events []byte, err error) {
 	cmd := exec.Command("go", append(append(args, m.flags...), m.tests())...)
 	cmd.Dir = root
 	cmd.Env = environment()
+	if m.kept != "" {
+		cmd.Env = append(cmd.Env, "STRATA_TEST_SEED=1")
+	}
 	cmd.Stderr = os.Stderr
 	return cmd.Output()
 }

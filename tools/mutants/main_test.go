@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -44,6 +45,24 @@ func TestJudge_EventsOfTests_GiveResult(t *testing.T) {
 	} {
 		if r := judge([]byte(c.events), c.exit); r.outcome != c.want || r.by != c.by {
 			t.Errorf("%s: %+v, want %s by %q", name, r, c.want, c.by)
+		}
+	}
+}
+
+// TestPasses_EventsOfTests_NamesWholeTests: a test that passes beside one that fails has missed a
+// mutation of the simulation.
+func TestPasses_EventsOfTests_NamesWholeTests(t *testing.T) {
+	const of = `{"Time":"2026-01-01T00:00:00Z","Action":"%s","Package":"p","Test":"%s","Elapsed":0.1}` + "\n"
+	for want, events := range map[string]string{
+		"":      fmt.Sprintf(of+of+of, "pass", "TestA/run", "run", "TestA", "fail", "TestA") + `{"Action":"pass","Package":"p"}` + "\n",
+		"TestB": fmt.Sprintf(of+of, "fail", "TestA", "pass", "TestB"),
+	} {
+		var got string
+		if found := passes.FindStringSubmatch(events); found != nil {
+			got = found[1]
+		}
+		if got != want {
+			t.Errorf("%q passes, want %q, in\n%s", got, want, events)
 		}
 	}
 }
@@ -106,6 +125,20 @@ func TestTable_Mutations_AreComplete(t *testing.T) {
 			t.Errorf("%s: %+v", m.id, m)
 		}
 		seen[m.id] = true
+	}
+}
+
+// TestTable_PlantedBugsOfSimulation_HaveKeptRuns: the run is there, and that of no other mutation.
+func TestTable_PlantedBugsOfSimulation_HaveKeptRuns(t *testing.T) {
+	seen := map[string]bool{}
+	for _, m := range mutations {
+		if m.run != simulation {
+			continue
+		}
+		if _, err := os.Stat("../../kube/kubestorage/testdata/simulation/" + m.kept + ".txt"); err != nil || seen[m.kept] {
+			t.Errorf("%s: kept run %q, %v", m.id, m.kept, err)
+		}
+		seen[m.kept] = true
 	}
 }
 

@@ -1,5 +1,8 @@
 package main
 
+// simulation selects the first seeds, and the kept runs: the last, as mutation.kept selects one.
+const simulation = "TestSimulation_Seeds|TestSimulation_KeptRuns_Hold"
+
 // mutations are changes that need a test each: an invariant, a bound or a promise of the documents
 // depends on the place.
 var mutations = []mutation{
@@ -85,36 +88,36 @@ var mutations = []mutation{
 		old: ` || req.Header.Get("Upgrade") != "" {`, new: ` {`},
 	{id: "M40", file: "server/internal/replica/proxy.go", run: "TestProxy_ClaimsAndCredentials",
 		old: `name := strings.ToLower(key)`, new: `name := key`},
-	// What the simulation must find.
+	// What the simulation must find, by the run that is kept for it too.
 	// an event is lost at a reconnect
-	{id: "S1", file: "mirror/writer.go", pkg: "kube/kubestorage", run: "TestSimulation_Seeds",
+	{id: "S1", file: "mirror/writer.go", pkg: "kube/kubestorage", run: simulation, kept: "event-lost-at-reconnect",
 		old: "\tafter := w.mirroredState()\n", new: "\tafter := w.mirroredState()\n\tafter.Revision++\n"},
 	// progress is one too high
-	{id: "S2", file: "mirror/writer.go", pkg: "kube/kubestorage", run: "TestSimulation_Seeds",
+	{id: "S2", file: "mirror/writer.go", pkg: "kube/kubestorage", run: simulation, kept: "progress-too-high",
 		old: "w.commit(b.Through, len(b.Changes) == 0)", new: "if len(b.Changes) == 0 {\n\t\tb.Through++\n\t}\n\tw.commit(b.Through, len(b.Changes) == 0)"},
 	// a floor is off by one
-	{id: "S3", file: "mirror/cursor.go", pkg: "kube/kubestorage", run: "TestSimulation_Seeds",
+	{id: "S3", file: "mirror/cursor.go", pkg: "kube/kubestorage", run: simulation, kept: "floor-off-by-one",
 		old: `c.pos < floor {`, new: `c.pos < floor-1 {`},
 	// an index is stale
-	{id: "S4", file: "btree/edit.go", pkg: "kube/kubestorage", run: "TestSimulation_Seeds",
+	{id: "S4", file: "btree/edit.go", pkg: "kube/kubestorage", run: simulation, kept: "stale-index",
 		old: "\t\tc.leaf = &Leaf[T]{items: items}\n", new: "\t\tc.leaf = &Leaf[T]{items: items}\n\t\tfor k, v := range n.leaf.memos.All() {\n\t\t\tc.leaf.memos.Swap(k, nil, v)\n\t\t}\n"},
 	// a token of another lineage is served
-	{id: "S5", file: "mirror/lineage.go", pkg: "kube/kubestorage", run: "TestSimulation_Seeds",
+	{id: "S5", file: "mirror/lineage.go", pkg: "kube/kubestorage", run: simulation, kept: "token-of-other-lineage",
 		old: "\tlin.oldestReadable.Store(oldest.rev)\n", new: "\tlin.oldestReadable.Store(0)\n"},
 	// progress of a member that lags is taken for etcd's newest revision
-	{id: "S6", file: "mirror/writer.go", pkg: "kube/kubestorage", run: "TestSimulation_Seeds",
+	{id: "S6", file: "mirror/writer.go", pkg: "kube/kubestorage", run: simulation, kept: "progress-of-lagging-member",
 		old: "\tw.updates = w.updates[:0]\n\tlast, arrived",
 		new: "\tif len(b.Changes) == 0 {\n\t\tb.Through = max(b.Through, w.stats.EtcdRevision.Load())\n\t}\n\tw.updates = w.updates[:0]\n\tlast, arrived"},
 	// a list at a reconnect is that of a member that lags
-	{id: "S7", file: "etcdsource/source.go", pkg: "kube/kubestorage", run: "TestSimulation_Seeds",
+	{id: "S7", file: "etcdsource/source.go", pkg: "kube/kubestorage", run: simulation, kept: "list-of-lagging-member",
 		old: `s.probe, clientv3.WithCountOnly())`, new: `s.probe, clientv3.WithCountOnly(), clientv3.WithSerializable())`},
 	// progress of a feed is one too high
-	{id: "S8", file: "etcdfeed/watch.go", pkg: "kube/kubestorage", run: "TestSimulation_Seeds",
+	{id: "S8", file: "etcdfeed/watch.go", pkg: "kube/kubestorage", run: simulation, kept: "feed-progress-too-high",
 		old: "w.sendLocked(lowest, &pb", new: "w.sendLocked(lowest+1, &pb"},
 	// a replica that reconnects misses the next event
-	{id: "S9", file: "etcdfeed/watch.go", pkg: "kube/kubestorage", run: "TestSimulation_Seeds",
+	{id: "S9", file: "etcdfeed/watch.go", pkg: "kube/kubestorage", run: simulation, kept: "feed-event-lost-at-reconnect",
 		old: "x.pos = max(x.from-1, 1)", new: "x.pos = max(x.from, 1)"},
 	// a feed answers with a revision that it has not read from etcd
-	{id: "S10", file: "etcdfeed/kv.go", pkg: "kube/kubestorage", run: "TestSimulation_Seeds",
+	{id: "S10", file: "etcdfeed/kv.go", pkg: "kube/kubestorage", run: simulation, kept: "feed-revision-not-read",
 		old: "if rev == 0 && !r.Serializable || rev", new: "if rev"},
 }
