@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"testing/synctest"
 	_ "unsafe" // for go:linkname
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -205,20 +206,25 @@ func (c *simClient) answerable(call *simCall) bool {
 	return call.write || c.at.applied >= call.index
 }
 
-// leaderChanged fails the oldest request. A write may have happened nevertheless.
-func (c *simClient) leaderChanged(happened bool) {
-	c.mu.Lock()
-	if len(c.waiting) == 0 {
+// leaderChanged fails the requests that wait, one by one. A write may have happened nevertheless,
+// as happened says.
+func (c *simClient) leaderChanged(happened func() bool) {
+	for _, call := range slices.Clone(c.waiting) {
+		c.mu.Lock()
+		at := slices.Index(c.waiting, call)
+		if at >= 0 {
+			c.waiting = slices.Delete(c.waiting, at, at+1)
+		}
 		c.mu.Unlock()
-		return
+		if at < 0 {
+			continue // it was canceled
+		}
+		if call.write && happened() && c.etcd.agrees(c.at) {
+			_ = call.execute(c.at)
+		}
+		call.answer <- rpctypes.ErrGRPCLeaderChanged
+		synctest.Wait()
 	}
-	call := c.waiting[0]
-	c.waiting = c.waiting[1:]
-	c.mu.Unlock()
-	if call.write && happened && c.etcd.agrees(c.at) {
-		_ = call.execute(c.at)
-	}
-	call.answer <- rpctypes.ErrGRPCLeaderChanged
 }
 
 // simSource is etcdsource on a connection. History, which etcdsource reads over connections of its

@@ -292,11 +292,11 @@ type simWatch struct {
 	gate   atomic.Pointer[chan struct{}] // the client reads when it is closed; nil: now
 }
 
-func (w *simWatch) String() string { return w.describe(w.Events, w.Detail) }
+func (w *simWatch) String() string { return w.describe(w.Events, w.Err, w.Detail) }
 
-func (w *simWatch) describe(events []simEvent, detail string) string {
+func (w *simWatch) describe(events []simEvent, err, detail string) string {
 	return fmt.Sprintf("step %d, server %d.%d: watch (HTTP %v) rv=%q initial=%v bookmarks=%v %+v, etcd at %d: over %v %s %s, %d events %v",
-		w.Op, w.Server, w.Process, w.HTTP, w.RV, w.Initial, w.Bookmarks, w.Selector, w.Began, w.Over, w.Err, detail, len(events), events)
+		w.Op, w.Server, w.Process, w.HTTP, w.RV, w.Initial, w.Bookmarks, w.Selector, w.Began, w.Over, err, detail, len(events), events)
 }
 
 // simEvent is an event of a watch.
@@ -345,8 +345,9 @@ type sim struct {
 	seq     int
 	names   int // of objects in a namespace
 	// exact leaves out what a seed does not decide: the times of bookmarks and comparisons, clients
-	// that do not read while a server ends, history that ends at the moment of its read, and
-	// requests that wait until a member is no longer cut off.
+	// that do not read while a server ends, history that ends at the moment of its read, requests
+	// that wait until a member is no longer cut off, and responses of several revisions, of which a
+	// waiting reader may see the first alone.
 	exact   bool
 	clients sync.WaitGroup
 	work    chan struct{} // contains a value if a request to etcd has arrived
@@ -423,7 +424,7 @@ func (s *sim) settle() {
 			c.round++
 			c.mu.Unlock()
 			if c.calm {
-				again = c.answer(0) || c.deliver(3, 1, false) || c.progress(0) || again
+				again = c.answer(0) || c.deliver(s.most(3), 1, false) || c.progress(0) || again
 			} else {
 				c.current() // a watch is created at once
 			}
@@ -431,19 +432,39 @@ func (s *sim) settle() {
 	}
 }
 
+// most bounds the revisions of one response.
+func (s *sim) most(n int) int {
+	if s.exact {
+		return 1
+	}
+	return n
+}
+
 // sleep lets time pass, in which calm servers get answers.
 func (s *sim) sleep(d time.Duration) {
 	timer := time.NewTimer(d)
 	for end := time.Now().Add(d); time.Now().Before(end); s.settle() {
+		arrived := true
 		select {
-		case <-timer.C:
 		case <-s.work:
-			time.Sleep(simLatency)
-			select { // requests of the same moment
-			case <-s.work:
-			default:
-			}
+		case <-timer.C:
+			arrived = s.arrived() // a request may be of the same moment
 		}
+		if arrived {
+			time.Sleep(simLatency)
+			s.arrived()
+		}
+	}
+}
+
+// arrived reports whether a request to etcd has arrived until now.
+func (s *sim) arrived() bool {
+	synctest.Wait()
+	select {
+	case <-s.work:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -573,7 +594,7 @@ func (s *sim) apply(t *testing.T, op simOp) {
 			w.pause()
 		}
 	case doDeliver:
-		c.deliver(1+rng.IntN(4), 1+rng.IntN(3), rng.IntN(20) == 0)
+		c.deliver(s.most(1+rng.IntN(4)), 1+rng.IntN(3), rng.IntN(20) == 0)
 	case doProgress:
 		c.progress(int64(rng.IntN(3)))
 	case doAnswer:
@@ -602,10 +623,7 @@ func (s *sim) apply(t *testing.T, op simOp) {
 	case doElect:
 		s.etcd.elect(m)
 		for _, server := range s.servers {
-			for range len(server.client.waiting) { // one by one, in a certain order
-				server.client.leaderChanged(rng.IntN(2) == 0)
-				synctest.Wait()
-			}
+			server.client.leaderChanged(func() bool { return rng.IntN(2) == 0 })
 		}
 	case doForget:
 		s.history.Forgotten = cmp.Or(s.history.Forgotten, s.etcd.Delete("/registry/strata/continue-token-keys"))
@@ -1043,8 +1061,9 @@ func (w *simWatch) resume() {
 	}
 }
 
-// text is the history without what a seed does not decide: the times of bookmarks, and the words of
-// errors, which name the last revision that a server has heard of.
+// text is the history without what a seed does not decide: the times of bookmarks, the words of
+// errors, which name the last revision that a server has heard of, and whether a server that ends
+// tells its watches.
 func (h *simHistory) text() string {
 	var text strings.Builder
 	for _, r := range h.Records {
@@ -1052,7 +1071,11 @@ func (h *simHistory) text() string {
 	}
 	for _, w := range h.Watches {
 		events := slices.DeleteFunc(slices.Clone(w.Events), func(e simEvent) bool { return e.Type == watch.Bookmark && !e.End })
-		fmt.Fprintln(&text, w.describe(events, ""))
+		err := w.Err
+		if err == "unavailable" {
+			err = ""
+		}
+		fmt.Fprintln(&text, w.describe(events, err, ""))
 	}
 	return text.String()
 }

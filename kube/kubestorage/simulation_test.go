@@ -276,21 +276,27 @@ func TestSimHistory_JudgeOfWrongAnswer_FindsIt(t *testing.T) {
 }
 
 // TestSimulation_SameSeed_SameHistory: a run is its seed, except that goroutines which wake at the
-// same time ask etcd in any order. About 4 of 100 seeds show that.
+// same time ask etcd in any order. Two runs of about 4 of 100 seeds show that; a seed counts if
+// another two do.
 func TestSimulation_SameSeed_SameHistory(t *testing.T) {
 	prepare(t)
-	const seeds, most = 10, 4
-	seed, differ, difference := testseed.New(t), 0, ""
+	const seeds, most = 10, 2
+	seed := testseed.New(t)
+	var differ []string
 	for i := range uint64(seeds) {
-		ops := simOps(seed+i, simSteps)
-		a, b := simulate(t, seed+i, ops, true).text(), simulate(t, seed+i, ops, true).text()
-		if a != b {
-			differ++
-			difference += fmt.Sprintf("seed %d:\n%s", seed+i, firstDifference(a, b))
+		ops, difference := simOps(seed+i, simSteps), ""
+		for range 2 {
+			a, b := simulate(t, seed+i, ops, true).text(), simulate(t, seed+i, ops, true).text()
+			if difference = firstDifference(a, b); difference == "" {
+				break
+			}
+		}
+		if difference != "" {
+			differ = append(differ, fmt.Sprintf("seed %d:\n%s", seed+i, difference))
 		}
 	}
-	if differ > most {
-		t.Fatalf("two runs of %d of %d seeds differ:\n%s", differ, seeds, difference)
+	if len(differ) > most {
+		t.Fatalf("two runs of %d of %d seeds differ, twice:\n%s", len(differ), seeds, strings.Join(differ, ""))
 	}
 }
 
