@@ -210,6 +210,9 @@ func (c *Cursor) Next(buf []*Event, limit int) ([]*Event, error) {
 		} else if o = r.log(c.topic.from); o == visited {
 			o = r.postings(end)
 		}
+		if o == dropped && c.skipBeforeStart() {
+			continue
+		}
 		var err error
 		if buf, err = r.stop(o); !c.lin.log.Dead() {
 			return buf, err
@@ -217,6 +220,17 @@ func (c *Cursor) Next(buf []*Event, limit int) ([]*Event, error) {
 		// The lineage may have been released during the read: continue in its successor.
 		c.seq, c.pos, c.visitedInRevision = seq, pos, inside
 	}
+}
+
+// skipBeforeStart moves a cursor that started at a future revision past the events up to there, if
+// the log has dropped them and no later one. It reports whether the cursor has moved.
+func (c *Cursor) skipBeforeStart() bool {
+	first := c.lin.log.After(c.after)
+	if first <= c.seq || c.lin.log.Floor() > c.after || c.lin.log.Dead() {
+		return false
+	}
+	c.seq, c.visitedInRevision = first, 0
+	return true
 }
 
 // nextCall is one call of Next.

@@ -513,6 +513,43 @@ func TestCursor_AtFutureRevision_ReturnsOnlyLaterEvents(t *testing.T) {
 	})
 }
 
+// TestCursor_AtFutureRevision_MissesNoDroppedEvent: events up to the cursor's start may leave the
+// window before it reads them.
+func TestCursor_AtFutureRevision_MissesNoDroppedEvent(t *testing.T) {
+	for _, follows := range []bool{false, true} {
+		t.Run(fmt.Sprintf("follows=%v", follows), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				md := newModel()
+				m := start(t, md.store, func(o *mirror.Options) { o.Window = mirror.Window{MaxAge: time.Minute} })
+				r := claim(t, m, "/registry/a/")
+				put(md, "/registry/a/ns/", "1", 3)
+				reach(t, m, md.store.Revision(), r)
+				future := md.store.Revision() + 4
+				c, err := r.CursorAfter(future, "/registry/a/ns/", "/registry/a/ns0")
+				testcheck.NoError(t, err)
+				if follows {
+					c.Follow()
+					defer c.Unfollow()
+				}
+				for range 4 {
+					put(md, "/registry/a/ns/", "2", 1)
+				}
+				reach(t, m, md.store.Revision())
+				time.Sleep(2 * time.Minute) // they leave the window
+				put(md, "/registry/a/ns/", "3", 2)
+				reach(t, m, md.store.Revision())
+				if _, err := r.CursorAfter(future-1, "", ""); !errors.Is(err, mirror.ErrCompacted) {
+					t.Fatalf("the window has revision %d: %v", future, err)
+				}
+				evs, err := c.Next(nil, 100)
+				if err != nil || len(evs) != 2 || evs[0].Rev != future+1 || c.Position() != future+2 {
+					t.Errorf("%v, %v, position %d, want the two events after %d", evs, err, c.Position(), future)
+				}
+			})
+		})
+	}
+}
+
 // TestCursor_RevisionLargerThanLimit_ContinuesWithin: calls with a limit return each event of a
 // large transaction once, also if the watch index that the cursor follows ends between them. The
 // position passes the revision with its last event.

@@ -343,11 +343,11 @@ func (m *simModel) unselected(r *simRecord) bool {
 }
 
 // dropped reports whether a process may have no history after a revision that etcd still has: its
-// history is bounded tightly, and the revision is not a later one; or etcd was restored, and the
+// history is bounded tightly, and the revision is not the newest; or etcd was restored, and the
 // process, which had published floor at the begin, followed later: nothing shows that its history
 // begins at or before the revision.
 func (h *simHistory) dropped(m *simModel, server, process int, floor, rev, now int64) bool {
-	if h.Window && rev <= now {
+	if h.Window && rev < now {
 		return true
 	}
 	s := m.states(rev)
