@@ -212,8 +212,8 @@ func TestSimulation_KeptRuns_Hold(t *testing.T) {
 	}
 }
 
-// TestSimHistory_JudgeOfWrongAnswer_FindsIt adds an answer to the history of a run, or changes one.
-func TestSimHistory_JudgeOfWrongAnswer_FindsIt(t *testing.T) {
+// TestSimulation_JudgeOfWrongAnswer_FindsIt adds an answer to the history of a run, or changes one.
+func TestSimulation_JudgeOfWrongAnswer_FindsIt(t *testing.T) {
 	prepare(t)
 	h := simulate(t, 1, simOps(1, 100), false)
 	now := h.Lineages[len(h.Lineages)-1].last
