@@ -25,7 +25,7 @@ import (
 )
 
 // patience bounds every wait. Only a failing test waits that long.
-const patience = 60 * time.Second
+const patience = 4 * time.Minute
 
 func init() {
 	// etcd and its clients are closed while connections are active, which would be logged.
