@@ -133,8 +133,8 @@ func clusterOf(h *pb.ResponseHeader) uint64 {
 // Bounds of Probe. Servers answer within milliseconds. Tests change them.
 var (
 	// probeProgress bounds the wait for progress, from the creation of a watch on: the startup
-	// delay with a server without progress. An etcd that is overloaded meanwhile must not count as
-	// one of those for the life of the process.
+	// delay with a server without progress. An etcd that is overloaded at the start must not count
+	// as such a server for the life of the process.
 	probeProgress = 3 * time.Second
 	// probeAnswer bounds every other answer: only a server that hangs, or is not running yet, takes
 	// long.
@@ -200,8 +200,8 @@ func probeWatch(ctx context.Context, client *clientv3.Client, limit time.Duratio
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	// To request progress, watch from the current revision, not from the next: since 3.6.2 etcd
-	// sends no progress below the start revision of a watch. No notices are requested: an etcd that
-	// sends some every second would answer in place of a proxy that answers no request.
+	// sends no progress below the start revision of a watch. The watch requests no progress
+	// notifications: those of an etcd behind a proxy would look like answers of the proxy.
 	watchCtx := New(client, name, key).streamContext(ctx)
 	opts = append(opts, clientv3.WithCreatedNotify())
 	// The client returns the channel only when the watch was created.

@@ -138,7 +138,7 @@ type fake struct {
 	noStatus   bool   // Status is not implemented
 	noRange    bool   // Range is not implemented
 	anonymous  bool   // no cluster ID
-	noProgress bool   // progress requests are not answered; watches that want notices get one
+	noProgress bool   // progress requests are not answered; ProgressNotify is served
 	noWatch    bool   // watches are not even created
 	denies     bool   // watches on all keys are refused
 	slow       int    // progress requests before the first answered one
@@ -195,7 +195,7 @@ func (f *fake) Watch(stream pb.Watch_WatchServer) error {
 		case req.GetCreateRequest() != nil && !f.noWatch:
 			err = stream.Send(&pb.WatchResponse{Header: header, Created: true})
 			if f.noProgress && req.GetCreateRequest().ProgressNotify && err == nil {
-				err = stream.Send(&pb.WatchResponse{Header: header}) // a notice, by itself
+				err = stream.Send(&pb.WatchResponse{Header: header}) // a notification, unasked
 			}
 		case req.GetProgressRequest() != nil:
 			n := f.asked.Add(1)
