@@ -510,6 +510,7 @@ func TestCursor_UnfollowAtFloor_ReadsOn(t *testing.T) {
 		c := latest(t, r).Cursor("/registry/a/x", "/registry/a/x\x00")
 		c.Follow()
 		reach(t, m, store.Put("/registry/a/y", "1"), r)
+		synctest.Wait() // the poster may post the event later than it is published
 		if evs, err := c.Next(nil, 9); len(evs) > 0 || err != nil {
 			t.Fatalf("%s, %v", story(evs), err)
 		}

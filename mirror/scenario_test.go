@@ -538,6 +538,7 @@ func TestCursor_AtFutureRevision_MissesNoDroppedEvent(t *testing.T) {
 				time.Sleep(2 * time.Minute) // they leave the window
 				put(md, "/registry/a/ns/", "3", 2)
 				reach(t, m, md.store.Revision())
+				synctest.Wait() // the poster may post the events later than they are published
 				if _, err := r.CursorAfter(future-1, "", ""); !errors.Is(err, mirror.ErrCompacted) {
 					t.Fatalf("the window has revision %d: %v", future, err)
 				}

@@ -266,6 +266,10 @@ func (g *stage) check() error {
 	g.gaps = g.gaps || g.gap()
 	var left []*reader
 	for _, rd := range g.readers {
+		if g.isDue(rd) {
+			time.Sleep(time.Millisecond) // it may be in a pause of Latest if it met the writer
+			synctest.Wait()
+		}
 		select {
 		case <-rd.done:
 			if err := g.checkReturned(rd); err != nil {
@@ -342,6 +346,16 @@ func (g *stage) checkReturned(rd *reader) error {
 	return nil
 }
 
+// isDue reports whether what a reader waits for can be read, and it has not returned.
+func (g *stage) isDue(rd *reader) bool {
+	select {
+	case <-rd.done:
+		return false
+	default:
+		return rd.rev != 0 && g.published >= rd.rev && g.res[0].Ready() && g.res[1].Ready()
+	}
+}
+
 // checkWaiting returns an error if a reader that has not returned should have, or makes no
 // progress.
 func (g *stage) checkWaiting(rd *reader) error {
@@ -349,7 +363,7 @@ func (g *stage) checkWaiting(rd *reader) error {
 	switch {
 	case rd.cancelled:
 		return fmt.Errorf("%s does not return though it was cancelled", rd.name)
-	case waits && g.published >= rd.rev && g.res[0].Ready() && g.res[1].Ready():
+	case g.isDue(rd):
 		return fmt.Errorf("%s waits for %d and is not woken at %d", rd.name, rd.rev, g.published)
 	case g.eventsOnly || !waits || g.published >= rd.rev:
 		return nil
