@@ -258,7 +258,11 @@ func (v *instance) serve(ctx context.Context, o Options) error {
 	var waiting sync.WaitGroup
 	defer waiting.Wait()
 	defer cancel() // runs before the wait
-	loopback := v.config.KubeAPIs.ControlPlane.Generic.LoopbackClientConfig
+	generic := v.config.KubeAPIs.ControlPlane.Generic
+	loopback := generic.LoopbackClientConfig
+	if serving := generic.SecureServing; serving != nil {
+		waiting.Go(func() { logExpired(ctx, serving) })
+	}
 	if overrides := v.attachment.overrides; len(overrides.clusters) > 0 {
 		waiting.Go(func() {
 			if waitListening(ctx, loopback) == nil {
@@ -283,7 +287,6 @@ func (v *instance) serve(ctx context.Context, o Options) error {
 		defer v.hooks.Start(ctx)()
 	}
 	v.attachment.AwaitMemory(ctx)
-	generic := v.config.KubeAPIs.ControlPlane.Generic
 	limit := generic.ShutdownDelayDuration + generic.ShutdownWatchTerminationGracePeriod + generic.RequestTimeout + hooksTimeout
 	var err error
 	v.hangs, err = runBounded(ctx, v.prepared.Run, limit)

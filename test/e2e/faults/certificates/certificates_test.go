@@ -36,8 +36,7 @@ type scene struct {
 
 // TestCertificates_Expired_AreRefusedUntilRenewed: certificates of some seconds, 90 s in the long
 // form, expire while they are used. A renewal in the files, before or after that, is used without a
-// restart. An expired certificate is refused, and the log says so unless clients refuse it. A watch
-// continues.
+// restart. An expired certificate is refused, and the log says so. A watch continues.
 func TestCertificates_Expired_AreRefusedUntilRenewed(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, harness.Pick(4*time.Minute, 12*time.Minute))
@@ -194,6 +193,7 @@ func (s *scene) serving(t *testing.T, ctx context.Context) {
 		return conn.(*tls.Conn).ConnectionState().PeerCertificates[0].NotAfter, nil
 	}
 	inUse(t, ctx, s.server.RenewServing, connect)
+	s.requireLogged(t, ctx, "A certificate for serving has expired")
 	s.requireWatch(t, ctx, "serving")
 	s.server.RenewServing(time.Now().Add(time.Hour))
 	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
