@@ -287,9 +287,6 @@ func (m *simModel) judgeGet(r *simRecord, asked int64) string {
 			}
 		}
 	}
-	if first > last && r.Err == "not found" {
-		return "" // refused, or a revision that did not exist yet
-	}
 	return fmt.Sprintf("no state of revisions %d to %d has this", first, last)
 }
 
@@ -375,7 +372,7 @@ func (h *simHistory) judgeWatch(m *simModel, w *simWatch) string {
 		return "wrong error"
 	case w.Err == "expired" && !m.lost(reached, w.Ended) && !h.dropped(m, w.Server, w.Process, w.Floor, reached, w.Ended):
 		return fmt.Sprintf("expired, and has the history after %d", reached)
-	case w.Err == "too large" && (asked <= w.Floor || asked <= w.Began && !w.Initial):
+	case w.Err == "too large" && (!w.Initial || asked <= w.Floor):
 		return "wrong error"
 	case w.Err != "" && len(w.Events) == 0:
 		return ""
