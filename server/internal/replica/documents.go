@@ -29,6 +29,9 @@ const (
 	// of a large cluster has some MiB; clients request it in two or three forms.
 	documentBytes = 32 << 20
 	maxDocument   = documentBytes / 2
+	// documentReads bounds the documents that are read at once. Further ones are passed on, which
+	// holds none of them in memory.
+	documentReads = 8
 	// documentOverhead is added to the length of a document for its key and header.
 	documentOverhead = 1 << 10
 )
@@ -62,7 +65,8 @@ type documents struct {
 	claims  *claims
 	pass    http.Handler // answers by a primary without a cache
 	flights singleflight.Group
-	changes atomic.Int64 // of definitions and APIServices, each of which makes all documents stale
+	reads   chan struct{} // contains a value for each read
+	changes atomic.Int64  // of definitions and APIServices, each of which makes all documents stale
 
 	mu     sync.Mutex // leaf
 	bytes  int
@@ -81,7 +85,8 @@ type document struct {
 }
 
 func newDocuments(to http.RoundTripper, claims *claims, codecs runtime.NegotiatedSerializer, withoutOrigin bool) *documents {
-	return &documents{to: to, claims: claims, pass: newProxy(to, claims, codecs, withoutOrigin), known: map[string]*list.Element{}, recent: list.New()}
+	return &documents{to: to, claims: claims, pass: newProxy(to, claims, codecs, withoutOrigin),
+		reads: make(chan struct{}, documentReads), known: map[string]*list.Element{}, recent: list.New()}
 }
 
 // changed makes all documents stale.
@@ -190,12 +195,21 @@ func (d *documents) load(key string, current bool) *document {
 	return doc
 }
 
+// errReads means that documentReads documents are being read.
+var errReads = errors.New("too many documents are read at once")
+
 // errNotADocument means that a primary answered a document with another code than 200.
 var errNotADocument = errors.New("not a document")
 
 // refresh requests the document as the user of req, and stores it. If no primary answers, it
 // returns the last document, if there is one.
 func (d *documents) refresh(req *http.Request, uri, key string) (*document, error) {
+	select {
+	case d.reads <- struct{}{}:
+		defer func() { <-d.reads }()
+	default:
+		return nil, errReads
+	}
 	known, changes := d.load(key, false), d.changes.Load()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(req.Context()), documentTimeout)
 	defer cancel()

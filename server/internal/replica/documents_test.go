@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -175,4 +176,52 @@ func TestDocuments_BeyondBound_EvictsLeastRecent(t *testing.T) {
 	if want := len(big) + len("small")*2 + 3*(1+documentOverhead); d.bytes != want {
 		t.Errorf("%d bytes after replacements, want %d", d.bytes, want)
 	}
+}
+
+// heldPrimary answers when it is released.
+type heldPrimary struct {
+	fakePrimary
+	release chan struct{}
+	mu      sync.Mutex
+	asked   int
+}
+
+func (p *heldPrimary) RoundTrip(req *http.Request) (*http.Response, error) {
+	p.mu.Lock()
+	p.asked++
+	p.mu.Unlock()
+	<-p.release
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.fakePrimary.RoundTrip(req)
+}
+
+// TestDocuments_ManyForms_FewAreReadAtOnce: requests for more forms of a document are passed on,
+// so that the replica holds few answers that it does not know.
+func TestDocuments_ManyForms_FewAreReadAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		primary := &heldPrimary{fakePrimary: fakePrimary{text: "one"}, release: make(chan struct{})}
+		d := newDocuments(primary, newClaims(nil), legacyscheme.Codecs, false)
+		passed := 0
+		d.pass = http.HandlerFunc(func(http.ResponseWriter, *http.Request) { passed++ })
+		var asking sync.WaitGroup
+		form := func(i int) http.Header { return http.Header{"Accept": {fmt.Sprint("application/form-", i)}} }
+		for i := range documentReads {
+			asking.Go(func() {
+				if code, text := ask(d, "/openapi/v2", form(i)); code != http.StatusOK || text != "one" {
+					t.Errorf("form %d: %d %q", i, code, text)
+				}
+			})
+		}
+		synctest.Wait()
+		ask(d, "/openapi/v2", form(documentReads))
+		if primary.asked != documentReads || passed != 1 {
+			t.Errorf("%d forms are read and %d passed on, want %d and 1", primary.asked, passed, documentReads)
+		}
+		close(primary.release)
+		asking.Wait()
+		if ask(d, "/openapi/v2", form(documentReads)); passed != 1 || primary.asked != documentReads+1 {
+			t.Errorf("%d forms were read and %d passed on, want %d and 1", primary.asked, passed, documentReads+1)
+		}
+	})
 }
