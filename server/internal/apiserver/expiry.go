@@ -31,7 +31,7 @@ func logExpired(ctx context.Context, serving *genericapiserver.SecureServingInfo
 			content, _ := provider.CurrentCertKeyContent()
 			chain, err := certutil.ParseCertsPEM(content)
 			if err != nil || bytes.Equal(content, logged[i]) {
-				continue // upstream logs a file that it cannot parse, and goes on with the last one
+				continue
 			}
 			if left := time.Until(chain[0].NotAfter); left >= 0 {
 				wait = min(wait, left+1)

@@ -146,6 +146,9 @@ func (s *scene) newReplica(t *testing.T, n int, prepare func(pid int) error, fla
 		"--disable-admission-plugins=ServiceAccount", // only clients write to their namespaces
 		"--etcd-compaction-interval=0",
 	}, flags...)
+	if harness.Previous() != "" {
+		flags = append(flags, "--strata-feature-gates=SealedContinueTokens=true")
+	}
 	if previous := harness.Previous(); previous != "" && n == 0 {
 		t.Logf("replica 0 is %s", previous)
 		r.server = s.env.StartPrevious(previous, &etcd, flags...)
