@@ -516,9 +516,13 @@ func TestCursor_AtFutureRevision_ReturnsOnlyLaterEvents(t *testing.T) {
 // TestCursor_AtFutureRevision_MissesNoDroppedEvent: events up to the cursor's start may leave the
 // window before it reads them.
 func TestCursor_AtFutureRevision_MissesNoDroppedEvent(t *testing.T) {
-	for _, follows := range []bool{false, true} {
-		t.Run(fmt.Sprintf("follows=%v", follows), func(t *testing.T) {
+	for _, follows := range []string{"the log", "keys", "an index"} {
+		t.Run(follows, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
+				var clean cleanups
+				defer clean.run()
+				ctx, end := context.WithCancel(t.Context())
+				defer end()
 				md := newModel()
 				m := start(t, md.store, func(o *mirror.Options) { o.Window = mirror.Window{MaxAge: time.Minute} })
 				r := claim(t, m, "/registry/a/")
@@ -527,16 +531,19 @@ func TestCursor_AtFutureRevision_MissesNoDroppedEvent(t *testing.T) {
 				future := md.store.Revision() + 4
 				c, err := r.CursorAfter(future, "/registry/a/ns/", "/registry/a/ns0")
 				testcheck.NoError(t, err)
-				if follows {
+				switch follows {
+				case "keys":
 					c.Follow()
-					defer c.Unfollow()
+				case "an index":
+					c.FollowIndex(mirror.NewWatchIndex(ctx, r, goes(&clean), valuesOf, nil), "v")
 				}
-				for range 4 {
-					put(md, "/registry/a/ns/", "2", 1)
+				defer c.Unfollow()
+				for i := range 4 {
+					put(md, "/registry/a/ns/", fmt.Sprint("v", i), 1)
 				}
 				reach(t, m, md.store.Revision())
 				time.Sleep(2 * time.Minute) // they leave the window
-				put(md, "/registry/a/ns/", "3", 2)
+				put(md, "/registry/a/ns/", "v", 2)
 				reach(t, m, md.store.Revision())
 				synctest.Wait() // the poster may post the events later than they are published
 				if _, err := r.CursorAfter(future-1, "", ""); !errors.Is(err, mirror.ErrCompacted) {
