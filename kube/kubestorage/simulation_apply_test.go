@@ -350,14 +350,19 @@ func readEither(ctx context.Context, reads http.Handler, r *simRecord, opts stor
 	return err
 }
 
-// anyWatch returns an open watch, nil if there is none.
-func (s *sim) anyWatch(rng *rand.Rand) *simWatch {
-	var open []*simWatch
+// open returns the open watches, the oldest first.
+func (s *sim) open() (open []*simWatch) {
 	for _, w := range s.history.Watches {
 		if !w.Closed {
 			open = append(open, w)
 		}
 	}
+	return open
+}
+
+// anyWatch returns an open watch, nil if there is none.
+func (s *sim) anyWatch(rng *rand.Rand) *simWatch {
+	open := s.open()
 	if len(open) == 0 {
 		return nil
 	}
@@ -366,13 +371,7 @@ func (s *sim) anyWatch(rng *rand.Rand) *simWatch {
 
 // watch opens a watch. If too many are open the oldest ends.
 func (s *sim) watch(server *simServer, w *simWatch, rng *rand.Rand) {
-	var open []*simWatch
-	for _, other := range s.history.Watches {
-		if !other.Closed {
-			open = append(open, other)
-		}
-	}
-	if len(open) >= simWatches && !w.Final {
+	if open := s.open(); len(open) >= simWatches && !w.Final {
 		open[0].end()
 	}
 	w.HTTP = rng.IntN(2) == 0
