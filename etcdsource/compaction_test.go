@@ -436,6 +436,26 @@ func TestCompactor_AnnouncementOfThePastEtcd_IsIgnored(t *testing.T) {
 		if got := c.CompactRevision(); got != 5000 {
 			t.Errorf("CompactRevision is %d, want 5000 on an etcd at 5001", got)
 		}
+		if c.noteCompacted(5001); c.CompactRevision() != 5001 {
+			t.Errorf("CompactRevision is %d, want 5001, etcd's newest revision", c.CompactRevision())
+		}
+	})
+}
+
+// TestCompactor_IdleEtcd_TakesTurnOfOther: without writes the revision of a turn is the one of the
+// turn before, of the same etcd.
+func TestCompactor_IdleEtcd_TakesTurnOfOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newOneKey()
+		e.write(50)
+		_, log := compacting(t, e, CompactorOptions{Interval: testInterval, CheckInterval: -1})
+		e.put("20") // another process has the first turn
+		time.Sleep(2 * testInterval)
+		synctest.Wait()
+		equal(t, "etcd", e.operations(), []string{"put 20", "put 52", "compact 52"})
+		if log.count("restored or replaced") != 0 {
+			t.Errorf("an idle etcd is another one:\n%s", &log.b)
+		}
 	})
 }
 

@@ -279,6 +279,35 @@ func TestGetAll_Refusals_AreRetriedOrReadOneByOne(t *testing.T) {
 	}
 }
 
+// TestGetAll_RequestEnds_WaitsNoLonger: a pause before the next attempt ends with the request.
+func TestGetAll_RequestEnds_WaitsNoLonger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := &txnServer{streamServer: newStreamServer(2), maxOps: 128, errs: []error{status.Error(codes.Unavailable, "no leader")}}
+		s := New(&clientv3.Client{KV: clientv3.NewKVFromKVClient(server, nil)}, "test", "/x/probe")
+		ctx, cancel := context.WithTimeout(t.Context(), getRetry/2)
+		defer cancel()
+		began := time.Now()
+		if err := s.GetAll(ctx, []string{"a", "b"}, 5, nil); err == nil || time.Since(began) != getRetry/2 {
+			t.Errorf("%v after %v, want an error after %v", err, time.Since(began), getRetry/2)
+		}
+	})
+}
+
+// TestWatched_AllKeys_HasNoPrefix: a watch is of the prefix, which a user of etcd may be limited
+// to, unless the source needs one of all keys.
+func TestWatched_AllKeys_HasNoPrefix(t *testing.T) {
+	s := newStreamServer(1).source()
+	for all, want := range map[bool][2]string{false: {"/x/", "/x0"}, true: {allKeys, allKeys}} {
+		s.allKeys = all
+		if key, end := s.watched("/x/"); key != want[0] || end != want[1] {
+			t.Errorf("all keys %v: the watch is of %q to %q, want %q", all, key, end, want)
+		}
+		if outside := s.outside("/x/", []byte("/y")); outside != all {
+			t.Errorf("all keys %v: an event outside the prefix is %v", all, outside)
+		}
+	}
+}
+
 // TestVerify_OtherClusterOrOlderState_IsRestored.
 func TestVerify_OtherClusterOrOlderState_IsRestored(t *testing.T) {
 	s := newStreamServer(1).source() // of the cluster 7, at revision 1000

@@ -154,6 +154,13 @@ func TestMemos_WindowMovesMeanwhile_YieldsRest(t *testing.T) {
 		testcheck.NoError(t, err)
 		return all
 	}
+	of := func(ev *mirror.Event) []*memo.List {
+		lists := []*memo.List{ev.Memos(), ev.Entry.Memos()}
+		if ev.Prev != nil {
+			lists = append(lists, ev.Prev.Memos())
+		}
+		return lists
+	}
 	key, value := &memo.Key{}, "derived"
 	key.Close()
 	first, lists := events()[0].Rev, 0
@@ -162,7 +169,9 @@ func TestMemos_WindowMovesMeanwhile_YieldsRest(t *testing.T) {
 		if lists++; lists == 2 || lists == 3 {
 			write()
 			for _, ev := range events() {
-				ev.Memos().Swap(key, ev.Memos().Get(key), &value)
+				for _, m := range of(ev) {
+					m.Swap(key, m.Get(key), &value)
+				}
 			}
 		}
 		l.DropClosed()
@@ -172,8 +181,10 @@ func TestMemos_WindowMovesMeanwhile_YieldsRest(t *testing.T) {
 		t.Fatalf("the window has not moved: %d events, the first at %d", len(all), first)
 	}
 	for _, ev := range all {
-		if ev.Memos().Get(key) != nil {
-			t.Errorf("the event at %d has a memo of a closed key", ev.Rev)
+		for i, m := range of(ev) {
+			if m.Get(key) != nil {
+				t.Errorf("the event at %d has a memo of a closed key: %d of event, object and its predecessor", ev.Rev, i)
+			}
 		}
 	}
 }
