@@ -11,7 +11,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// expiryInterval is the interval at which certificates for serving are looked at.
+// expiryInterval is the longest time between two reads of the certificates for serving.
 const expiryInterval = 10 * time.Second
 
 // logExpired logs each certificate for serving that has expired, once, until ctx is cancelled.
@@ -34,7 +34,7 @@ func logExpired(ctx context.Context, serving *genericapiserver.SecureServingInfo
 				continue
 			}
 			if left := time.Until(chain[0].NotAfter); left >= 0 {
-				wait = min(wait, left+1)
+				wait = min(wait, left+1) // it is valid at NotAfter
 				continue
 			}
 			logged[i] = content

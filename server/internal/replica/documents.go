@@ -65,7 +65,7 @@ type documents struct {
 	claims  *claims
 	pass    http.Handler // answers by a primary without a cache
 	flights singleflight.Group
-	reads   chan struct{} // contains a value for each read
+	reads   chan struct{} // contains a value for each document that is read
 	changes atomic.Int64  // of definitions and APIServices, each of which makes all documents stale
 
 	mu     sync.Mutex // leaf
@@ -204,12 +204,6 @@ var errNotADocument = errors.New("not a document")
 // refresh requests the document as the user of req, and stores it. If no primary answers, it
 // returns the last document, if there is one.
 func (d *documents) refresh(req *http.Request, uri, key string) (*document, error) {
-	select {
-	case d.reads <- struct{}{}:
-		defer func() { <-d.reads }()
-	default:
-		return nil, errReads
-	}
 	known, changes := d.load(key, false), d.changes.Load()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(req.Context()), documentTimeout)
 	defer cancel()
@@ -239,6 +233,12 @@ func (d *documents) refresh(req *http.Request, uri, key string) (*document, erro
 			d.store(known, changes)
 			return known, nil
 		case resp.StatusCode == http.StatusOK:
+			select {
+			case d.reads <- struct{}{}:
+				defer func() { <-d.reads }()
+			default:
+				return nil, errReads
+			}
 			var doc *document
 			if doc, err = readDocument(resp, key); err == nil {
 				documentRequests.WithLabelValues("fetched").Inc()
