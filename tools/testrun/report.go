@@ -15,8 +15,10 @@ import (
 func report(out io.Writer, rs *results, other []string, took time.Duration) bool {
 	rs.slowest(out)
 	failed := 0
+	var short []string
 	for _, f := range rs.failures() {
 		failed++
+		short = append(short, f.messages(rs)...)
 		fmt.Fprintf(out, "\n=== FAILED: %s", f.title())
 		if f.pkg.race {
 			fmt.Fprint(out, " (data race in the package)")
@@ -36,6 +38,12 @@ func report(out io.Writer, rs *results, other []string, took time.Duration) bool
 	if tests == 0 && failed == 0 {
 		failed++
 		fmt.Fprintf(out, "\n=== FAILED: no test ran\n")
+	}
+	for i, line := range short[:min(len(short), 20)] {
+		if i == 0 {
+			fmt.Fprint(out, "\nmessages of failed tests:\n")
+		}
+		fmt.Fprintf(out, "  %s\n", line[:min(len(line), 400)])
 	}
 	crashes := ""
 	if slices.ContainsFunc(rs.packages, func(p *pkg) bool { return p.again }) {
@@ -104,6 +112,29 @@ func (f failure) output(rs *results) (lines []string) {
 		}
 	}
 	return slices.DeleteFunc(lines, func(line string) bool { return strings.HasPrefix(line, "=== ") })
+}
+
+// messages returns the failed tests and subtests with their own messages, each once. The whole
+// output may end with logs of servers that are longer than a reader of the end sees.
+func (f failure) messages(rs *results) (lines []string) {
+	if f.test == nil {
+		return []string{f.title()}
+	}
+	for _, t := range f.pkg.order {
+		if name, _, _ := strings.Cut(t.name, "/"); name != f.test.name || t.action != "fail" {
+			continue
+		}
+		for _, line := range t.output {
+			m := message.FindStringSubmatch(line)
+			if m == nil || logged.MatchString(m[2]) {
+				continue
+			}
+			if text := f.pkg.short() + " " + t.name + ": " + strings.TrimSpace(line); !slices.Contains(lines, text) {
+				lines = append(lines, text)
+			}
+		}
+	}
+	return lines
 }
 
 // slowest prints the packages and the top-level tests that took the longest, if a second and more.

@@ -610,3 +610,32 @@ slowest tests:
 		t.Errorf("passed %v, %s", passed, out.String())
 	}
 }
+
+// TestReport_LongLogs_MessagesStandAtTheEnd requires the messages of failed tests after the logs.
+func TestReport_LongLogs_MessagesStandAtTheEnd(t *testing.T) {
+	var out strings.Builder
+	rs := &results{}
+	output := func(test, line string) {
+		rs.add(invocation{}, event{Action: "output", Package: modulePath + "/p", Test: test, Output: line})
+	}
+	output("TestX/part", "    x_test.go:7: got 1, want 2\n")
+	output("TestX/part", "    x_test.go:7: got 1, want 2\n")
+	output("TestX/part", "    x_test.go:9: I0101 00:00:00.000000 a line of a log\n")
+	output("TestX", "    env.go:1: the servers' logs:\n")
+	output("TestX", strings.Repeat("        a line of a log\n", 100))
+	output("TestY", "    y_test.go:1: of a test that passes\n")
+	for test, action := range map[string]string{"TestX/part": "fail", "TestX": "fail", "TestY": "pass", "": "fail"} {
+		rs.add(invocation{}, event{Action: action, Package: modulePath + "/p", Test: test})
+	}
+	passed := report(&out, rs, nil, 0)
+	const want = `
+messages of failed tests:
+  p TestX/part: x_test.go:7: got 1, want 2
+  p TestX: env.go:1: the servers' logs:
+
+3 tests in 1 packages, 1 failures, 0s
+`
+	if passed || !strings.HasSuffix(out.String(), want) {
+		t.Errorf("passed %v, %s", passed, out.String())
+	}
+}
