@@ -2,8 +2,11 @@ package tables
 
 import (
 	"bytes"
+	"slices"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/stratakube/strata/test/harness"
 )
 
 // reads is the most expensive kind of read of etcd for a request.
@@ -45,18 +48,23 @@ func (s *server) asked(f func() error) (reads, error) {
 // tries is the number of attempts to send requests with no more reads of etcd than expected.
 const tries = 6
 
-// observe returns the reads of etcd while send sends one or more requests. If they exceed want,
-// send is called again: servers also read periodically, which can only add reads.
+// observe returns the reads of etcd while send sends one or more requests. Servers also read
+// periodically, which can only add reads: if they exceed want, send is called again. Upstream reads
+// its revision once a minute, to count keys; want does not say whether a request needs that of it,
+// so one that seems to is sent twice.
 func (s *server) observe(want reads, send func() error) (reads, error) {
 	least := values
-	for range tries {
+	for try := range tries {
 		seen, err := s.asked(send)
 		if err != nil {
 			return seen, err
 		}
-		if least = min(least, seen); least <= want {
+		least = min(least, seen)
+		if least == nothing || least <= want && (try > 0 || !s.isUpstream()) {
 			break
 		}
 	}
 	return least, nil
 }
+
+func (s *server) isUpstream() bool { return slices.Contains(s.flags, "--engine="+harness.Upstream) }
