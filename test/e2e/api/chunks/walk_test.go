@@ -24,11 +24,13 @@ var plainJSON = forms[0]
 // returns their names.
 func createTemplates(t *testing.T, ctx context.Context, namespace string, n int) (names []string) {
 	t.Helper()
+	for i := range n {
+		names = append(names, fmt.Sprintf("template-%04d", i))
+	}
 	var creating sync.WaitGroup
 	slots := make(chan struct{}, 8)
 	errs := make(chan error, n)
 	for i := range n {
-		names = append(names, fmt.Sprintf("template-%04d", i))
 		creating.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
