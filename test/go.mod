@@ -23,7 +23,7 @@ require (
 	github.com/prometheus/procfs v0.21.1
 	github.com/spf13/cobra v1.10.2 // indirect
 	github.com/spf13/pflag v1.0.10 // indirect
-	github.com/stratakube/strata v0.0.0-00010101000000-000000000000
+	github.com/stratakube/strata v0.1.0
 	github.com/stratakube/strata/kube v0.0.0
 	go.etcd.io/bbolt v1.5.0
 	go.etcd.io/etcd/api/v3 v3.7.3

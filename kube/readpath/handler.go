@@ -180,7 +180,7 @@ func (r *readRequest) answer(n negotiated) reason {
 		if r.table, ok = r.tableOf(n.target); !ok {
 			return reasonTable
 		}
-		n.format = r.table.items()
+		n.format = r.table.items(n.noManagedFields)
 	}
 	r.text = n.text
 	var err error

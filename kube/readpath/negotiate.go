@@ -1,15 +1,15 @@
 package readpath
 
 import (
-	"mime"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 
+	"github.com/munnerz/goautoneg"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1beta1 "k8s.io/apimachinery/pkg/apis/meta/v1beta1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apiserver/pkg/endpoints/handlers/negotiation"
 	"k8s.io/apiserver/pkg/endpoints/handlers/responsewriters"
 	"k8s.io/apiserver/pkg/features"
@@ -72,19 +72,46 @@ func asksForPretty(req *http.Request) bool {
 // behind routes, which reject some requests with their own error text: for example media ranges
 // other than */*, although the handlers support them.
 func (r *readRequest) negotiateUncached() negotiated {
-	req, drops := r.req, false
-	if accept := req.Header.Get("Accept"); strings.Contains(accept, dropParameter) && r.resource.Store.Enabled(kubestorage.ManagedFieldsOptOut) {
-		known, ok := knownDrops(accept)
-		if !ok {
-			return negotiated{refused: true}
-		}
-		req, drops = r.accepting(known), strings.Contains(known, managedFieldsName)
+	accept := r.req.Header.Get("Accept")
+	if strings.Contains(accept, dropParameter) && r.resource.Store.Enabled(kubestorage.ManagedFieldsOptOut) {
+		return r.negotiateDrops(accept)
 	}
-	opts, info, err := negotiation.NegotiateOutputMediaType(req, r.resource.Serializer, r.scope)
-	if err != nil || !r.resource.Custom && !routed(r.req) {
+	opts, info, err := negotiation.NegotiateOutputMediaType(r.req, r.resource.Serializer, r.scope)
+	if err != nil {
 		return negotiated{reason: reasonMediaType}
 	}
-	f := format{media: media(info.MediaType)}
+	return r.negotiated(opts, info, false)
+}
+
+// dropParameter is the parameter of a media type that names what the response omits. Its only value
+// is managedFieldsName (KEP-5958).
+const dropParameter, managedFieldsName = "drop", "metadata.managedFields"
+
+// negotiateDrops negotiates an Accept header of which a media type may have the parameter drop. The
+// server has no media type with an unknown value of it.
+func (r *readRequest) negotiateDrops(accept string) negotiated {
+	for _, clause := range goautoneg.ParseAccept(accept) { // upstream's parser and order
+		value := clause.Params[dropParameter]
+		if value != "" && value != managedFieldsName {
+			continue
+		}
+		one := clause.Type + "/" + clause.SubType
+		for name, value := range clause.Params {
+			one += ";" + name + "=" + value
+		}
+		if opts, info, err := negotiation.NegotiateOutputMediaType(r.accepting(one), r.resource.Serializer, r.scope); err == nil {
+			return r.negotiated(opts, info, value != "")
+		}
+	}
+	return negotiated{refused: true}
+}
+
+// negotiated returns the format of a media type that upstream's negotiation chose.
+func (r *readRequest) negotiated(opts negotiation.MediaTypeOptions, info runtime.SerializerInfo, noManagedFields bool) negotiated {
+	if !r.resource.Custom && !routed(r.req) {
+		return negotiated{reason: reasonMediaType}
+	}
+	f := format{media: media(info.MediaType), noManagedFields: noManagedFields}
 	var text *textform.Form
 	switch {
 	case r.info.Verb == "watch": // is not indented
@@ -109,35 +136,7 @@ func (r *readRequest) negotiateUncached() negotiated {
 			return negotiated{reason: reasonMediaType} // upstream words the error
 		}
 	}
-	if isTable {
-		return negotiated{format: f, table: true, text: text}
-	}
-	// upstream's negotiation returns the unknown parameters of the media type that it chose
-	f.noManagedFields = drops && slices.Contains(opts.Unrecognized, dropParameter)
-	return negotiated{format: f, text: text}
-}
-
-// dropParameter is the parameter of a media type that names what the response omits. Its only value
-// is managedFieldsName (KEP-5958).
-const dropParameter, managedFieldsName = "drop", "metadata.managedFields"
-
-// knownDrops returns an Accept header without the media types whose parameter drop has an unknown
-// value: the server does not have them. It reports false if no other is left.
-func knownDrops(header string) (accept string, ok bool) {
-	accepted := slices.DeleteFunc(strings.Split(header, ","), func(mediaType string) bool {
-		value := drop(mediaType)
-		return value != "" && value != managedFieldsName
-	})
-	return strings.Join(accepted, ","), len(accepted) > 0
-}
-
-// drop returns the parameter of a media type, "" if it has none.
-func drop(mediaType string) string {
-	_, params, err := mime.ParseMediaType(mediaType)
-	if err != nil {
-		return ""
-	}
-	return params[dropParameter]
+	return negotiated{format: f, table: isTable, text: text}
 }
 
 // accepting returns the request as content negotiation needs it, with an Accept header.

@@ -43,9 +43,9 @@ func (r *readRequest) tableOf(version schema.GroupVersion) (*table, bool) {
 	return &table{version, opts.IncludeObject, r.resource.Table()}, true
 }
 
-// items returns the format of the objects of rows.
-func (t *table) items() format {
-	f := format{media: mediaJSON}
+// items returns the format of the objects of rows, with or without managed fields.
+func (t *table) items(noManagedFields bool) format {
+	f := format{media: mediaJSON, noManagedFields: noManagedFields}
 	if t.include != metav1.IncludeObject {
 		f.target = t.version
 	}
