@@ -31,7 +31,10 @@ func TestFeed_MemberStopped_ContinuesOnAnother(t *testing.T) {
 	for _, e := range members {
 		endpoints = append(endpoints, e.client.Endpoints()...)
 	}
-	client, err := clientv3.New(clientv3.Config{Endpoints: endpoints, DialTimeout: patience, Logger: zap.NewNop()})
+	// As in API servers, the client closes a connection that has not answered for 40 s. Without it,
+	// all attempts of a list may be sent to the stopped member.
+	client, err := clientv3.New(clientv3.Config{Endpoints: endpoints, DialTimeout: patience, Logger: zap.NewNop(),
+		DialKeepAliveTime: 30 * time.Second, DialKeepAliveTimeout: 10 * time.Second})
 	testcheck.NoError(t, err)
 	t.Cleanup(func() { _ = client.Close() })
 	const prefix = "/registry/"
