@@ -74,14 +74,20 @@ func release(o options) (err error) {
 	if o.out == "" {
 		return errors.New("no -out")
 	}
-	if o.binary != "" {
-		if err := os.MkdirAll(o.out, 0o755); err != nil {
+	switch {
+	case o.binary != "":
+		if err := empty(o.out); err != nil {
 			return err
 		}
 		return packEnvtest(o, time.Unix(0, 0).UTC())
-	}
-	if o.onlyPlugin {
+	case o.onlyPlugin:
+		if err := empty(o.out); err != nil {
+			return err
+		}
 		return packPlugin(o, time.Unix(0, 0).UTC())
+	}
+	if err := modulesMatch(o); err != nil {
+		return err
 	}
 	if changed, err := output(o.root, nil, "git", "status", "--porcelain"); err != nil {
 		return err
@@ -111,10 +117,7 @@ func release(o options) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := os.RemoveAll(o.out); err != nil {
-		return err
-	}
-	if err := os.MkdirAll(o.out, 0o755); err != nil {
+	if err := empty(o.out); err != nil {
 		return err
 	}
 	for _, platform := range o.platforms {
@@ -132,6 +135,43 @@ func release(o options) (err error) {
 		return err
 	}
 	return sign(o)
+}
+
+// empty makes an empty directory, in place of one that exists.
+func empty(dir string) error {
+	return errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o755))
+}
+
+// importable are the directories of the modules that others import; each has tags of its own.
+var importable = []string{"", "kube/", "stratatest/"}
+
+// required is the requirement of the engine in kube/go.mod, which importers of kube/ follow; the
+// replacement there is for this repository only.
+var required = regexp.MustCompile(`(?m)^\s*(?:require )?github\.com/stratakube/strata (\S+)$`)
+
+// modulesMatch returns an error if kube/go.mod requires another version of the engine than that of
+// the release, and warns of tags that the commit lacks. A pre-release is not imported.
+func modulesMatch(o options) error {
+	if strings.Contains(o.version, "-") {
+		return nil
+	}
+	mod, err := os.ReadFile(filepath.Join(o.root, "kube", "go.mod"))
+	if err != nil {
+		return err
+	}
+	if m := required.FindSubmatch(mod); m == nil || string(m[1]) != "v"+o.version {
+		return fmt.Errorf("kube/go.mod does not require github.com/stratakube/strata v%s", o.version)
+	}
+	tags, err := output(o.root, nil, "git", "tag", "--points-at", "HEAD")
+	if err != nil {
+		return err
+	}
+	for _, module := range importable {
+		if tag := module + "v" + o.version; !slices.Contains(strings.Fields(tags), tag) {
+			fmt.Fprintf(os.Stderr, "release: the commit has no tag %s\n", tag)
+		}
+	}
+	return nil
 }
 
 // releasePlatform writes the archive and the bill of materials of one platform.
@@ -239,8 +279,8 @@ func committedFiles(src string, paths ...string) (files []file, err error) {
 		return nil, err
 	}
 	for path := range strings.SplitSeq(strings.Trim(listed, "\x00"), "\x00") {
-		if strings.HasPrefix(path, "docs/benchmarks/") {
-			continue // tables of measurements
+		if strings.HasPrefix(path, "docs/benchmarks/results/") {
+			continue // reports of measurements; the tables made of them stay
 		}
 		info, err := os.Stat(filepath.Join(src, path))
 		if err != nil {

@@ -106,8 +106,5 @@ func packPlugin(o options, at time.Time) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(o.out, 0o755); err != nil {
-		return err
-	}
 	return pluginArchives(o, root, work, at)
 }

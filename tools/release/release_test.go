@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"runtime/debug"
@@ -209,6 +210,45 @@ func TestRelease_InvalidVersion_IsRefused(t *testing.T) {
 	for _, version := range []string{"", "v1.2.3", "1.2", "1.2.3+build", "01.2.3", "1.2.3 -X x=y"} {
 		if err := release(options{version: version, out: t.TempDir(), root: "../.."}); err == nil || !strings.Contains(err.Error(), "VERSION=") {
 			t.Errorf("version %q: error %v", version, err)
+		}
+	}
+}
+
+// TestModulesMatch_OtherVersionOfEngine_IsRefused: importers of kube/ get the engine that its
+// go.mod requires.
+func TestModulesMatch_OtherVersionOfEngine_IsRefused(t *testing.T) {
+	root := t.TempDir()
+	for _, args := range [][]string{{"init", "-q"}, {"-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-q", "--allow-empty", "-m", "first"}} {
+		if out, err := exec.Command("git", append([]string{"-C", root}, args...)...).CombinedOutput(); err != nil {
+			t.Fatal(err, string(out))
+		}
+	}
+	if err := os.Mkdir(filepath.Join(root, "kube"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	const mod = "module github.com/stratakube/strata/kube\n\nrequire (\n\tgithub.com/stratakube/strata v1.2.3\n\texample.com/m v9.9.9\n)\n"
+	if err := os.WriteFile(filepath.Join(root, "kube", "go.mod"), []byte(mod), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for version, want := range map[string]bool{"1.2.3": true, "1.2.4": false, "9.9.9": false, "1.2.4-rc.1": true} {
+		if err := modulesMatch(options{root: root, version: version}); (err == nil) != want {
+			t.Errorf("%s: %v", version, err)
+		}
+	}
+}
+
+// TestEmpty_ExistingFiles_AreRemoved: an archive of another version must not stand beside the new.
+func TestEmpty_ExistingFiles_AreRemoved(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "archive")
+	for range 2 {
+		if err := empty(dir); err != nil {
+			t.Fatal(err)
+		}
+		if found, err := os.ReadDir(dir); err != nil || len(found) > 0 {
+			t.Fatalf("%v, %v", found, err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "strata-envtest-0.0.0-dev.tar.gz"), nil, 0o644); err != nil {
+			t.Fatal(err)
 		}
 	}
 }
