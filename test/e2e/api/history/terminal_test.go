@@ -60,7 +60,8 @@ func TestTables_OnTerminal_HaveColoursUnlessTurnedOff(t *testing.T) {
 	harness.OnlyStrata(t)
 	ctx := harness.Context(t, testTimeout)
 	namespace := harness.NewName("colours")
-	story(t, ctx, namespace)
+	states := story(t, ctx, namespace)
+	timeOf(t, ctx, states[len(states)-1].revision) // does not change any more
 	args := []string{"diff", "configmaps", "--since", "1h", "-n", namespace}
 	escape := regexp.MustCompile("\x1b\\[[0-9;]*m")
 	coloured := onTerminal(t, ctx, []string{xterm}, args...)

@@ -197,7 +197,7 @@ func (e *engine) raw(ctx context.Context, token, method, target string, header h
 var listRevision = regexp.MustCompile(`("metadata":\s*\{(?:\s*"continue":\s*"",)?\s*"resourceVersion":\s*"|(?m:^metadata:\n(?:  continue: ""\n)?  resourceVersion: "))[0-9]+"`)
 
 // age finds the age of an object in a table.
-var age = regexp.MustCompile(`"[0-9]+s"`)
+var age = regexp.MustCompile(`"([0-9]+[smhdy])+"`)
 
 // comparable returns the answer without its parts that depend on time or on the transfer encoding.
 func comparable(r *harness.Response) string {

@@ -311,7 +311,7 @@ func TestCRD_FrequentChanges_ReadsUseNewStorage(t *testing.T) {
 			definitions[i].update(t, ctx)
 		}
 		// Escaped paths are answered by upstream's handlers, on the same server.
-		for bytes.Contains(get(t, ctx, api, escaped(d.path("v1", "often"))+"/a", "").Body, fmt.Appendf(nil, `"size":%d`, size-1)) {
+		for !bytes.Contains(get(t, ctx, api, escaped(d.path("v1", "often"))+"/a", "").Body, fmt.Appendf(nil, `"size":%d`, size)) {
 		}
 		for _, read := range d.reads("v1", "often") {
 			if r := get(t, ctx, api, read[0], read[1]); !bytes.Contains(r.Body, fmt.Appendf(nil, `"size":%d`, size)) {

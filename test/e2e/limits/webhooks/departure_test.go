@@ -17,8 +17,11 @@ import (
 
 // stillHangs fails the test unless the webhook has been called once, and has not answered: the
 // requests before it did not wait for it.
-func stillHangs(t *testing.T, hook *webhook, before string) {
+func stillHangs(t *testing.T, ctx context.Context, hook *webhook, before string) {
 	t.Helper()
+	harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) { // calls are counted first
+		return hook.held.Load() > 0, errors.New("the webhook was not called")
+	}))
 	if calls, held := hook.calls.Load(), hook.held.Load(); calls != 1 || held != 1 {
 		t.Fatalf("after %s the webhook has %d calls, of which %d are unanswered, want 1 and 1", before, calls, held)
 	}
@@ -114,7 +117,7 @@ func TestConversionWebhook_Hanging_RequestsEndWithDeadlinesAndClients(t *testing
 			t.Errorf("a watch had the event %+v, and %v, want its end", e, err)
 		}
 	}
-	stillHangs(t, hook, "requests with a timeout")
+	stillHangs(t, hanging, hook, "requests with a timeout")
 
 	seats := func(ctx context.Context) (float64, error) {
 		return api.Sum(ctx, "apiserver_flowcontrol_current_executing_seats", level)
@@ -135,7 +138,7 @@ func TestConversionWebhook_Hanging_RequestsEndWithDeadlinesAndClients(t *testing
 		n, err := seats(ctx)
 		return n == 0, errors.Join(err, fmt.Errorf("%v seats are taken after the clients have left", n))
 	}))
-	stillHangs(t, hook, "requests of clients that have left")
+	stillHangs(t, hanging, hook, "requests of clients that have left")
 
 	lists := make(chan error, clients)
 	for range clients {

@@ -75,7 +75,8 @@ func restart(t *testing.T, s *harness.Server, kill bool) {
 func (s *xy) resume(t *testing.T, ctx context.Context, server *harness.Server, after int64) *watcher {
 	t.Helper()
 	w := &watcher{path: xPath, query: "allowWatchBookmarks=true"}
-	if err := w.begin(ctx, server.API(), after+s.offset); err != nil {
+	begin := func(ctx context.Context) error { return w.begin(ctx, server.API(), after+s.offset) }
+	if err := retried(ctx, begin); err != nil { // while history is restored
 		t.Fatalf("a watch for X after %d is refused: %v", after, err)
 	}
 	t.Cleanup(w.end)

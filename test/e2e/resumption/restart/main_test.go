@@ -55,6 +55,8 @@ const noGates = "--strata-feature-gates=WatchBookmark=false,EfficientWatchResump
 // serverFlags are the flags of all API servers here.
 var serverFlags = []string{
 	"--disable-admission-plugins=ServiceAccount", // pods need no service account
+	// Watches end within a moment. On a busy machine they may take longer than the second of others.
+	"--shutdown-watch-termination-grace-period=60s",
 }
 
 // object is an object to write; its shape is that of the API.
