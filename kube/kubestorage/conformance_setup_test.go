@@ -2,12 +2,18 @@ package kubestorage
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
@@ -45,6 +51,96 @@ type unhurried struct{ *Store }
 
 func (s unhurried) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
 	return s.Store.Create(context.WithoutCancel(ctx), key, obj, out, ttl)
+}
+
+// lasting is unhurried with watches that last until they are stopped. They know the suite's
+// deadline, before which their bookmarks are due.
+type lasting struct{ unhurried }
+
+func (s lasting) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
+	return s.Store.Watch(withDeadlineOf{context.WithoutCancel(ctx), ctx}, key, opts)
+}
+
+type withDeadlineOf struct {
+	context.Context
+	of context.Context
+}
+
+func (c withDeadlineOf) Deadline() (time.Time, bool) { return c.of.Deadline() }
+
+// repeating is a storage that repeats what a busy machine makes fail, as clients do: a read that is
+// refused because memory is behind etcd, and a write whose lease, of a second, ended before it.
+type repeating struct{ storage.Interface }
+
+func repeat(f func() error) (err error) {
+	for range 5 {
+		if err = f(); !apierrors.IsTooManyRequests(err) && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+			break
+		}
+	}
+	return err
+}
+
+func (s repeating) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
+	return repeat(func() error { return s.Interface.Create(ctx, key, obj, out, ttl) })
+}
+
+func (s repeating) GuaranteedUpdate(ctx context.Context, key string, out runtime.Object, ignoreNotFound bool,
+	preconditions *storage.Preconditions, update storage.UpdateFunc, cached runtime.Object) error {
+	return repeat(func() error {
+		return s.Interface.GuaranteedUpdate(ctx, key, out, ignoreNotFound, preconditions, update, cached)
+	})
+}
+
+func (s repeating) GetList(ctx context.Context, key string, opts storage.ListOptions, list runtime.Object) error {
+	return repeat(func() error { return s.Interface.GetList(ctx, key, opts, list) })
+}
+
+func (s repeating) Watch(ctx context.Context, key string, opts storage.ListOptions) (w watch.Interface, err error) {
+	err = repeat(func() error {
+		w, err = s.Interface.Watch(ctx, key, opts)
+		return err
+	})
+	return w, err
+}
+
+// longLived is a storage whose objects do not expire during a suite that reads them as if they did
+// not.
+type longLived struct{ storage.Interface }
+
+func (s longLived) GuaranteedUpdate(ctx context.Context, key string, out runtime.Object, ignoreNotFound bool,
+	preconditions *storage.Preconditions, update storage.UpdateFunc, cached runtime.Object) error {
+	longer := func(obj runtime.Object, meta storage.ResponseMeta) (runtime.Object, *uint64, error) {
+		updated, ttl, err := update(obj, meta)
+		if ttl != nil {
+			ttl = new(uint64(600))
+		}
+		return updated, ttl, err
+	}
+	return s.Interface.GuaranteedUpdate(ctx, key, out, ignoreNotFound, preconditions, longer, cached)
+}
+
+// writeAndDeliver is a storage whose creations return when memory has them and the watches have
+// read them: the suite waits 150 ms for an event.
+type writeAndDeliver struct{ writeAndSee }
+
+func (s writeAndDeliver) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
+	if err := s.writeAndSee.Create(ctx, key, obj, out, ttl); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for {
+		behind := map[schema.GroupResource]int{}
+		if s.cluster.addLag(behind); behind[s.Kind().GroupResource] == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("a watch has not read %d events: %w", behind[s.Kind().GroupResource], ctx.Err())
+		case <-time.After(time.Millisecond):
+		}
+	}
 }
 
 // writeAndSee is a storage whose writes return when memory has them.

@@ -66,36 +66,37 @@ func parallelSuite(t *testing.T, name string, run func(t *testing.T)) {
 var cacherSuites = []struct {
 	name string
 	run  func(context.Context, *testing.T, storage.Interface)
+	wrap func(*Store) storage.Interface // gives a suite time; nil: not
 }{
-	{"CreateWithTTL", storagetesting.RunTestCreateWithTTL},
-	{"CreateWithKeyExist", storagetesting.RunTestCreateWithKeyExist},
-	{"UnconditionalDelete", storagetesting.RunTestUnconditionalDelete},
-	{"ConditionalDelete", storagetesting.RunTestConditionalDelete},
-	{"DeleteWithSuggestion", storagetesting.RunTestDeleteWithSuggestion},
-	{"DeleteWithSuggestionAndConflict", storagetesting.RunTestDeleteWithSuggestionAndConflict},
-	{"DeleteWithConflict", storagetesting.RunTestDeleteWithConflict},
-	{"DeleteWithSuggestionOfDeletedObject", storagetesting.RunTestDeleteWithSuggestionOfDeletedObject},
-	{"ValidateDeletionWithSuggestion", storagetesting.RunTestValidateDeletionWithSuggestion},
-	{"ValidateDeletionWithOnlySuggestionValid", storagetesting.RunTestValidateDeletionWithOnlySuggestionValid},
-	{"PreconditionalDeleteWithSuggestion", storagetesting.RunTestPreconditionalDeleteWithSuggestion},
-	{"PreconditionalDeleteWithOnlySuggestionPass", storagetesting.RunTestPreconditionalDeleteWithOnlySuggestionPass},
-	{"ListPaging", storagetesting.RunTestListPaging},
-	{"GetListRecursivePrefix", storagetesting.RunTestGetListRecursivePrefix},
-	{"NamespaceScopedList", storagetesting.RunTestNamespaceScopedList},
-	{"GuaranteedUpdateWithTTL", storagetesting.RunTestGuaranteedUpdateWithTTL},
-	{"GuaranteedUpdateWithConflict", storagetesting.RunTestGuaranteedUpdateWithConflict},
-	{"GuaranteedUpdateWithSuggestionAndConflict", storagetesting.RunTestGuaranteedUpdateWithSuggestionAndConflict},
-	{"KeySchema", storagetesting.RunTestKeySchema},
-	{"Watch", storagetesting.RunTestWatch},
-	{"DeleteTriggerWatch", storagetesting.RunTestDeleteTriggerWatch},
-	{"WatchFromNonZero", storagetesting.RunTestWatchFromNonZero},
-	{"DelayedWatchDelivery", storagetesting.RunTestDelayedWatchDelivery},
-	{"WatcherTimeout", storagetesting.RunTestWatcherTimeout},
-	{"WatchDeleteEventObjectHaveLatestRV", storagetesting.RunTestWatchDeleteEventObjectHaveLatestRV},
-	{"WatchInitializationSignal", storagetesting.RunTestWatchInitializationSignal},
-	{"ClusterScopedWatch", storagetesting.RunTestClusterScopedWatch},
-	{"NamespaceScopedWatch", storagetesting.RunTestNamespaceScopedWatch},
-	{"SendInitialEventsBackwardCompatibility", storagetesting.RunSendInitialEventsBackwardCompatibility},
+	{"CreateWithTTL", storagetesting.RunTestCreateWithTTL, nil},
+	{"CreateWithKeyExist", storagetesting.RunTestCreateWithKeyExist, nil},
+	{"UnconditionalDelete", storagetesting.RunTestUnconditionalDelete, nil},
+	{"ConditionalDelete", storagetesting.RunTestConditionalDelete, nil},
+	{"DeleteWithSuggestion", storagetesting.RunTestDeleteWithSuggestion, nil},
+	{"DeleteWithSuggestionAndConflict", storagetesting.RunTestDeleteWithSuggestionAndConflict, nil},
+	{"DeleteWithConflict", storagetesting.RunTestDeleteWithConflict, nil},
+	{"DeleteWithSuggestionOfDeletedObject", storagetesting.RunTestDeleteWithSuggestionOfDeletedObject, nil},
+	{"ValidateDeletionWithSuggestion", storagetesting.RunTestValidateDeletionWithSuggestion, nil},
+	{"ValidateDeletionWithOnlySuggestionValid", storagetesting.RunTestValidateDeletionWithOnlySuggestionValid, nil},
+	{"PreconditionalDeleteWithSuggestion", storagetesting.RunTestPreconditionalDeleteWithSuggestion, nil},
+	{"PreconditionalDeleteWithOnlySuggestionPass", storagetesting.RunTestPreconditionalDeleteWithOnlySuggestionPass, nil},
+	{"ListPaging", storagetesting.RunTestListPaging, nil},
+	{"GetListRecursivePrefix", storagetesting.RunTestGetListRecursivePrefix, nil},
+	{"NamespaceScopedList", storagetesting.RunTestNamespaceScopedList, nil},
+	{"GuaranteedUpdateWithTTL", storagetesting.RunTestGuaranteedUpdateWithTTL, nil},
+	{"GuaranteedUpdateWithConflict", storagetesting.RunTestGuaranteedUpdateWithConflict, nil},
+	{"GuaranteedUpdateWithSuggestionAndConflict", storagetesting.RunTestGuaranteedUpdateWithSuggestionAndConflict, nil},
+	{"KeySchema", storagetesting.RunTestKeySchema, nil},
+	{"Watch", storagetesting.RunTestWatch, nil},
+	{"DeleteTriggerWatch", storagetesting.RunTestDeleteTriggerWatch, nil},
+	{"WatchFromNonZero", storagetesting.RunTestWatchFromNonZero, nil},
+	{"DelayedWatchDelivery", storagetesting.RunTestDelayedWatchDelivery, func(s *Store) storage.Interface { return writeAndSee{s} }},
+	{"WatcherTimeout", storagetesting.RunTestWatcherTimeout, nil},
+	{"WatchDeleteEventObjectHaveLatestRV", storagetesting.RunTestWatchDeleteEventObjectHaveLatestRV, nil},
+	{"WatchInitializationSignal", storagetesting.RunTestWatchInitializationSignal, func(s *Store) storage.Interface { return lasting{unhurried{s}} }},
+	{"ClusterScopedWatch", storagetesting.RunTestClusterScopedWatch, nil},
+	{"NamespaceScopedWatch", storagetesting.RunTestNamespaceScopedWatch, nil},
+	{"SendInitialEventsBackwardCompatibility", storagetesting.RunSendInitialEventsBackwardCompatibility, nil},
 }
 
 // readYourWritesSuites read objects that they have created, without waiting for them.
@@ -123,24 +124,27 @@ func TestStorageSuites(t *testing.T) {
 	for _, s := range cacherSuites {
 		parallelSuite(t, s.name, func(t *testing.T) {
 			f := setup(t)
-			s.run(contextFor(t), t, f.engine(t))
+			var tested storage.Interface = f.engine(t)
+			if s.wrap != nil {
+				tested = s.wrap(f.engine(t))
+			}
+			s.run(contextFor(t), t, repeating{tested})
 		})
 	}
 	for _, s := range readYourWritesSuites {
 		suite(t, s.name, func(t *testing.T) {
 			f := setup(t)
-			s.run(contextFor(t), t, writeAndSee{f.engine(t)})
+			s.run(contextFor(t), t, repeating{writeAndDeliver{writeAndSee{f.engine(t)}}})
 		})
 	}
 
-	suite(t, "Get", func(t *testing.T) {
-		// not in parallel: it reads an object that expires after a second
+	parallelSuite(t, "Get", func(t *testing.T) {
 		f := setup(t, atRoot)
-		storagetesting.RunTestGet(contextFor(t), t, invalidVersions(f.engine(t)))
+		storagetesting.RunTestGet(contextFor(t), t, invalidVersions(longLived{f.engine(t)}))
 	})
 	parallelSuite(t, "Create", func(t *testing.T) {
 		f := setup(t)
-		storagetesting.RunTestCreate(contextFor(t), t, f.engine(t), f.checkStored(""))
+		storagetesting.RunTestCreate(contextFor(t), t, repeating{f.engine(t)}, f.checkStored(""))
 	})
 	parallelSuite(t, "OptionalWatchBookmarksWithCorrectResourceVersion", func(t *testing.T) {
 		f := setup(t)
@@ -148,15 +152,15 @@ func TestStorageSuites(t *testing.T) {
 	})
 	parallelSuite(t, "WatchDispatchBookmarkEvents", func(t *testing.T) {
 		f := setup(t)
-		storagetesting.RunTestWatchDispatchBookmarkEvents(contextFor(t), t, f.engine(t), true)
+		storagetesting.RunTestWatchDispatchBookmarkEvents(contextFor(t), t, lasting{unhurried{f.engine(t)}}, true)
 	})
 	parallelSuite(t, "WatchFromZero", func(t *testing.T) {
 		f := setup(t, withWindow(mirror.Window{MaxAge: time.Hour, MaxBytes: 1 << 20}))
-		storagetesting.RunTestWatchFromZero(contextFor(t), t, f.engine(t), f.outrun)
+		storagetesting.RunTestWatchFromZero(contextFor(t), t, repeating{f.engine(t)}, f.outrun)
 	})
 	parallelSuite(t, "CompactRevision", func(t *testing.T) {
 		f := setup(t)
-		storagetesting.RunTestCompactRevision(contextFor(t), t, f.engine(t), f.increaseRV, f.compact)
+		storagetesting.RunTestCompactRevision(contextFor(t), t, repeating{f.engine(t)}, f.increaseRV, f.compact)
 	})
 	for _, sizes := range []bool{true, false} {
 		suite(t, fmt.Sprintf("Stats/SizeBasedListCostEstimate=%t", sizes), func(t *testing.T) {
@@ -171,7 +175,7 @@ func TestStorageSuites(t *testing.T) {
 		parallelSuite(t, s.name, func(t *testing.T) {
 			f := setup(t)
 			validated := 0
-			s.run(contextFor(t), t, f.engine(t), func(t *testing.T, _, _ uint64) {
+			s.run(contextFor(t), t, repeating{f.engine(t)}, func(t *testing.T, _, _ uint64) {
 				validated++
 				if got := f.requests.tally(); got.Gets != 0 || got.Ranges != 0 {
 					t.Errorf("etcd was read: %+v", got)
@@ -218,16 +222,16 @@ func TestListSuites(t *testing.T) {
 					if consistent || optional {
 						parallelSuite(t, "List", func(t *testing.T) {
 							f := setup(t, opts...)
-							storagetesting.RunTestList(contextFor(t), t, writeAndSee{f.engine(t)}, f.compact, true, f.lists)
+							storagetesting.RunTestList(contextFor(t), t, repeating{writeAndSee{f.engine(t)}}, f.compact, true, f.lists)
 						})
 					}
 					parallelSuite(t, "ConsistentList", func(t *testing.T) {
 						f := setup(t, opts...)
-						storagetesting.RunTestConsistentList(contextFor(t), t, f.engine(t), f.increaseRV, true, consistent, past)
+						storagetesting.RunTestConsistentList(contextFor(t), t, repeating{f.engine(t)}, f.increaseRV, true, consistent, past)
 					})
 					parallelSuite(t, "GetListNonRecursive", func(t *testing.T) {
 						f := setup(t, opts...)
-						storagetesting.RunTestGetListNonRecursive(contextFor(t), t, f.increaseRV, f.engine(t))
+						storagetesting.RunTestGetListNonRecursive(contextFor(t), t, f.increaseRV, repeating{f.engine(t)})
 					})
 				})
 			}
@@ -244,7 +248,7 @@ func TestStorageSuitesBeyondCacher(t *testing.T) {
 		f := setup(t, func(o *options) {
 			o.etcd.ProgressInterval = time.Second
 		})
-		storagetesting.RunOptionalTestProgressNotify(contextFor(t), t, f.engine(t), f.increaseRV)
+		storagetesting.RunOptionalTestProgressNotify(contextFor(t), t, repeating{f.engine(t)}, f.increaseRV)
 	})
 
 	// The suites replace the transformer during the run: for a while, or for some keys.
@@ -278,7 +282,7 @@ func TestStorageSuitesBeyondCacher(t *testing.T) {
 			swap := newSwappable(storagetesting.NewPrefixTransformer([]byte(suitePrefix), false))
 			f := setup(t, withTransformer(swap))
 			f.engine(t).watches.RetryFor = time.Second
-			s.run(contextFor(t), t, f, prefixStore{f.engine(t), swap})
+			s.run(contextFor(t), t, f, prefixStore{repeating{f.engine(t)}, swap})
 		})
 	}
 }
