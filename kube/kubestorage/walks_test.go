@@ -242,7 +242,9 @@ func (w *walksWorld) list(ctx context.Context, rnd *rand.Rand, p extent, opts st
 		r.mu.RLock()
 		err := r.storage.GetList(ctx, key, opts, list)
 		r.mu.RUnlock()
-		if !apierrors.IsTooManyRequests(err) || time.Now().After(end) {
+		late := apierrors.IsTooManyRequests(err) ||
+			storage.IsTooLargeResourceVersion(err) && opts.ResourceVersionMatch == metav1.ResourceVersionMatchNotOlderThan
+		if !late || time.Now().After(end) {
 			return list, err
 		}
 		time.Sleep(5 * time.Millisecond) // shorter than Retry-After

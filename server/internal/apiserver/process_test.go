@@ -35,7 +35,7 @@ import (
 const (
 	// readyTimeout and stopTimeout bound a wait that has failed; a server needs about 4 s and 1 s
 	// on two cores.
-	readyTimeout = 2 * time.Minute
+	readyTimeout = 5 * time.Minute
 	stopTimeout  = 90 * time.Second // upstream gives requests in flight 60 s
 
 	// serveEnv makes the test binary a server: its arguments are then those of `strata apiserver`.

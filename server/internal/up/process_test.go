@@ -20,7 +20,7 @@ import (
 )
 
 // timeout bounds every wait that has failed. A start takes 3 s and a stop 2 s on two cores.
-const timeout = 2 * time.Minute
+const timeout = 5 * time.Minute
 
 // upProcess is a running `strata up`, in a directory of its own.
 type upProcess struct {

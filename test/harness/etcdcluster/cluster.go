@@ -22,7 +22,7 @@ import (
 )
 
 // startTimeout bounds a failing start of a cluster, which takes about 2 s.
-const startTimeout = 2 * time.Minute
+const startTimeout = 5 * time.Minute
 
 // Cluster is an etcd of several members. Its methods may be called concurrently.
 type Cluster struct {

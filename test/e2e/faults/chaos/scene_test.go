@@ -119,7 +119,7 @@ func newSceneOn(t *testing.T, ctx context.Context, e *harness.Env, etcd *etcdclu
 		}
 		s.replicas = append(s.replicas, s.newReplica(t, n, prepare, flags...))
 	}
-	ready, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	ready, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	for _, r := range s.replicas {
 		harness.Check(t, r.server.Await(ready, "/readyz"))

@@ -314,6 +314,7 @@ func (p *past) everyRevision(t *testing.T, ctx context.Context) {
 // from etcd.
 func (p *past) requireFromMemory(t *testing.T, ctx context.Context, marks []mark) {
 	t.Helper()
+	harness.Check(t, p.api.AwaitHistory(ctx)) // a server is ready before
 	p.proxy.Reset()
 	p.requireContinued(t, ctx, marks)
 	if keys := p.objectReads(); len(keys) > 0 {
