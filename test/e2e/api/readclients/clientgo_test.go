@@ -136,7 +136,8 @@ func expectReads(t *testing.T, ctx context.Context, path string, create func(nam
 					t.Fatalf("the watch has ended after %q", got)
 				}
 				name := harness.Must[metav1.Object](t)(meta.Accessor(e.Object)).GetName()
-				if e.Type != watch.Bookmark && !strings.HasSuffix(name, ".crt") { // made by Kubernetes
+				if e.Type != watch.Bookmark && !strings.HasSuffix(name, ".crt") {
+					// not made by Kubernetes
 					got = append(got, fmt.Sprint(e.Type, " ", name))
 				}
 			case <-ctx.Done():

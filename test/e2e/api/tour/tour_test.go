@@ -54,8 +54,7 @@ var variable = []struct {
 	{regexp.MustCompile(`(?m)^ .*: (not ready yet|loading objects).*\n`), ""},
 	{regexp.MustCompile(`(?m)^ +\d+\.\d\ds`), "SECONDS"},
 	{regexp.MustCompile(`(?m)^Waiting for deployment .*\n`), ""}, // the same
-	// A server that has been killed knows the time of the last change if nothing was written after it,
-	// such as a lease.
+	// A server that was killed knows the time of the last change if nothing was written after it.
 	{regexp.MustCompile(`(?m)^(\d+ +)<unknown>( +changed .*"world")`), "${1}TIME$2"},
 	{regexp.MustCompile(`hello-[0-9a-z]{6,10}-[0-9a-z]{5}\b`), "hello-POD"},
 	{regexp.MustCompile(`#token=[\w-]{43}`), "#token=TOKEN"}, // of a link of the console

@@ -19,7 +19,8 @@ import (
 // requests before it did not wait for it.
 func stillHangs(t *testing.T, ctx context.Context, hook *webhook, before string) {
 	t.Helper()
-	harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) { // calls are counted first
+	// calls are counted first
+	harness.Check(t, harness.Poll(ctx, func(context.Context) (bool, error) {
 		return hook.held.Load() > 0, errors.New("the webhook was not called")
 	}))
 	if calls, held := hook.calls.Load(), hook.held.Load(); calls != 1 || held != 1 {

@@ -55,7 +55,7 @@ const noGates = "--strata-feature-gates=WatchBookmark=false,EfficientWatchResump
 // serverFlags are the flags of all API servers here.
 var serverFlags = []string{
 	"--disable-admission-plugins=ServiceAccount", // pods need no service account
-	// Watches end within a moment. On a busy machine they may take longer than the second of others.
+	// Watches end within a moment. On a busy machine they may take more than a second.
 	"--shutdown-watch-termination-grace-period=60s",
 }
 
