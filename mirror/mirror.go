@@ -67,11 +67,12 @@ func (m *Mirror) Done() <-chan struct{} { return m.ctx.Done() }
 // Claim returns the resource with the prefix, which must end with a slash and lie inside the
 // mirror's. Claims are counted: each needs its Release. A resource claimed on a running mirror
 // starts with the cached keys and history of its prefix, and reads from etcd only the values that
-// were not kept.
+// were not kept. Errors: a prefix that is none of the mirror or is excluded, ErrClosed.
 func (m *Mirror) Claim(prefix string) (*Resource, error) { return m.claim(prefix, false) }
 
 // Exclude marks the prefix as uncached: its keys are not stored and its events are discarded
-// without decoding, until the last Release and a later claim. The resource never becomes ready.
+// without decoding, until the last Release and a later claim. The resource never becomes ready. Errors: a prefix
+// that is none of the mirror or is claimed, ErrClosed.
 func (m *Mirror) Exclude(prefix string) (*Resource, error) { return m.claim(prefix, true) }
 
 // Loading reports whether the whole prefix is being listed. A read that fails during this time can
@@ -148,7 +149,8 @@ func (m *Mirror) Wait(ctx context.Context, rev Revision) error { return m.publis
 // ReadRevision returns etcd's revision, read linearizably after the call began: at least the
 // revision of every write acknowledged before (I6). A call that arrives while a read is in flight
 // joins the next read, never the one in flight. A call without concurrent calls starts its own read
-// at once. Cost: one etcd read shared by all waiting callers.
+// at once. Cost: one etcd read shared by all waiting callers. Errors: ErrRestored, after which the
+// prefix is relisted, ErrClosed, those of Source.ReadRevision, ctx's.
 func (m *Mirror) ReadRevision(ctx context.Context) (Revision, error) {
 	return m.reads.ReadRevision(ctx)
 }

@@ -45,12 +45,12 @@ func (r *Resource) Closed() <-chan struct{} { return r.m.ctx.Done() }
 // Ready reports whether the resource can be read.
 func (r *Resource) Ready() bool { return r.lineage.readable() != nil }
 
-// WaitReady returns when the resource can be read, or with ctx's error.
+// WaitReady returns when the resource can be read. Errors: ErrClosed, ctx's.
 func (r *Resource) WaitReady(ctx context.Context) error { return r.waitFor(ctx, r.Ready) }
 
-// WaitHistory returns when no restore of history is running that may add the events after rev, or
-// with ctx's error. CursorAfter then returns a cursor or ErrCompacted, At a snapshot or
-// ErrCompacted.
+// WaitHistory returns when no restore of history is running that may add the events after rev.
+// CursorAfter then returns a cursor or ErrCompacted, At a snapshot or ErrCompacted. Errors:
+// ErrClosed, ctx's.
 func (r *Resource) WaitHistory(ctx context.Context, rev Revision) error {
 	return r.waitFor(ctx, func() bool {
 		lin := r.lineage.readable()

@@ -1,17 +1,19 @@
 package mirror
 
 import (
+	"math"
 	"reflect"
 	"sync/atomic"
 	"time"
 )
 
-// Publications is a histogram of the delay from the arrival of a batch until its events are
-// readable. Element i counts the batches with a delay of at most publicationBounds[i] and above the
-// previous bound, and adds up their delays.
-type Publications [len(publicationBounds) + 1]struct {
-	N    int64
-	Time time.Duration
+// Publication is a bucket of a histogram of the delay from the arrival of a batch until its events
+// are readable: of the batches with a delay of at most AtMost and above that of the bucket before.
+// The last bucket has no bound, and the highest value.
+type Publication struct {
+	AtMost time.Duration
+	N      int64         // batches
+	Time   time.Duration // their delays together
 }
 
 // Stats are a mirror's counters at one call.
@@ -106,9 +108,9 @@ type ResourceStats struct {
 	Received int64 // events that the feed has delivered
 	// events published to cursors; events of a loading resource are part of the load
 	Published    int64
-	Publications Publications // of the batches with these events
-	Loads        int64        // times the resource became readable, or a list replaced its content
-	LoadFailures int64        // failed lists for a load
+	Publications []Publication // of the batches with these events
+	Loads        int64         // times the resource became readable, or a list replaced its content
+	LoadFailures int64         // failed lists for a load
 	// of all Loads: from the claim, or the loss of the content, until the resource was readable
 	LoadTime time.Duration
 }
@@ -126,8 +128,11 @@ func (r *Resource) Stats() ResourceStats {
 		CompressionSaves: r.counts.compressionSaves.Load(),
 	}
 	for i := range r.counts.publications {
-		p := &r.counts.publications[i]
-		st.Publications[i].N, st.Publications[i].Time = p.n.Load(), time.Duration(p.time.Load())
+		p, bound := &r.counts.publications[i], time.Duration(math.MaxInt64)
+		if i < len(publicationBounds) {
+			bound = publicationBounds[i]
+		}
+		st.Publications = append(st.Publications, Publication{bound, p.n.Load(), time.Duration(p.time.Load())})
 	}
 	st.Readers, st.OldestRead = r.readers.old(r.lineage.readable())
 	lin := r.lineage.readable()

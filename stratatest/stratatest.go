@@ -81,7 +81,8 @@ func User(t testing.TB, cfg *rest.Config, name string, groups ...string) *rest.C
 }
 
 // Kubeconfig writes cfg to a kubeconfig in a temporary directory of the test, for programs that
-// tests run, and returns its path. An error ends the test.
+// tests run, and returns its path. It has the address, the authority and the client certificate of
+// cfg, as Start and User return it, and nothing else. An error ends the test.
 func Kubeconfig(t testing.TB, cfg *rest.Config) string {
 	t.Helper()
 	const name = "stratatest"

@@ -37,11 +37,11 @@ const (
 )
 
 // checkTimeout bounds a comparison, so that an etcd that hangs does not delay the others: 300,000
-// keys take a second. AnswerTime is how long before the deadline of its request a comparison on
+// keys take a second. answerTime is how long before the deadline of its request a comparison on
 // demand ends, so that the request is answered.
 const (
 	checkTimeout = 30 * time.Second
-	AnswerTime   = time.Second
+	answerTime   = time.Second
 )
 
 // reportedKeys bounds the keys named in the log and in a Result.
@@ -163,7 +163,7 @@ func (k *Checker) check(ctx context.Context, x *checked) *Result {
 	inTime := ctx
 	if end, ok := ctx.Deadline(); ok {
 		var cancel context.CancelFunc
-		inTime, cancel = context.WithDeadline(ctx, end.Add(-AnswerTime))
+		inTime, cancel = context.WithDeadline(ctx, end.Add(-answerTime))
 		defer cancel()
 	}
 	select {
@@ -285,7 +285,7 @@ func (k *Checker) Check(ctx context.Context, only *schema.GroupResource) (all []
 		k.mu.Unlock()
 		if r := <-done; r != nil {
 			all = append(all, *r)
-		} else if end, ok := ctx.Deadline(); ctx.Err() != nil || ok && time.Until(end) <= AnswerTime {
+		} else if end, ok := ctx.Deadline(); ctx.Err() != nil || ok && time.Until(end) <= answerTime {
 			return all, ErrLate
 		}
 	}

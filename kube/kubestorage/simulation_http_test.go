@@ -33,8 +33,8 @@ type simPassed struct{}
 
 // newSimReadPath returns the byte read path of a server. What it passes on ends at once.
 func newSimReadPath(engine *kubestorage.Engine, store *kubestorage.Store) http.Handler {
-	resolver := readpath.NewResolver(readpath.ResolverConfig{Engine: engine, BuiltIn: []readpath.Kinds{{Scheme: simScheme, Serializer: simCodecs}}})
-	reads := readpath.New(readpath.Config{Resolver: resolver, MinRequestTimeout: time.Hour})
+	resolver := readpath.NewResolver(readpath.ResolverOptions{Engine: engine, BuiltIn: []readpath.Kinds{{Scheme: simScheme, Serializer: simCodecs}}})
+	reads := readpath.New(readpath.Options{Resolver: resolver, MinRequestTimeout: time.Hour})
 	return reads.Handler(http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {
 		ctx := req.Context()
 		if passed, ok := ctx.Value(simPassed{}).(*bool); ok {

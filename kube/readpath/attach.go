@@ -21,7 +21,7 @@ import (
 func Attach(c *genericapiserver.Config, options kubestorage.Options, kinds ...Kinds) *kubestorage.Engine {
 	engine := kubestorage.New(options)
 	c.RESTOptionsGetter = engine.RESTOptionsGetter(c.RESTOptionsGetter)
-	New(Config{Resolver: NewResolver(ResolverConfig{Engine: engine, BuiltIn: kinds})}).Mount(c)
+	New(Options{Resolver: NewResolver(ResolverOptions{Engine: engine, BuiltIn: kinds})}).Mount(c)
 	DrainOnShutdown(c, engine, DefaultProgressTimeout)
 	return engine
 }

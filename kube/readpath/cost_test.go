@@ -13,7 +13,7 @@ import (
 
 // serverOf returns a server that has already served lists and watches of the resource.
 func serverOf(resource *boundResource) *Server {
-	s := &Server{resolver: NewResolver(ResolverConfig{})}
+	s := &Server{resolver: NewResolver(ResolverOptions{})}
 	bound := &routeEntry{}
 	bound.bound.Store(&binding{resource: resource})
 	routes := map[route]*routeEntry{}

@@ -50,7 +50,7 @@ const (
 )
 
 // Config configures a Server.
-type Config struct {
+type Options struct {
 	// Resolver finds the resource that serves a request.
 	Resolver *Resolver
 	// MinRequestTimeout is the minimum duration of a watch that requests no timeout; the actual
@@ -74,7 +74,7 @@ type Server struct {
 }
 
 // New returns a Server with the configuration c, and registers the package's metrics.
-func New(c Config) *Server {
+func New(c Options) *Server {
 	registerMetrics()
 	s := &Server{resolver: c.Resolver, minRequestTimeout: c.MinRequestTimeout, lists: c.Lists}
 	if s.lists == nil {

@@ -158,11 +158,11 @@ func FuzzRequests(f *testing.F) {
 		f.Fatal(err)
 	}
 	upstream := routes(f, pods.resource.Store)
-	resolver := NewResolver(ResolverConfig{
+	resolver := NewResolver(ResolverOptions{
 		Engine:  pods.engine,
 		BuiltIn: []Kinds{{Scheme: resolveScheme, Serializer: resolveCodecs}},
 	})
-	server := New(Config{Resolver: resolver})
+	server := New(Options{Resolver: resolver})
 	bytePath := server.Handler(upstream)
 
 	addRequestSeeds(f)

@@ -17,8 +17,8 @@ import (
 	"github.com/stratakube/strata/kube/kubestorage"
 )
 
-// ResolverConfig configures a Resolver.
-type ResolverConfig struct {
+// ResolverOptions configures a Resolver.
+type ResolverOptions struct {
 	// Engine owns the storages.
 	Engine *kubestorage.Engine
 	// BuiltIn are the built-in kinds, which are Go types.
@@ -65,7 +65,7 @@ type Kinds struct {
 // A lookup of a valid result takes a few map lookups, without blocking or allocating. Safe for
 // concurrent use.
 type Resolver struct {
-	config ResolverConfig
+	config ResolverOptions
 	now    func() time.Time // time.Now; replaced in tests
 
 	// routes is replaced when a route is added. Its size is bounded by the storages and
@@ -128,7 +128,7 @@ const (
 )
 
 // NewResolver returns a Resolver without any routes.
-func NewResolver(c ResolverConfig) *Resolver {
+func NewResolver(c ResolverOptions) *Resolver {
 	r := &Resolver{config: c, now: time.Now, resources: map[servedStore]*boundResource{}}
 	r.routes.Store(&map[route]*routeEntry{})
 	return r

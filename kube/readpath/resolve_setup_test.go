@@ -88,7 +88,7 @@ func newResolving(t testing.TB, options ...func(*kubestorage.Options)) *resolvin
 		remote:      map[schema.GroupVersion]bool{},
 	}
 	t.Cleanup(r.engine.Close)
-	r.resolver = NewResolver(ResolverConfig{
+	r.resolver = NewResolver(ResolverOptions{
 		Engine:     r.engine,
 		BuiltIn:    []Kinds{{Scheme: resolveScheme, Serializer: resolveCodecs}},
 		Definition: func(name string) *apiextensionsv1.CustomResourceDefinition { return r.definitions[name] },

@@ -154,7 +154,10 @@ func (m *cachedResource) report(now mirror.ResourceStats) {
 	// More than one load between two reports is rare; each then took about the same time.
 	observeMean(initializationDuration().WithLabelValues, now.Loads-m.seen.Loads, now.LoadTime-m.seen.LoadTime, group, resource)
 	for i, p := range now.Publications { // durations at one index are in the same bucket
-		seen := m.seen.Publications[i]
+		seen := mirror.Publication{}
+		if i < len(m.seen.Publications) {
+			seen = m.seen.Publications[i]
+		}
 		observeMean(dispatchDuration().WithLabelValues, p.N-seen.N, p.Time-seen.Time, group, resource, "storage_to_cache")
 	}
 	if now.Events != m.seen.Events || !m.seen.Ready {

@@ -102,7 +102,7 @@ func (a *Attachment) Chain(config *app.Config) error {
 		&config.ApiExtensions.GenericConfig.RESTOptionsGetter,
 		&config.ApiExtensions.ExtraConfig.CRDRESTOptionsGetter,
 	}
-	return a.attach(&config.Aggregator.GenericConfig.Config, getters, a.follow.converts, &config.KubeAPIs.Extra, func() readpath.ResolverConfig {
+	return a.attach(&config.Aggregator.GenericConfig.Config, getters, a.follow.converts, &config.KubeAPIs.Extra, func() readpath.ResolverOptions {
 		return chainResolver(a.follow) // nil with upstream's engine
 	})
 }
@@ -119,8 +119,8 @@ func (a *Attachment) Extensions(config *apiextensionsapiserver.Config) (setDefin
 	outermost := &config.GenericConfig.Config
 	getters := []*generic.RESTOptionsGetter{&outermost.RESTOptionsGetter, &config.ExtraConfig.CRDRESTOptionsGetter}
 	follow := &followedInformers{}
-	err = a.attach(outermost, getters, follow.converts, nil, func() readpath.ResolverConfig {
-		return readpath.ResolverConfig{BuiltIn: builtInKinds(), Definition: follow.definition}
+	err = a.attach(outermost, getters, follow.converts, nil, func() readpath.ResolverOptions {
+		return readpath.ResolverOptions{BuiltIn: builtInKinds(), Definition: follow.definition}
 	})
 	return func(informer cache.SharedIndexInformer) { follow.definitions = informer.GetIndexer() }, err
 }
@@ -137,7 +137,7 @@ func (a *Attachment) Extensions(config *apiextensionsapiserver.Config) (setDefin
 // converts is kubestorage.Options.Converts; extra configures the registries of built-in kinds, nil
 // if the server has none.
 func (a *Attachment) attach(outermost *genericapiserver.Config, getters []*generic.RESTOptionsGetter, converts func(schema.GroupResource) bool,
-	extra *controlplane.Extra, resolver func() readpath.ResolverConfig) error {
+	extra *controlplane.Extra, resolver func() readpath.ResolverOptions) error {
 	s := a.settings
 	for _, getter := range getters {
 		// also with upstream's engine, which would otherwise read custom resources from another
@@ -168,7 +168,7 @@ func (a *Attachment) attach(outermost *genericapiserver.Config, getters []*gener
 	if s.gates.Enabled(kubestorage.ByteReadPath) {
 		config := resolver()
 		config.Engine = a.engine
-		readpath.New(readpath.Config{Lists: lists, Resolver: readpath.NewResolver(config)}).Mount(outermost)
+		readpath.New(readpath.Options{Lists: lists, Resolver: readpath.NewResolver(config)}).Mount(outermost)
 	} else {
 		readpath.BoundDecoded(outermost, lists)
 	}

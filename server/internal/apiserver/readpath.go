@@ -30,16 +30,16 @@ import (
 // kube-apiserver. The read path is a handler of the outermost server, the aggregator. It runs after
 // the aggregator's filters and before its routing between itself, the delegated servers and the
 // servers named by APIServices.
-func chainResolver(follow *followedInformers) readpath.ResolverConfig {
+func chainResolver(follow *followedInformers) readpath.ResolverOptions {
 	resolver := builtInResolver()
 	resolver.Definition, resolver.Local = follow.definition, follow.remote.local
 	return resolver
 }
 
 // builtInResolver returns the resolver configuration of built-in kinds.
-func builtInResolver() readpath.ResolverConfig {
+func builtInResolver() readpath.ResolverOptions {
 	tables := rowTables{printerstorage.TableConvertor{TableGenerator: printers.NewTableGenerator().With(printersinternal.AddHandlers)}}
-	return readpath.ResolverConfig{BuiltIn: builtInKinds(), Tables: tables}
+	return readpath.ResolverOptions{BuiltIn: builtInKinds(), Tables: tables}
 }
 
 // rowTables makes tables of the kinds whose registries print lists row by row.

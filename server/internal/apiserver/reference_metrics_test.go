@@ -206,7 +206,7 @@ func openCluster(t *testing.T) {
 	testcheck.NoError(t, err)
 	t.Cleanup(configMaps.Destroy)
 	testcheck.NoError(t, engine.WaitLoaded(ctx, time.Minute))
-	readpath.New(readpath.Config{})
+	readpath.New(readpath.Options{})
 	loadshed.New(nil)
 	storagemetrics.Register() // by the route /metrics
 	for _, gated := range []metrics.Registerable{cachermetrics.WatchShardsTotal, cachermetrics.WatchFilteredEventsTotal} {
