@@ -37,8 +37,8 @@ func (s *shared) claim(prefix string, exclude bool) (*Resource, error) {
 	return r, nil
 }
 
-// Release ends a claim; one more than the claims panics. The last Release drops the resource's history; its values then count
-// against Options.UnclaimedBytes until the next claim.
+// Release ends a claim; one more than the claims panics. The last Release drops the resource's
+// history; its values then count against Options.UnclaimedBytes until the next claim.
 func (r *Resource) Release() {
 	g := &r.m.registry
 	g.mu.Lock()

@@ -36,10 +36,11 @@
 // A cache of decoded or encoded objects, such as kube/kubestorage, also uses the names below. Other
 // users do not need them.
 //
-//   - Derived values: [Entry.Memos], [Event.Memos], [Resource.Memos], [Entry.Detached],
-//     [Run], [Snapshot.Runs], [Snapshot.DetachedRun], [Snapshot.Measure], [Snapshot.IsLatest].
+//   - Derived values: [Entry.Memos], [Event.Memos], [Snapshot.Memos], [Resource.Memos],
+//     [Entry.PeekIn], [Entry.Detached], [Run], [Snapshot.Runs], [Snapshot.DetachedRun],
+//     [Snapshot.Sift] with [Sieve], [Snapshot.Measure], [Snapshot.IsLatest].
 //   - Watches by a derived value: [WatchIndex], [NewWatchIndex], [Cursor.FollowIndex],
-//     [Cursor.Await].
+//     [Cursor.Await], [Cursor.Since], [Cursor.SameLineage], [Cursor.Err].
 //   - Comparison with etcd: [Resource.Check] with [CheckResult] and [Difference],
 //     [Resource.Inconsistent], [Resource.ListFromEtcd].
 //   - Load and memory: [Resource.TrackReader], [Resource.NearestRetained].

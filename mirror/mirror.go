@@ -71,8 +71,8 @@ func (m *Mirror) Done() <-chan struct{} { return m.ctx.Done() }
 func (m *Mirror) Claim(prefix string) (*Resource, error) { return m.claim(prefix, false) }
 
 // Exclude marks the prefix as uncached: its keys are not stored and its events are discarded
-// without decoding, until the last Release and a later claim. The resource never becomes ready. Errors: a prefix
-// that is none of the mirror or is claimed, ErrClosed.
+// without decoding, until the last Release and a later claim. The resource never becomes ready.
+// Errors: a prefix that is none of the mirror or is claimed, ErrClosed.
 func (m *Mirror) Exclude(prefix string) (*Resource, error) { return m.claim(prefix, true) }
 
 // Loading reports whether the whole prefix is being listed. A read that fails during this time can
