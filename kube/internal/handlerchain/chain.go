@@ -128,7 +128,7 @@ func (h *Chain) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	h.boundRequestBody(w, req)
 	info, fast := h.fastRead(req)
 	if !fast {
-		if info != nil {
+		if info != nil && time.Since(received) < slowParse {
 			req = req.WithContext(context.WithValue(req.Context(), parsedKey{}, info))
 		}
 		h.full.ServeHTTP(w, req)
@@ -191,6 +191,10 @@ func (h *Chain) fastRead(req *http.Request) (info *request.RequestInfo, fast boo
 	}
 	return info, h.serves == nil || h.serves(req, info)
 }
+
+// slowParse is the time above which the full chain parses a request again: only the time within
+// that chain is a part of the latency in the request's audit event.
+const slowParse = 250 * time.Millisecond
 
 // parsedKey is the key of the RequestInfo of a request that fastRead has parsed.
 type parsedKey struct{}

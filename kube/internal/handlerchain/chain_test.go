@@ -2,6 +2,7 @@ package handlerchain
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"reflect"
@@ -10,6 +11,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	flowcontrol "k8s.io/api/flowcontrol/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -284,6 +286,44 @@ func TestChain_PassedRead_IsParsedOnce(t *testing.T) {
 			if err != nil || !reflect.DeepEqual(got, want) {
 				t.Errorf("the handler has %+v, want %+v (%v)", got, want, err)
 			}
+		})
+	}
+}
+
+// slowResolver takes half a second for a request.
+type slowResolver struct{ request.RequestInfoResolver }
+
+func (r slowResolver) NewRequestInfo(req *http.Request) (*request.RequestInfo, error) {
+	time.Sleep(500 * time.Millisecond)
+	return r.RequestInfoResolver.NewRequestInfo(req)
+}
+
+// TestChain_SlowResolver_IsInLatency: audit events have the latency since the time of receipt, to
+// which a resolver of request infos contributes on both chains.
+func TestChain_SlowResolver_IsInLatency(t *testing.T) {
+	for _, served := range []bool{true, false} {
+		t.Run(fmt.Sprintf("served=%t", served), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c, _ := chainConfig()
+				c.RequestInfoResolver = slowResolver{c.RequestInfoResolver}
+				var took time.Duration
+				h := New(nil, c, Options{
+					Mount: func(http.Handler) http.Handler {
+						return http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {
+							received, _ := request.ReceivedTimestampFrom(req.Context())
+							took = time.Since(received)
+						})
+					},
+					Serves: func(*http.Request, *request.RequestInfo) bool { return served },
+				})
+				h.complete.Store(true)
+				req := httptest.NewRequest(http.MethodGet, "/api/v1/configmaps", nil)
+				req.Header.Set("Authorization", "admin")
+				h.ServeHTTP(httptest.NewRecorder(), req)
+				if took < 500*time.Millisecond {
+					t.Errorf("the request has taken %v since its receipt", took)
+				}
+			})
 		})
 	}
 }
