@@ -44,10 +44,12 @@ func (e *fakeEtcd) fault(ctx context.Context) error {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	select {
-	case <-time.After(delay):
-	case <-ctx.Done():
-		return ctx.Err()
+	if delay > 0 {
+		select {
+		case <-time.After(delay):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 	return err
 }

@@ -50,8 +50,9 @@ type test struct {
 var (
 	race = regexp.MustCompile(`WARNING: DATA RACE|race detected during execution of test`)
 	// crash matches how the race detector reports its own failure. It then ends the program with
-	// crashExit, which go test prints only if there is no other output.
-	crash = regexp.MustCompile(`^==\d+==(FATAL: )?ThreadSanitizer: CHECK failed`)
+	// crashExit, which go test prints only if there is no other output. A fault in its code, which
+	// is not Go's, has no other sign; one in Go code is a panic or a fatal error.
+	crash = regexp.MustCompile(`^==\d+==(FATAL: )?ThreadSanitizer: CHECK failed|^SIGSEGV: segmentation violation\s*$`)
 	// exit matches how a test program ends other than by failed tests. The server's harness prints
 	// the last form when its own checks, after the tests, fail.
 	exit = regexp.MustCompile(`^(exit status \d+|signal: |panic: |fatal error: |outside of the tests: )`)

@@ -47,6 +47,20 @@ var planted = map[string]string{
 func TestPasses(t *testing.T) {}; ` + crashOnce,
 	"crashesafterall": `func TestMain(m *testing.M) { m.Run(); crashOnce() }; func TestPasses(t *testing.T) {}; ` + crashOnce,
 	"crashespanic":    `func TestCrashes(t *testing.T) { println("fatal error: planted"); crashOnce() }; ` + crashOnce,
+	"crashesfault": `func TestCrashes(t *testing.T) {
+	if _, err := os.Stat("ran"); err != nil {
+		os.WriteFile("ran", nil, 0o644)
+		os.Stderr.WriteString("SIGSEGV: segmentation violation\nPC=0x41cb49 m=3 sigcode=1 addr=0x0\n" + strconv.Itoa(1) + "\n")
+		os.Exit(2)
+	}
+}`,
+	"crashesnil": `func TestCrashes(t *testing.T) {
+	if _, err := os.Stat("ran"); err != nil {
+		os.WriteFile("ran", nil, 0o644)
+		var p *strconv.NumError
+		println(p.Func)
+	}
+}`,
 	// The log of a child has the text.
 	"crasheschild": `func TestExits(t *testing.T) { t.Log("==1==ThreadSanitizer: CHECK failed: planted"); os.Exit(66) }`,
 	"zero":         `func TestMain(m *testing.M) { m.Run(); os.Exit(0) }; ` + once,
@@ -190,6 +204,8 @@ func TestRun_RaceDetectorFails_RunsThePackageAgain(t *testing.T) {
 	r, out := plant(t, "crashes", "passing")
 	requireRun(t, r, out, true, "the race detector failed; once more: crashes\n", "ok      crashes",
 		"3 tests in 2 packages, 0 failures, 1 package ran again after a crash of the race detector, ")
+	r, out = plant(t, "crashesfault", "passing")
+	requireRun(t, r, out, true, "the race detector failed; once more: crashesfault\n", "ok      crashesfault")
 	r, out = plant(t, "crashesagain", "passing")
 	requireRun(t, r, out, false, "once more: crashesagain\n", "=== FAILED: crashesagain (outside of its tests, TestCrashes has not ended)",
 		"1 package ran again")
@@ -205,6 +221,7 @@ func TestRun_RaceDetectorFailsAfterFailure_FailsTheRun(t *testing.T) {
 		"crashesmain":     "crashesmain (outside of its tests, planted)",
 		"crashesafterall": "crashesafterall (outside of its tests, no test failed)",
 		"crashespanic":    "crashespanic (outside of its tests, fatal error: planted)",
+		"crashesnil":      "crashesnil TestCrashes (outside of its tests, panic: runtime error: invalid memory address or nil pointer dereference",
 		"crasheschild":    "crasheschild (outside of its tests, TestExits has not ended)",
 	} {
 		r, out := plant(t, name, "passing")
