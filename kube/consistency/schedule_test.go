@@ -86,7 +86,7 @@ func TestSchedule_ManyResources_EachAtItsInterval(t *testing.T) {
 		}
 		synctest.Wait()
 		// one that runs a cleanup of other tests counts too
-		if n := runtime.NumGoroutine(); n > before+resources/10 {
+		if n := runtime.NumGoroutine(); n > before+2 {
 			t.Errorf("%d goroutines with %d resources, %d with one", n, resources, before)
 		}
 		removed()

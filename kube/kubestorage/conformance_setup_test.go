@@ -73,7 +73,7 @@ func (c withDeadlineOf) Deadline() (time.Time, bool) { return c.of.Deadline() }
 type repeating struct{ storage.Interface }
 
 func repeat(f func() error) (err error) {
-	for range 5 {
+	for range 3 {
 		if err = f(); !apierrors.IsTooManyRequests(err) && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
 			break
 		}
@@ -128,7 +128,7 @@ func (s writeAndDeliver) Create(ctx context.Context, key string, obj, out runtim
 	if err := s.writeAndSee.Create(ctx, key, obj, out, ttl); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	for {
 		behind := map[schema.GroupResource]int{}

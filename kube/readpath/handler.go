@@ -49,7 +49,7 @@ const (
 	reasonEtcd reason = "etcd"
 )
 
-// Config configures a Server.
+// Options configure a Server.
 type Options struct {
 	// Resolver finds the resource that serves a request.
 	Resolver *Resolver
@@ -73,7 +73,7 @@ type Server struct {
 	pacing slowclient.Connections
 }
 
-// New returns a Server with the configuration c, and registers the package's metrics.
+// New returns a Server with the options, and registers the package's metrics.
 func New(c Options) *Server {
 	registerMetrics()
 	s := &Server{resolver: c.Resolver, minRequestTimeout: c.MinRequestTimeout, lists: c.Lists}

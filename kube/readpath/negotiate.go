@@ -103,6 +103,9 @@ func (r *readRequest) negotiateDrops(accept string) negotiated {
 			return r.negotiated(opts, info, value != "")
 		}
 	}
+	if !r.resource.Custom && !routed(r.req) {
+		return negotiated{reason: reasonMediaType} // upstream's routes refuse it
+	}
 	return negotiated{refused: true}
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/stratakube/strata/internal/test/testcheck"
 )
 
-var update = flag.Bool("update", false, "write docs/benchmarks/summary.md")
+var update = flag.Bool("update", false, "write docs/benchmarks/summary.md and day.svg")
 
 // TestSummary_OfResults_IsCurrent compares docs/benchmarks/summary.md with the reports in
 // docs/benchmarks/results, which -out wrote: the rows with a bound, at most 60 in all. A workload

@@ -200,7 +200,7 @@ const slowParse = 250 * time.Millisecond
 type parsedKey struct{}
 
 // parsedOnce returns the RequestInfo that fastRead has made, so that the full chain neither parses
-// a request again nor logs an invalid selector a second time.
+// a request again nor logs an invalid selector a second time, unless the parse was slow.
 type parsedOnce struct{ request.RequestInfoResolver }
 
 func (r parsedOnce) NewRequestInfo(req *http.Request) (*request.RequestInfo, error) {

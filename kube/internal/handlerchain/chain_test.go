@@ -260,32 +260,34 @@ func TestChain_PassedRead_IsParsedOnce(t *testing.T) {
 		"a list of one name":  "/api/v1/configmaps?pretty=1&fieldSelector=metadata.name%3Da",
 	} {
 		t.Run(name, func(t *testing.T) {
-			c, _ := chainConfig()
-			resolver := &countedResolver{RequestInfoResolver: c.RequestInfoResolver}
-			c.RequestInfoResolver = resolver
-			var got *request.RequestInfo
-			h := New(nil, c, Options{
-				Mount: func(http.Handler) http.Handler {
-					return http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {
-						got, _ = request.RequestInfoFrom(req.Context())
-					})
-				},
-				Serves: func(req *http.Request, _ *request.RequestInfo) bool { return req.URL.Query().Get("pretty") == "" },
+			synctest.Test(t, func(t *testing.T) { // no parse is slow
+				c, _ := chainConfig()
+				resolver := &countedResolver{RequestInfoResolver: c.RequestInfoResolver}
+				c.RequestInfoResolver = resolver
+				var got *request.RequestInfo
+				h := New(nil, c, Options{
+					Mount: func(http.Handler) http.Handler {
+						return http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {
+							got, _ = request.RequestInfoFrom(req.Context())
+						})
+					},
+					Serves: func(req *http.Request, _ *request.RequestInfo) bool { return req.URL.Query().Get("pretty") == "" },
+				})
+				h.complete.Store(true)
+				if c.RequestInfoResolver != resolver {
+					t.Error("New has replaced the resolver of the configuration")
+				}
+				req := httptest.NewRequest(http.MethodGet, target, nil)
+				req.Header.Set("Authorization", "admin")
+				h.ServeHTTP(httptest.NewRecorder(), req)
+				if resolver.parsed != 1 {
+					t.Errorf("parsed %d times, want once", resolver.parsed)
+				}
+				want, err := resolver.RequestInfoResolver.NewRequestInfo(req)
+				if err != nil || !reflect.DeepEqual(got, want) {
+					t.Errorf("the handler has %+v, want %+v (%v)", got, want, err)
+				}
 			})
-			h.complete.Store(true)
-			if c.RequestInfoResolver != resolver {
-				t.Error("New has replaced the resolver of the configuration")
-			}
-			req := httptest.NewRequest(http.MethodGet, target, nil)
-			req.Header.Set("Authorization", "admin")
-			h.ServeHTTP(httptest.NewRecorder(), req)
-			if resolver.parsed != 1 {
-				t.Errorf("parsed %d times, want once", resolver.parsed)
-			}
-			want, err := resolver.RequestInfoResolver.NewRequestInfo(req)
-			if err != nil || !reflect.DeepEqual(got, want) {
-				t.Errorf("the handler has %+v, want %+v (%v)", got, want, err)
-			}
 		})
 	}
 }

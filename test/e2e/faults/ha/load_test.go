@@ -124,6 +124,7 @@ func (l *load) do(ctx context.Context, api *harness.API, method, path string, bo
 			break
 		}
 		harness.Pause(request, time.Second)
+		began = time.Now()
 		r, err = api.DoAs(request, method, path, "", contentType, "", body)
 	}
 	if ctx.Err() != nil {

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
 	"github.com/stratakube/strata/test/harness"
 )
 
@@ -75,8 +77,12 @@ func restart(t *testing.T, s *harness.Server, kill bool) {
 func (s *xy) resume(t *testing.T, ctx context.Context, server *harness.Server, after int64) *watcher {
 	t.Helper()
 	w := &watcher{path: xPath, query: "allowWatchBookmarks=true"}
-	begin := func(ctx context.Context) error { return w.begin(ctx, server.API(), after+s.offset) }
-	if err := retried(ctx, begin); err != nil { // while history is restored
+	err := w.begin(ctx, server.API(), after+s.offset)
+	for apierrors.IsTooManyRequests(err) && ctx.Err() == nil { // while history is restored
+		harness.Pause(ctx, time.Second)
+		err = w.begin(ctx, server.API(), after+s.offset)
+	}
+	if err != nil {
 		t.Fatalf("a watch for X after %d is refused: %v", after, err)
 	}
 	t.Cleanup(w.end)

@@ -56,7 +56,7 @@ const noGates = "--strata-feature-gates=WatchBookmark=false,EfficientWatchResump
 var serverFlags = []string{
 	"--disable-admission-plugins=ServiceAccount", // pods need no service account
 	// Watches end within a moment. On a busy machine they may take more than a second.
-	"--shutdown-watch-termination-grace-period=60s",
+	"--shutdown-watch-termination-grace-period=10s",
 }
 
 // object is an object to write; its shape is that of the API.
