@@ -212,6 +212,6 @@ func (a *Attachment) Close() {
 	if a.engine != nil {
 		a.engine.Close()
 		a.stopShedding()
-		a.engine = nil
 	}
+	*a = Attachment{settings: a.settings} // who keeps it keeps nothing of the server
 }

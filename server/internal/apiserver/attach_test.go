@@ -1,6 +1,7 @@
 package apiserver
 
 import (
+	"reflect"
 	"strings"
 	"testing"
 
@@ -22,7 +23,11 @@ func TestAttachmentFromEnvironment_SelectsEngine(t *testing.T) {
 		if took := etcd.StorageConfig.CompactionInterval == 0 && a.compaction == interval; interval == 0 || took != (want == engineStrata) {
 			t.Errorf("%s=%q: the engine compacts: %t, want %t", EngineVariable, value, took, want == engineStrata)
 		}
-		a.Close() // no engine is attached
+		a.follow = &followedInformers{} // as Chain does
+		a.Close()                       // no engine is attached
+		if !reflect.DeepEqual(*a, Attachment{settings: a.settings}) {
+			t.Errorf("a closed attachment keeps %+v", *a)
+		}
 	}
 	t.Setenv(EngineVariable, "other")
 	if _, err := AttachmentFromEnvironment(); err == nil || !strings.Contains(err.Error(), EngineVariable) {
