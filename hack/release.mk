@@ -17,5 +17,5 @@ release-check: ## make the files for all platforms twice, each time with an empt
 		rm -rf $$cache; \
 	done; cd '$(RELEASE_DIR)/first' && sha256sum -c SHA256SUMS && diff -r . ../second
 
-newcomer: ## do what a newcomer does in a new clone of the commit, and print a table of times: make newcomer NEWCOMER_CACHE=empty
-	@GO='$(GO)' NEWCOMER_CACHE='$(NEWCOMER_CACHE)' hack/newcomer
+newcomer: ## do what a newcomer does in a new clone of the commit, and print a table of times: make newcomer NEWCOMER_CACHE=empty, or from the files of a release: NEWCOMER_RELEASE=DIR
+	@GO='$(GO)' NEWCOMER_CACHE='$(NEWCOMER_CACHE)' NEWCOMER_RELEASE='$(NEWCOMER_RELEASE)' hack/newcomer
