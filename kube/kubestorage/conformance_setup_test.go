@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,7 +14,6 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/features"
@@ -29,6 +30,38 @@ import (
 type withoutProgress struct{ driver.Source }
 
 func (withoutProgress) RequestProgress(context.Context) error { return nil }
+
+// progressWhile is a source that forwards progress only while lists wait for it: etcd may answer an
+// earlier request late.
+type progressWhile struct {
+	driver.Source
+	lists *atomic.Int32
+}
+
+func (s progressWhile) Watch(ctx context.Context, prefix string, after driver.Header, deliver func(driver.Batch) error) error {
+	return s.Source.Watch(ctx, prefix, after, func(b driver.Batch) error {
+		if len(b.Changes) == 0 && s.lists.Load() == 0 {
+			return nil
+		}
+		return deliver(b)
+	})
+}
+
+// consistently is a storage that counts the lists which need progress: consistent ones, and their
+// next pages if memory has the past.
+type consistently struct {
+	storage.Interface
+	lists *atomic.Int32
+	past  bool
+}
+
+func (s consistently) GetList(ctx context.Context, key string, opts storage.ListOptions, list runtime.Object) error {
+	if opts.ResourceVersion == "" && (opts.Predicate.Continue == "" || s.past) {
+		s.lists.Add(1)
+		defer s.lists.Add(-1)
+	}
+	return s.Interface.GetList(ctx, key, opts, list)
+}
 
 const suitePrefix = "test!" // the prefix that the suites' transformer adds to values
 
@@ -53,12 +86,40 @@ func (s unhurried) Create(ctx context.Context, key string, obj, out runtime.Obje
 	return s.Store.Create(context.WithoutCancel(ctx), key, obj, out, ttl)
 }
 
+func (s unhurried) Delete(ctx context.Context, key string, out runtime.Object, preconditions *storage.Preconditions,
+	validate storage.ValidateObjectFunc, cached runtime.Object, opts storage.DeleteOptions) error {
+	return s.Store.Delete(context.WithoutCancel(ctx), key, out, preconditions, validate, cached, opts)
+}
+
 // lasting is unhurried with watches that last until they are stopped. They know the suite's
 // deadline, before which their bookmarks are due.
 type lasting struct{ unhurried }
 
 func (s lasting) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
 	return s.Store.Watch(withDeadlineOf{context.WithoutCancel(ctx), ctx}, key, opts)
+}
+
+// bookmarked is lasting whose creations return when the last watch has its bookmark, if it
+// requested one: the suite waits 3 s for it, a second more than the bookmark takes.
+type bookmarked struct {
+	lasting
+	last *watch.Interface
+}
+
+func (s bookmarked) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
+	w, err := s.lasting.Watch(ctx, key, opts)
+	if *s.last = nil; err == nil && opts.Predicate.AllowWatchBookmarks {
+		*s.last = w
+	}
+	return w, err
+}
+
+func (s bookmarked) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
+	err := s.lasting.Create(ctx, key, obj, out, ttl)
+	for end := time.Now().Add(patience); err == nil && *s.last != nil && len((*s.last).ResultChan()) == 0 && time.Now().Before(end); {
+		time.Sleep(10 * time.Millisecond)
+	}
+	return err
 }
 
 type withDeadlineOf struct {
@@ -120,27 +181,44 @@ func (s longLived) GuaranteedUpdate(ctx context.Context, key string, out runtime
 	return s.Interface.GuaranteedUpdate(ctx, key, out, ignoreNotFound, preconditions, longer, cached)
 }
 
-// writeAndDeliver is a storage whose creations return when memory has them and the watches have
-// read them: the suite waits 150 ms for an event.
-type writeAndDeliver struct{ writeAndSee }
+// writeAndDeliver is a storage whose creations return when memory has them and the watches of their
+// namespaces have delivered them: the suite waits 150 ms for an event.
+type writeAndDeliver struct {
+	writeAndSee
+	open *sync.Map // prefix of the keys, by watch
+}
+
+func (s writeAndDeliver) Watch(ctx context.Context, key string, opts storage.ListOptions) (watch.Interface, error) {
+	w, err := s.writeAndSee.Watch(ctx, key, opts)
+	if err == nil {
+		s.open.Store(w, key+"/")
+	}
+	return w, err
+}
 
 func (s writeAndDeliver) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
+	before := map[watch.Interface]int{}
+	s.open.Range(func(w, prefix any) bool {
+		if strings.HasPrefix(key, prefix.(string)) {
+			before[w.(watch.Interface)] = len(w.(watch.Interface).ResultChan())
+		}
+		return true
+	})
 	if err := s.writeAndSee.Create(ctx, key, obj, out, ttl); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	for {
-		behind := map[schema.GroupResource]int{}
-		if s.cluster.addLag(behind); behind[s.Kind().GroupResource] == 0 {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("a watch has not read %d events: %w", behind[s.Kind().GroupResource], ctx.Err())
-		case <-time.After(time.Millisecond):
+	for w, n := range before {
+		for len(w.ResultChan()) == n {
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("a watch has not delivered %s: %w", key, ctx.Err())
+			case <-time.After(time.Millisecond):
+			}
 		}
 	}
+	return nil
 }
 
 // writeAndSee is a storage whose writes return when memory has them.

@@ -16,10 +16,14 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
@@ -91,7 +95,6 @@ var cacherSuites = []struct {
 	{"DeleteTriggerWatch", storagetesting.RunTestDeleteTriggerWatch, nil},
 	{"WatchFromNonZero", storagetesting.RunTestWatchFromNonZero, nil},
 	{"DelayedWatchDelivery", storagetesting.RunTestDelayedWatchDelivery, func(s *Store) storage.Interface { return writeAndSee{s} }},
-	{"WatcherTimeout", storagetesting.RunTestWatcherTimeout, nil},
 	{"WatchDeleteEventObjectHaveLatestRV", storagetesting.RunTestWatchDeleteEventObjectHaveLatestRV, nil},
 	{"WatchInitializationSignal", storagetesting.RunTestWatchInitializationSignal, func(s *Store) storage.Interface { return lasting{unhurried{s}} }},
 	{"ClusterScopedWatch", storagetesting.RunTestClusterScopedWatch, nil},
@@ -134,10 +137,15 @@ func TestStorageSuites(t *testing.T) {
 	for _, s := range readYourWritesSuites {
 		suite(t, s.name, func(t *testing.T) {
 			f := setup(t)
-			s.run(contextFor(t), t, repeating{writeAndDeliver{writeAndSee{f.engine(t)}}})
+			s.run(contextFor(t), t, repeating{writeAndDeliver{writeAndSee{f.engine(t)}, new(sync.Map)}})
 		})
 	}
 
+	parallelSuite(t, "WatcherTimeout", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			storagetesting.RunTestWatcherTimeout(contextFor(t), t, setupInMemory(t).engine(t))
+		})
+	})
 	parallelSuite(t, "Get", func(t *testing.T) {
 		f := setup(t, atRoot)
 		storagetesting.RunTestGet(contextFor(t), t, invalidVersions(longLived{f.engine(t)}))
@@ -147,12 +155,14 @@ func TestStorageSuites(t *testing.T) {
 		storagetesting.RunTestCreate(contextFor(t), t, repeating{f.engine(t)}, f.checkStored(""))
 	})
 	parallelSuite(t, "OptionalWatchBookmarksWithCorrectResourceVersion", func(t *testing.T) {
-		f := setup(t)
-		storagetesting.RunTestOptionalWatchBookmarksWithCorrectResourceVersion(contextFor(t), t, unhurried{f.engine(t)})
+		synctest.Test(t, func(t *testing.T) {
+			f := setupInMemory(t)
+			storagetesting.RunTestOptionalWatchBookmarksWithCorrectResourceVersion(contextFor(t), t, unhurried{f.engine(t)})
+		})
 	})
 	parallelSuite(t, "WatchDispatchBookmarkEvents", func(t *testing.T) {
 		f := setup(t)
-		storagetesting.RunTestWatchDispatchBookmarkEvents(contextFor(t), t, lasting{unhurried{f.engine(t)}}, true)
+		storagetesting.RunTestWatchDispatchBookmarkEvents(contextFor(t), t, bookmarked{lasting{unhurried{f.engine(t)}}, new(watch.Interface)}, true)
 	})
 	parallelSuite(t, "WatchFromZero", func(t *testing.T) {
 		f := setup(t, withWindow(mirror.Window{MaxAge: time.Hour, MaxBytes: 1 << 20}))
@@ -166,7 +176,7 @@ func TestStorageSuites(t *testing.T) {
 		suite(t, fmt.Sprintf("Stats/SizeBasedListCostEstimate=%t", sizes), func(t *testing.T) {
 			featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.SizeBasedListCostEstimate, sizes)
 			f := setup(t)
-			storagetesting.RunTestStats(contextFor(t), t, f.engine(t), testCodec(), identity.NewEncryptCheckTransformer(), sizes)
+			storagetesting.RunTestStats(contextFor(t), t, repeating{f.engine(t)}, testCodec(), identity.NewEncryptCheckTransformer(), sizes)
 		})
 	}
 
@@ -226,8 +236,12 @@ func TestListSuites(t *testing.T) {
 						})
 					}
 					parallelSuite(t, "ConsistentList", func(t *testing.T) {
-						f := setup(t, opts...)
-						storagetesting.RunTestConsistentList(contextFor(t), t, repeating{f.engine(t)}, f.increaseRV, true, consistent, past)
+						open, own := new(atomic.Int32), opts
+						if consistent {
+							own = append(slices.Clone(opts), withSource(func(s driver.Source) driver.Source { return progressWhile{s, open} }))
+						}
+						f := setup(t, own...)
+						storagetesting.RunTestConsistentList(contextFor(t), t, consistently{repeating{f.engine(t)}, open, past}, f.increaseRV, true, consistent, past)
 					})
 					parallelSuite(t, "GetListNonRecursive", func(t *testing.T) {
 						f := setup(t, opts...)

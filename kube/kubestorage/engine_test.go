@@ -191,10 +191,7 @@ func TestEngine_EtcdWithoutProgress_ServesFromMemory(t *testing.T) {
 	if n := f.cluster.mirror.Stats().ProgressRequests; n != 0 {
 		t.Errorf("%d progress requests", n)
 	}
-	w, err := f.Watch(ctx, "/pods/", everything())
-	testcheck.NoError(t, err)
-	defer w.Stop()
-	nextPod(t, w, watch.Added)
+	nextPod(t, f.watchPods(t, everything()), watch.Added)
 }
 
 // TestEngine_FreshnessUnproven_ReadsFromEtcd: without progress and without a watch of all keys,
@@ -273,6 +270,7 @@ func TestDecryption_Hangs_DelaysNoOtherResource(t *testing.T) {
 	ctx := contextFor(t)
 	testcheck.NoError(t, others.resource.WaitReady(ctx))
 	f.catchUp(t)
+	f.engine(t).watches.RetryFor = patience
 	waiting := f.watchPods(t, afterRevision(stuck.ResourceVersion))
 
 	kms.shut()

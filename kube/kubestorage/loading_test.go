@@ -25,7 +25,11 @@ func TestLoadState_LoadedEngine_HasNumbersOfEtcd(t *testing.T) {
 		}
 	}
 	e := loadedEngine(t, client.Endpoints())
-	state := e.LoadState(t.Context())
+	var state LoadState
+	eventually(t, "etcd counts its keys", func() bool {
+		state = e.LoadState(t.Context())
+		return state.Total != 0
+	})
 	if state.Loading || state.Objects != 7 || state.Total != 7 {
 		t.Errorf("%+v, want 7 of 7 objects, loaded", state)
 	}

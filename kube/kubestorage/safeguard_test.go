@@ -140,10 +140,7 @@ func TestGate_Off_SendsReadsToEtcd(t *testing.T) {
 			}
 			watchAdded := func(opts storage.ListOptions) func() {
 				return func() {
-					w, err := f.Watch(ctx, "/pods/", opts)
-					testcheck.NoError(t, err)
-					defer w.Stop()
-					nextPod(t, w, watch.Added)
+					nextPod(t, f.watchPods(t, opts), watch.Added)
 				}
 			}
 			initial := withBookmarks(everything())

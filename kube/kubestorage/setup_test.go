@@ -499,10 +499,13 @@ func podNames(list *example.PodList) string {
 	return strings.Join(names, " ")
 }
 
-// watchPods begins a watch that ends with the test.
+// watchPods begins a watch that ends with the test, again while memory is late.
 func (f *fixture) watchPods(t testing.TB, opts storage.ListOptions) watch.Interface {
 	t.Helper()
 	w, err := f.Watch(contextFor(t), "/pods/", opts)
+	for end := time.Now().Add(patience); apierrors.IsTooManyRequests(err) && time.Now().Before(end); w, err = f.Watch(contextFor(t), "/pods/", opts) {
+		time.Sleep(10 * time.Millisecond)
+	}
 	if err != nil {
 		t.Fatalf("watch: %v", err)
 	}

@@ -165,6 +165,7 @@ func TestUndecodableEvent_IsRetriedInOrder(t *testing.T) {
 	f := setupInMemory(t, withTransformer(swap))
 	good, bad := f.create(t, newPod("good"))[0], f.create(t, newPod("bad"))[0]
 	f.catchUp(t)
+	f.engine(t).watches.RetryFor = patience
 	all := f.watchPods(t, afterRevision(bad.ResourceVersion))
 	one, err := f.Watch(contextFor(t), podKey(good), storage.ListOptions{Predicate: storage.Everything, ResourceVersion: bad.ResourceVersion})
 	testcheck.NoError(t, err)
@@ -255,7 +256,7 @@ func TestUndecodableEvent_OfPast_EndsWatchWith410(t *testing.T) {
 			if status := nextStatus(t, w); status.Code != 410 {
 				t.Errorf("got %+v, want 410", status)
 			}
-			if took := time.Since(began); took > undecodableFor/3 {
+			if took := time.Since(began); took >= undecodableFor {
 				t.Errorf("after %s", took)
 			}
 			ended(t, w)

@@ -85,7 +85,7 @@ type watchLoad struct {
 }
 
 // drainLimit is the time without an event after the last write until missing events count as lost.
-const drainLimit = 5 * time.Second
+const drainLimit = 30 * time.Second
 
 // watchesPerConn is how many watches share a connection: fewer than an engine allows.
 const watchesPerConn = 200

@@ -162,7 +162,7 @@ func TestRun_PlantedFailures_FailTheRun(t *testing.T) {
 	t.Parallel()
 	names := []string{"before", "after", "both", "panics", "exits", "hangs", "builds", "once", "always", "skips", "passing"}
 	r, out := plant(t, names...)
-	r.flags = []string{"-timeout=10s"} // of the one that hangs
+	r.flags = []string{"-timeout=30s"} // of the one that hangs
 	requireRun(t, r, out, false,
 		"=== FAILED: before (outside of its tests, exit status 1)",
 		"=== FAILED: after (outside of its tests, no test failed)",
@@ -170,7 +170,7 @@ func TestRun_PlantedFailures_FailTheRun(t *testing.T) {
 		"=== FAILED: both (outside of its tests, planted)",
 		"=== FAILED: panics (outside of its tests, panic: planted",
 		"=== FAILED: exits (outside of its tests, TestExits has not ended)",
-		"=== FAILED: hangs (outside of its tests, panic: test timed out after 10s)",
+		"=== FAILED: hangs (outside of its tests, panic: test timed out after 30s)",
 		"=== FAILED: builds (outside of its tests, build or vet failed)", "undefined: undefined",
 		"=== FAILED: once TestOnce\n    GOWORK=off go test -run='^TestOnce$' "+modulePath+"/once\n",
 		"=== FAILED: always TestAlways\n", "planted\n",

@@ -247,10 +247,10 @@ func checkConnections(t *testing.T, s *server, engine engineKind, proxy *countin
 	var after int64
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, time.Minute, true, func(context.Context) (bool, error) {
 		after = proxy.open.Load()
-		return after <= before, nil
+		return after <= before+1, nil // the feed has a connection of its own after a silence of etcd
 	})
 	if err != nil {
-		t.Errorf("%d connections grew to %d with %d resources, want no growth", before, after, resources)
+		t.Errorf("%d connections grew to %d with %d resources, want no growth, or by one", before, after, resources)
 	}
 }
 

@@ -181,6 +181,10 @@ func TestDocuments_AnyDefinition_EqualUpstream(t *testing.T) {
 		return strings.Contains(get(s.upstream, root+"/apis/plain.example.com/v1").Body.String(), "Widget") &&
 			strings.Contains(get(s.upstream, root+"/apis/plain.example.com/v1").Body.String(), "Machine")
 	})
+	await(t, "our second definition", func() bool {
+		return strings.Contains(get(s.ours, root+"/apis/plain.example.com/v1").Body.String(), "Widget") &&
+			strings.Contains(get(s.ours, root+"/apis/plain.example.com/v1").Body.String(), "Machine")
+	})
 	for path, want := range paths(t, s.upstream) {
 		got, ok := paths(t, s.ours)[path]
 		if !ok {

@@ -411,8 +411,11 @@ func TestPool_PrimaryFallsSilent_RequestsInFlightEnd(t *testing.T) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://primary/upgrade", nil)
 	check(t, err)
 	req.Header = http.Header{"Connection": {"Upgrade"}, "Upgrade": {"echo"}, "X-Remote-User": {"reader"}}
-	upgraded, err := p.RoundTrip(req)
-	check(t, err)
+	var upgraded *http.Response
+	await(t, "upgraded connection", func() bool {
+		upgraded, err = p.RoundTrip(req)
+		return err == nil
+	})
 	conn := upgraded.Body.(io.ReadWriteCloser)
 	_, err = io.WriteString(conn, "echo")
 	check(t, err)
