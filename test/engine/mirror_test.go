@@ -343,7 +343,7 @@ func TestMirror_RandomWrites_EqualsEtcdAtRandomRevisions(t *testing.T) {
 	stopped := make(chan struct{})
 	go func() { wg.Wait(); close(stopped) }()
 
-	for running := true; running; {
+	for running := true; running || x.compared < 8; {
 		select {
 		case <-stopped:
 			running = false

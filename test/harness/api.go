@@ -179,6 +179,11 @@ func (r *Response) Refused() bool {
 	return r.Code == http.StatusTooManyRequests && r.Header.Get("Retry-After") != ""
 }
 
+// NotSent reports whether a replica has no healthy primary and has sent the request to none.
+func (r *Response) NotSent() bool {
+	return r.Code == http.StatusServiceUnavailable && r.Header.Get("Retry-After") != ""
+}
+
 // late reports whether a read was refused because memory was late: it is Refused, or memory did not
 // reach the client's revision in time (504).
 func (r *Response) late() bool {
@@ -283,6 +288,13 @@ func (a *API) Delete(ctx context.Context, path string) error {
 
 func (a *API) write(ctx context.Context, method, path, contentType string, body any) (Object, error) {
 	r, err := a.DoAs(ctx, method, path, "", contentType, "", body)
+	for range refusals { // a replica without a healthy primary has sent nothing, and clients repeat it
+		if err != nil || !r.NotSent() {
+			break
+		}
+		Pause(ctx, time.Second)
+		r, err = a.DoAs(ctx, method, path, "", contentType, "", body)
+	}
 	if err != nil {
 		return Object{}, err
 	}

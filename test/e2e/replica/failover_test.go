@@ -113,7 +113,7 @@ func (f *fronted) hold(ctx context.Context, t *testing.T) (answer func() *harnes
 	write.Go(func() {
 		err = harness.Poll(ctx, func(ctx context.Context) (_ bool, err error) {
 			r, err = f.replica.API().Do(ctx, http.MethodPost, podPath+"/eviction", "", object{})
-			return err == nil && !notSent(r), err
+			return err == nil && !r.NotSent(), err
 		})
 	})
 	select {
@@ -127,12 +127,6 @@ func (f *fronted) hold(ctx context.Context, t *testing.T) (answer func() *harnes
 		harness.Check(t, err)
 		return r
 	}
-}
-
-// notSent reports whether the replica has sent a request to no primary: a slow one has missed a
-// health check.
-func notSent(r *harness.Response) bool {
-	return r.Code == http.StatusServiceUnavailable && r.Header.Get("Retry-After") != ""
 }
 
 // primaryStops: writes go to the healthy primaries only; a primary that returns is used again.
@@ -150,7 +144,7 @@ func (f *fronted) primaryStops(t *testing.T) {
 		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
 			r, err := api.Do(ctx, http.MethodPost, maps, "", configMap(name, nil))
 			harness.Check(t, err)
-			if notSent(r) {
+			if r.NotSent() {
 				return false, r.Err()
 			}
 			if r.Code != http.StatusCreated {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/client-go/rest"
@@ -108,8 +109,12 @@ func (s *scene) post(ctx context.Context, t *testing.T, token string, header htt
 			return next.RoundTrip(req)
 		})
 	}
-	r, err := s.replica.APIFor(rest.CopyConfig(config)).Do(ctx, http.MethodPost, path, "", body)
-	harness.Check(t, err)
+	api := s.replica.APIFor(rest.CopyConfig(config))
+	r, err := api.Do(ctx, http.MethodPost, path, "", body)
+	for harness.Check(t, err); r.NotSent(); harness.Check(t, err) {
+		harness.Pause(ctx, time.Second)
+		r, err = api.Do(ctx, http.MethodPost, path, "", body)
+	}
 	return r.Code, string(r.Body)
 }
 

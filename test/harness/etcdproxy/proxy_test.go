@@ -17,7 +17,7 @@ import (
 )
 
 func proxied(t *testing.T) (p *harness.Proxy, direct, through *clientv3.Client, ctx context.Context) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	t.Cleanup(cancel)
 	e := harness.New(t)
 	etcd := e.Etcd()

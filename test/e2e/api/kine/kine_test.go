@@ -222,7 +222,7 @@ func (f *fixture) sameAnswers() {
 			var group sync.WaitGroup
 			for i, api := range f.apis {
 				group.Go(func() {
-					r, err := api.Do(f.ctx, http.MethodGet, maps, bad, nil)
+					r, err := api.Read(f.ctx, maps, bad, "")
 					if err != nil {
 						t.Error(err)
 						return

@@ -119,6 +119,10 @@ func use(certificate harness.Certificate) error {
 // deliverEvent creates an object while it is watched.
 func deliverEvent(ctx context.Context, api *harness.API, path string) error {
 	w, refused, err := api.Watch(ctx, path, "")
+	for err == nil && refused != nil && refused.Refused() {
+		harness.Pause(ctx, time.Second)
+		w, refused, err = api.Watch(ctx, path, "")
+	}
 	if err != nil {
 		return err
 	}

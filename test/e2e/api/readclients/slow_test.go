@@ -52,6 +52,8 @@ func TestSlowReader_IsEndedAtRequestTimeout(t *testing.T) {
 		return err
 	}))
 
+	_, err := api.List(ctx, path, "limit=1") // memory has received all of it
+	harness.Check(t, err)
 	open := map[string]func(ctx context.Context, token string) (*slowReader, error){
 		"HTTP 1.1": func(ctx context.Context, token string) (*slowReader, error) {
 			return server.openHTTP1(ctx, token, path)

@@ -62,6 +62,7 @@ func moveAPIService(t *testing.T, ctx context.Context, name string, service obje
 func TestAPIService_MovedToOtherServer_IsProxied(t *testing.T) {
 	ctx := harness.Context(t, testTimeout)
 	newNamespace(t, ctx, "moves")
+	startAggregated(t, ctx) // both servers observe its Service before an APIService refers to it
 	d := definition{plural: "nomads", kind: "Nomad", versions: []version{{name: "v1", spec: anySpec}}}
 	d.create(t, ctx)
 	d.add(t, ctx, "moves", "a", object{})

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stratakube/strata/test/harness"
 )
@@ -35,6 +36,14 @@ type openStream struct {
 // end.
 func (e *engine) watch(ctx context.Context, r request, until func([]byte) bool) (*openStream, error) {
 	resp, err := e.begin(ctx, r)
+	for range 4 { // as patient
+		if err != nil || resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Retry-After") == "" {
+			break
+		}
+		resp.Body.Close()
+		harness.Pause(ctx, time.Second)
+		resp, err = e.begin(ctx, r)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", e.name, err)
 	}

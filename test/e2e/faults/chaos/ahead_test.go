@@ -21,7 +21,7 @@ func TestHistory_ServerClockAhead_IsRestored(t *testing.T) {
 	if err := faulty.ClockError(); err != nil {
 		testrequire.Missing(t, "ptrace", err.Error())
 	}
-	ctx, cancel := context.WithTimeoutCause(t.Context(), 3*time.Minute, errors.New("the test took too long"))
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 8*time.Minute, errors.New("the test took too long"))
 	defer cancel()
 	env := harness.New(t)
 	etcd := env.Etcd()

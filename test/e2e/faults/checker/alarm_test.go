@@ -24,7 +24,7 @@ func asked(t *testing.T, ctx context.Context, k kind, after string) (*etcdproxy.
 	t.Helper()
 	rule := proxy.HoldRequests(func(r etcdproxy.Request) bool {
 		return etcdproxy.KeysOf(k.prefix)(r) && string(r.Range.Key) > after
-	}, 1)
+	}, 0) // and each repetition
 	t.Cleanup(rule.Remove)
 	done := make(chan harness.Consistency, 1)
 	go func() {

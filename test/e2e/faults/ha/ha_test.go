@@ -67,7 +67,7 @@ func TestUpHA_EachProcessEnds_ClientsContinue(t *testing.T) {
 		return lists
 	}
 	elections := []*election{startElection(t, ctx, "at-servers", s.servers), startElection(t, ctx, "at-replicas", s.replicas)}
-	load := s.startLoad(t, ctx)
+	load, elected := s.startLoad(t, ctx), s.followElections(t, ctx)
 	began := time.Now()
 
 	faults := turns()
@@ -90,7 +90,7 @@ func TestUpHA_EachProcessEnds_ClientsContinue(t *testing.T) {
 	load.end()
 	fleet.AwaitEqual(t, ctx, s.etcd)
 	fleet.RequireHistory(t, ctx, history)
-	load.judge(t, faults)
+	load.judge(t, append(faults, elected()...))
 	if lists := relisted(); lists > 0 {
 		t.Errorf("informers relisted %d times, want 0; errors %v", lists, fleet.Errors())
 	}

@@ -19,6 +19,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -124,6 +125,41 @@ func (s *scene) leader(t *testing.T, ctx context.Context, others ...string) (nam
 		return false, fmt.Errorf("no member leads")
 	}))
 	return name
+}
+
+// followElections returns a function that returns the changes of etcd's term until then as faults: a
+// leader that is busy for a second is replaced without a signal.
+func (s *scene) followElections(t *testing.T, ctx context.Context) (faults func() []fault) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(ctx)
+	t.Cleanup(cancel)
+	var all []fault
+	var following sync.WaitGroup
+	following.Go(func() {
+		term, since := uint64(0), time.Now() // since is the beginning of the round before
+		for ctx.Err() == nil {
+			began := time.Now()
+			for _, url := range s.members {
+				asking, done := context.WithTimeout(ctx, time.Second)
+				status, err := s.etcd.Status(asking, url)
+				done()
+				if err != nil || status.RaftTerm <= term || status.Leader == 0 {
+					continue
+				}
+				if term != 0 {
+					all = append(all, fault{process: "etcd", signal: "election", leader: true, began: since, settled: time.Now()})
+				}
+				term = status.RaftTerm
+			}
+			since = began
+			harness.Pause(ctx, 100*time.Millisecond)
+		}
+	})
+	return func() []fault {
+		cancel()
+		following.Wait()
+		return all
+	}
 }
 
 // pids returns the ids of the processes of the control plane by name.

@@ -44,7 +44,7 @@ func TestCopy_Leases_ContinueInOtherEtcd(t *testing.T) {
 	if got := harness.Must[harness.Object](t)(api.Get(ctx, leasesPath+"/one", "")); got.Metadata.UID != created.Metadata.UID {
 		t.Errorf("the lease has the UID %s, want %s", got.Metadata.UID, created.Metadata.UID)
 	}
-	r, err := api.Do(ctx, http.MethodGet, leasesPath, "watch=true&resourceVersion="+created.Metadata.ResourceVersion, nil)
+	r, err := api.Read(ctx, leasesPath, "watch=true&resourceVersion="+created.Metadata.ResourceVersion, "")
 	harness.Check(t, err)
 	if r.Code != http.StatusGone && !strings.Contains(string(r.Body), `"code":410`) {
 		t.Errorf("a watch from a revision of the first etcd: %d %s, want 410", r.Code, r.Body)

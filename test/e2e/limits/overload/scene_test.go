@@ -76,6 +76,7 @@ func newScene(t *testing.T, ctx context.Context, objects int, memoryLimit int64,
 	all := []string{
 		"--disable-admission-plugins=ServiceAccount",
 		"--token-auth-file=" + env.WriteFile("tokens.csv", []byte(tokens)),
+		"--etcd-healthcheck-timeout=1m", "--etcd-readycheck-timeout=1m", // patience judges
 	}
 	if harness.Engine() == harness.Strata && !slices.Contains(flags, "--engine="+harness.Upstream) {
 		all = append(all, "--strata-feature-gates=WatchHistoryRestore=false")

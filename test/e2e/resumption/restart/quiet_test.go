@@ -23,7 +23,7 @@ func TestBookmarks_QuietRegistry_WatchesResumeWithout410(t *testing.T) {
 	// A watch gets a bookmark 2 s before its timeout, and a revision is compacted one interval
 	// after it was current. The rest is the time for a client to resume on a busy machine.
 	interval := harness.Pick(8*time.Second, 30*time.Second)
-	ctx := harness.Context(t, 2*time.Minute+10*interval)
+	ctx := harness.Context(t, 8*time.Minute)
 	e := harness.New(t)
 	etcd := e.Etcd()
 	client := etcd.Client()

@@ -50,6 +50,7 @@ func TestEtcdVersions_StrataWorksOnEach(t *testing.T) {
 			expectEvent(t, ctx, w, "ADDED", before)
 			expectEvent(t, ctx, w, "ADDED", after)
 			w.Close()
+			harness.Check(t, s.API().AwaitHistory(ctx))
 			if n, err := s.API().Metric(ctx, "strata_mirror_replayed_events_total"); err != nil || n == 0 {
 				t.Errorf("%v events of history were restored, %v", n, err)
 			}

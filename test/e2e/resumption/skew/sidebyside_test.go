@@ -107,8 +107,11 @@ func requireShown(t *testing.T, ctx context.Context, dir direction, path string,
 	want, err := dir.from.Do(ctx, http.MethodGet, path+"/"+name, "", nil)
 	harness.Check(t, err)
 	for _, query := range []string{"", "resourceVersion=" + version} {
-		got, err := dir.to.Do(ctx, http.MethodGet, path+"/"+name, query, nil)
-		harness.Check(t, err)
+		var got *harness.Response
+		harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (_ bool, err error) {
+			got, err = dir.to.Do(ctx, http.MethodGet, path+"/"+name, query, nil)
+			return err == nil && got.Header.Get("Retry-After") == "", err // memory is late
+		}))
 		if string(got.Body) != string(want.Body) {
 			t.Errorf("get %s/%s?%s: got\n%s\nwant\n%s", path, name, query, got.Body, want.Body)
 		}

@@ -149,7 +149,7 @@ func (e *engine) flags() []string {
 		"--audit-log-path=" + e.auditLog,
 		"--audit-log-mode=blocking",
 		"--feature-gates=APIServerIdentity=false,UnknownVersionInteroperabilityProxy=false,APIServingWithRoutine=" + strconv.FormatBool(harness.Long()),
-		"--etcd-compaction-interval=0",
+		"--etcd-compaction-interval=0", "--etcd-healthcheck-timeout=1m", "--etcd-readycheck-timeout=1m",
 	}
 }
 

@@ -203,6 +203,7 @@ type answer struct {
 	// audited reports whether the request leaves events in the audit log. A path that denotes a
 	// watch but no resource leaves none.
 	audited bool
+	again   bool // not answered: the request is sent again
 }
 
 var tokenInText = regexp.MustCompile(`continue=[^& "\\]*`)
@@ -213,7 +214,7 @@ func answerOf(r *harness.Response) answer {
 		a.audited = false
 	}
 	if r.Code >= 400 {
-		a.body = string(r.Body)
+		a.body, a.again = string(r.Body), r.Refused() || r.NotSent()
 	}
 	return a
 }
@@ -254,8 +255,8 @@ type asked struct {
 const workers = 64
 
 // askAll sends all requests to one engine, and fails the test unless answers and audit events meet
-// the expectations. It returns the answers, and the events of each request. Those that priority and
-// fairness refuses, on a busy machine, are sent again.
+// the expectations. It returns the answers, and the events of each request. Those that are refused on
+// a busy machine, by priority and fairness or by a replica without a healthy primary, are sent again.
 func (e *engine) askAll(t *testing.T, ctx context.Context, prefix string, requests []asked) ([]answer, [][]auditv1.Event) {
 	t.Helper()
 	answers, ids := make([]answer, len(requests)), make([]string, len(requests))
@@ -282,7 +283,7 @@ func (e *engine) askAll(t *testing.T, ctx context.Context, prefix string, reques
 			if answers[i].audited {
 				due++
 			}
-			return answers[i].code != http.StatusTooManyRequests
+			return !answers[i].again
 		})
 	}
 	byID, err := e.audited(ctx, prefix+"-", due)
