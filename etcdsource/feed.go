@@ -277,22 +277,15 @@ func (s *Source) createWatchAt(ctx context.Context, endpoint, prefix string, sta
 }
 
 // waitDisconnected returns true when the connection (all of them, if it represents several) is
-// lost, false when ctx ends. A client inside the server's process has no connection, and is
+// lost, false when ctx ends. A call on it has succeeded before, so a connection that is not ready
+// at the first look is lost, too. A client inside the server's process has no connection, and is
 // restored with the server.
 func waitDisconnected(ctx context.Context, conn *grpc.ClientConn) bool {
 	if conn == nil {
 		<-ctx.Done()
 		return false
 	}
-	for {
-		state := conn.GetState()
-		if !conn.WaitForStateChange(ctx, state) {
-			return false
-		}
-		if state == connectivity.Ready {
-			return true
-		}
-	}
+	return conn.WaitForStateChange(ctx, connectivity.Ready)
 }
 
 // RequestProgress implements driver.Source. It does nothing after WithoutProgress or OfAllKeys.

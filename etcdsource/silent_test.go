@@ -204,8 +204,8 @@ func TestReplay_AnyFragmentsAndBreaks_IsComplete(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &member{newest: newest, batch: 3, breaks: true, seed: seed}
 		replayAll(t, New(serveMembers(t, m), "test", "/probe").WithSegments(10, 2), 1, newest)
-		if n := m.watches.Load(); n < 24 {
-			t.Errorf("%d streams for 20 segments, of which 4 break once", n)
+		if n := m.watches.Load(); n < 23 {
+			t.Errorf("%d streams, want 19 of segments and 4 that break once", n)
 		}
 	})
 }
@@ -246,13 +246,20 @@ func TestFeed_AfterSilentFeed_StartsOnAnotherMember(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(context.Background())
 		defer cancel(nil)
 		var at uint64
-		err := s.Watch(ctx, "/registry/", driver.Header{ClusterID: 1, Revision: 90}, func(b driver.Batch) error {
+		deliver := func(b driver.Batch) error {
 			if b.Through >= 99 {
 				at, apart = s.feeds.member.Load(), s.feeds.current.Load().watcher != clientv3.Watcher(s.client)
 				cancel(cause)
 			}
 			return nil
-		})
+		}
+		after := driver.Header{ClusterID: 1, Revision: 90}
+		err := s.Watch(ctx, "/registry/", after, deliver)
+		// On a busy machine the first request of a feed may have no answer in time; the mirror
+		// repeats it, too.
+		for n := 0; n < 2 && at == 0 && err != nil && strings.Contains(err.Error(), "verify revision"); n++ {
+			err = s.Watch(ctx, "/registry/", after, deliver)
+		}
 		if !errors.Is(err, cause) {
 			t.Fatal(err)
 		}
