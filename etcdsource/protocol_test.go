@@ -549,22 +549,24 @@ func TestFeed_Responses_BecomeBatches(t *testing.T) {
 // TestFeed_ResumedOnAnotherMember_AvoidsThatOne: etcd's client resumes a watch by itself, on any
 // member. If that one is silent, the next feed avoids it, not the member that created the watch.
 func TestFeed_ResumedOnAnotherMember_AvoidsThatOne(t *testing.T) {
-	w := &fakeWatcher{responses: make(chan clientv3.WatchResponse, 2)}
-	for i, r := range []clientv3.WatchResponse{{Header: header(1000), Created: true}, {Header: header(1001)}} {
-		r.Header.MemberId = uint64(i + 1)
-		w.responses <- r
-	}
-	client := clientv3.NewCtxClient(t.Context())
-	client.KV, client.Watcher = clientv3.NewKVFromKVClient(newStreamServer(1), nil), w
-	s := New(client, "test", "/x/probe")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	err := s.Watch(ctx, "/x/", driver.Header{ClusterID: 7, Revision: 1000}, func(driver.Batch) error {
-		cancel(mirror.ErrFeedSilent)
-		return context.Cause(ctx)
+	synctest.Test(t, func(t *testing.T) {
+		w := &fakeWatcher{responses: make(chan clientv3.WatchResponse, 2)}
+		for i, r := range []clientv3.WatchResponse{{Header: header(1000), Created: true}, {Header: header(1001)}} {
+			r.Header.MemberId = uint64(i + 1)
+			w.responses <- r
+		}
+		client := clientv3.NewCtxClient(t.Context())
+		client.KV, client.Watcher = clientv3.NewKVFromKVClient(newStreamServer(1), nil), w
+		s := New(client, "test", "/x/probe")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		err := s.Watch(ctx, "/x/", driver.Header{ClusterID: 7, Revision: 1000}, func(driver.Batch) error {
+			cancel(mirror.ErrFeedSilent)
+			return context.Cause(ctx)
+		})
+		if !errors.Is(err, mirror.ErrFeedSilent) || !s.feeds.silent.Load() || s.feeds.member.Load() != 2 {
+			t.Errorf("%v; the next feed avoids member %d, want 2", err, s.feeds.member.Load())
+		}
 	})
-	if !errors.Is(err, mirror.ErrFeedSilent) || !s.feeds.silent.Load() || s.feeds.member.Load() != 2 {
-		t.Errorf("%v; the next feed avoids member %d, want 2", err, s.feeds.member.Load())
-	}
 }
 
 // TestFeed_NotCreatedOrCanceled_Ends: a watch that is not created in time fails, one whose context

@@ -16,7 +16,7 @@ import (
 )
 
 // timeout bounds a wait that has failed.
-const timeout = 30 * time.Second
+const timeout = 50 * time.Second
 
 const (
 	exits3        = "echo first; echo last words >&2; exit 3"

@@ -101,7 +101,7 @@ func TestCost_PredictsSizeOfReads(t *testing.T) {
 
 	// After encoding, the cost is the size of the response without the envelope.
 	for _, accept := range []string{"application/json", "application/vnd.kubernetes.protobuf"} {
-		req, _ := get(all, accept)
+		req, _ := get(all+"?resourceVersion=0", accept)
 		recorder := httptest.NewRecorder()
 		s.Handler(http.NotFoundHandler()).ServeHTTP(recorder, req)
 		sent := int64(recorder.Body.Len())

@@ -34,7 +34,7 @@ func TestBody_ClientDisconnects_HandlerReturns(t *testing.T) {
 	} {
 		for _, encoding := range []string{"", "gzip"} {
 			t.Run(name+encoding, func(t *testing.T) {
-				req := httptest.NewRequest(http.MethodGet, "/apis/example.apiserver.k8s.io/v1/pods", nil)
+				req := httptest.NewRequest(http.MethodGet, "/apis/example.apiserver.k8s.io/v1/pods?resourceVersion=0", nil)
 				req.Header.Set("Accept", string(mediaJSON))
 				req.Header.Set("Accept-Encoding", encoding)
 				defer func() {

@@ -39,7 +39,7 @@ func TestWatch_WithTask_SendsInitialEventsBeforeTask(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	gvr := w.resource.GVR
-	req := httptest.NewRequestWithContext(ctx, http.MethodGet, "/apis/"+gvr.GroupVersion().String()+"/namespaces/ns/"+gvr.Resource+"?watch=1", nil)
+	req := httptest.NewRequestWithContext(ctx, http.MethodGet, "/apis/"+gvr.GroupVersion().String()+"/namespaces/ns/"+gvr.Resource+"?watch=1&resourceVersion=0", nil)
 	response := httptest.NewRecorder()
 	w.ServeHTTP(notifier{response}, req)
 	if got := response.Body.String(); !strings.Contains(got, `"type":"ADDED"`) || !strings.Contains(got, `"name":"first"`) {

@@ -288,7 +288,8 @@ func (a *API) Delete(ctx context.Context, path string) error {
 
 func (a *API) write(ctx context.Context, method, path, contentType string, body any) (Object, error) {
 	r, err := a.DoAs(ctx, method, path, "", contentType, "", body)
-	for range refusals { // a replica without a healthy primary has sent nothing, and clients repeat it
+	// A replica without a healthy primary has sent nothing, and clients repeat the request.
+	for range refusals {
 		if err != nil || !r.NotSent() {
 			break
 		}

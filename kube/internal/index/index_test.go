@@ -55,7 +55,7 @@ func TestIndex_RestoredEtcd_IsDropped(t *testing.T) {
 	f.Etcd.Restore(was-5, restored)
 	podtest.Eventually(t, "the mirror detects the restore", func() bool {
 		_, _ = f.Mirror.ReadRevision(podtest.Context(t))
-		return f.Resource.Ready() && f.Mirror.PublishedRevision() < was
+		return f.Mirror.PublishedRevision() < was && f.Resource.Ready()
 	})
 	for f.Etcd.Revision() <= was {
 		f.require(t, onNode(t, "node"), byIndex, 70)

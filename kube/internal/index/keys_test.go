@@ -432,8 +432,15 @@ func TestKeys_BeingBuilt_ListsWait(t *testing.T) {
 		f := newFixture(t)
 		f.fillNodes(t, 400)
 		f.View.Kind().Declared = []string{"spec.nodeName"}
+		start, build := f.s.cfg.Start, func() {}
+		f.s.cfg.Start = func(run func()) bool {
+			build = run
+			return true
+		}
 		f.s.keep("spec.nodeName", true)
+		f.s.cfg.Start = start
 		release := f.nodeKeys().hold(t)
+		start(build)
 		began := time.Now()
 		if plan := f.of(t, onNode(t, "node-7")).requireScan(t); plan != byIndex || time.Since(began) != buildPatience {
 			t.Errorf("a list has waited %v for a build that does not end, and has the plan %s", time.Since(began), plan)

@@ -131,6 +131,9 @@ func TestFollow_ByField_EqualsWatchOfAllEvents(t *testing.T) {
 		watches = append(watches, w)
 	}
 	writing.Wait()
+	for i, node := range nodes { // each watch has an event, also if it began late
+		f.Put(t, podOn(fmt.Sprint("last-", i), node))
+	}
 	last := f.Etcd.Revision()
 	f.CatchUp(t)
 	for _, w := range watches {

@@ -13,6 +13,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/apis/example"
 	"k8s.io/apiserver/pkg/storage"
@@ -96,11 +97,20 @@ func (f *fixture) olderThanMemory(t testing.TB) {
 	podtest.Eventually(t, "the mirror compacts its history", func() bool { return f.Mirror.Stats().Compacted >= now })
 }
 
+// getList is Env.GetList, again while memory is late.
+func (f *fixture) getList(ctx context.Context, key string, opts storage.ListOptions, out runtime.Object) error {
+	err := f.env.GetList(ctx, key, opts, out)
+	for apierrors.IsTooManyRequests(err) && ctx.Err() == nil {
+		err = f.env.GetList(ctx, key, opts, out)
+	}
+	return err
+}
+
 // list returns the pods that the options select.
 func (f *fixture) list(t testing.TB, key string, opts storage.ListOptions) *example.PodList {
 	t.Helper()
 	out := &example.PodList{}
-	if err := f.env.GetList(podtest.Context(t), key, opts, out); err != nil {
+	if err := f.getList(podtest.Context(t), key, opts, out); err != nil {
 		t.Fatalf("list %s: %v", describe(opts), err)
 	}
 	return out
@@ -109,7 +119,11 @@ func (f *fixture) list(t testing.TB, key string, opts storage.ListOptions) *exam
 // read resolves a list of all pods, which ends with the test.
 func (f *fixture) read(t testing.TB, opts storage.ListOptions) *Read {
 	t.Helper()
-	r, err := f.env.Read(podtest.Context(t), "/pods/", opts)
+	ctx := podtest.Context(t)
+	r, err := f.env.Read(ctx, "/pods/", opts)
+	for apierrors.IsTooManyRequests(err) && ctx.Err() == nil {
+		r, err = f.env.Read(ctx, "/pods/", opts)
+	}
 	if err != nil {
 		t.Fatalf("read %s: %v", describe(opts), err)
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
@@ -65,6 +66,9 @@ func (f *fixture) watch(t *testing.T, ctx context.Context, m *podtest.Model, how
 		opts.Predicate.AllowWatchBookmarks = true
 	}
 	w, err := f.env.Watch(ctx, "/pods", opts)
+	for apierrors.IsTooManyRequests(err) && ctx.Err() == nil { // memory is late
+		w, err = f.env.Watch(ctx, "/pods", opts)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/apis/example"
@@ -69,10 +70,13 @@ func newFixture(t testing.TB, change ...func(*podtest.Options)) *fixture {
 	return f
 }
 
-// open opens a stream of all pods that ends with the test.
+// open opens a stream of all pods that ends with the test, again while memory is late.
 func (f *fixture) open(t testing.TB, ctx context.Context, opts storage.ListOptions) *Stream {
 	t.Helper()
 	st, err := f.env.Open(ctx, "/pods/", opts)
+	for apierrors.IsTooManyRequests(err) && ctx.Err() == nil {
+		st, err = f.env.Open(ctx, "/pods/", opts)
+	}
 	testcheck.NoError(t, err)
 	t.Cleanup(st.Close)
 	return st

@@ -417,7 +417,7 @@ func TestReads_Close_EndsCalls(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		errClosed := errors.New("closed")
 		published, _ := NewPublished(ctx.Done(), errClosed)
-		s := &revisionSource{calls: make(chan struct{}, 1)}
+		s := &revisionSource{calls: make(chan struct{}, 100)} // overdue reads are repeated
 		reads := NewReads(ctx, published, Env{Read: s.read, Known: published.Revision})
 		if inFlight {
 			go func() { _, _ = reads.ReadRevision(ctx) }()

@@ -247,7 +247,8 @@ func checkConnections(t *testing.T, s *server, engine engineKind, proxy *countin
 	var after int64
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, time.Minute, true, func(context.Context) (bool, error) {
 		after = proxy.open.Load()
-		return after <= before+1, nil // the feed has a connection of its own after a silence of etcd
+		// After a silence of etcd the feed has a connection of its own.
+		return after <= before+1, nil
 	})
 	if err != nil {
 		t.Errorf("%d connections grew to %d with %d resources, want no growth, or by one", before, after, resources)

@@ -113,7 +113,8 @@ func TestConsistencyCheck_ReadsOnlyKeysFromEtcd(t *testing.T) {
 		if k == routes && (len(ranges) < big*bigBytes/(8<<20) || largest > 600) {
 			t.Errorf("%s: %d pages of up to %d keys, want pages of 8 MiB of values", k.name, len(ranges), largest)
 		}
-		if k == things && len(ranges) != 1 && time.Since(began) < 4*time.Second { // a page that takes 5 s is repeated
+		// A page that takes 5 s is requested again.
+		if k == things && len(ranges) != 1 && time.Since(began) < 4*time.Second {
 			t.Errorf("%s: %d pages, want 1", k.name, len(ranges))
 		}
 		keys := traffic[etcdproxy.Keys]

@@ -127,8 +127,8 @@ func (s *scene) leader(t *testing.T, ctx context.Context, others ...string) (nam
 	return name
 }
 
-// followElections returns a function that returns the changes of etcd's term until then as faults: a
-// leader that is busy for a second is replaced without a signal.
+// followElections returns a function that returns the changes of etcd's term until then as faults:
+// a leader that is busy for a second is replaced without a signal.
 func (s *scene) followElections(t *testing.T, ctx context.Context) (faults func() []fault) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(ctx)

@@ -255,8 +255,9 @@ type asked struct {
 const workers = 64
 
 // askAll sends all requests to one engine, and fails the test unless answers and audit events meet
-// the expectations. It returns the answers, and the events of each request. Those that are refused on
-// a busy machine, by priority and fairness or by a replica without a healthy primary, are sent again.
+// the expectations. It returns the answers, and the events of each request. Those that are refused
+// on a busy machine, by priority and fairness or by a replica without a healthy primary, are sent
+// again.
 func (e *engine) askAll(t *testing.T, ctx context.Context, prefix string, requests []asked) ([]answer, [][]auditv1.Event) {
 	t.Helper()
 	answers, ids := make([]answer, len(requests)), make([]string, len(requests))
