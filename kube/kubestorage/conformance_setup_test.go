@@ -100,7 +100,8 @@ func (s lasting) Watch(ctx context.Context, key string, opts storage.ListOptions
 }
 
 // bookmarked is lasting whose creations return when the last watch has its bookmark, if it
-// requested one: the suite waits 3 s for it, a second more than the bookmark takes.
+// requested one: the suite waits 3 s for it, a second more than the bookmark takes. They wait less
+// than the interval of bookmarks.
 type bookmarked struct {
 	lasting
 	last *watch.Interface
@@ -116,7 +117,7 @@ func (s bookmarked) Watch(ctx context.Context, key string, opts storage.ListOpti
 
 func (s bookmarked) Create(ctx context.Context, key string, obj, out runtime.Object, ttl uint64) error {
 	err := s.lasting.Create(ctx, key, obj, out, ttl)
-	for end := time.Now().Add(patience); err == nil && *s.last != nil && len((*s.last).ResultChan()) == 0 && time.Now().Before(end); {
+	for end := time.Now().Add(30 * time.Second); err == nil && *s.last != nil && len((*s.last).ResultChan()) == 0 && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
 	}
 	return err

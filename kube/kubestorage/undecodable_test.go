@@ -165,6 +165,9 @@ func TestUndecodableEvent_IsRetriedInOrder(t *testing.T) {
 	f := setupInMemory(t, withTransformer(swap))
 	good, bad := f.create(t, newPod("good"))[0], f.create(t, newPod("bad"))[0]
 	f.catchUp(t)
+	if got := f.engine(t).watches.RetryFor; got != undecodableFor {
+		t.Errorf("events are retried for %s, want %s", got, undecodableFor)
+	}
 	f.engine(t).watches.RetryFor = patience
 	all := f.watchPods(t, afterRevision(bad.ResourceVersion))
 	one, err := f.Watch(contextFor(t), podKey(good), storage.ListOptions{Predicate: storage.Everything, ResourceVersion: bad.ResourceVersion})

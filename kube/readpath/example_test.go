@@ -161,7 +161,8 @@ func send(server *genericapiserver.GenericAPIServer, method, path, body string) 
 	req.Header.Set("Accept", "application/json")
 	response := httptest.NewRecorder()
 	server.Handler.ServeHTTP(response, req)
-	for method == http.MethodGet && response.Code == http.StatusTooManyRequests { // not loaded yet
+	// Again while the server is loading.
+	for n := 0; method == http.MethodGet && response.Code == http.StatusTooManyRequests && n < 10; n++ {
 		response = httptest.NewRecorder()
 		server.Handler.ServeHTTP(response, req)
 	}

@@ -315,7 +315,7 @@ func (b *bench) sample(ctx context.Context, w Workload, spec target.EngineSpec) 
 			delete(s.observed.PassedOn, reason)
 		}
 	}
-	// A test does not judge it: on a busy machine a GET goes to etcd when memory is 250 ms late.
+	// Tests do not judge these: on a busy machine a GET goes to etcd when memory is 250 ms late.
 	if b.config.Scale == tiny {
 		delete(s.observed.PassedOn, "etcd")
 	}

@@ -151,7 +151,7 @@ func (r *Response) List() (*List, error) {
 // Err returns an error that shows the response.
 func (r *Response) Err() error { return fmt.Errorf("%d %s", r.Code, strings.TrimSpace(string(r.Body))) }
 
-// refusals is how often a refused read is repeated.
+// refusals is how often a refused read, or a write that was not sent, is repeated.
 const refusals = 3
 
 // Read is a GET, also at a revision, with an Accept header; "" for JSON. As clients do, it repeats
@@ -179,7 +179,8 @@ func (r *Response) Refused() bool {
 	return r.Code == http.StatusTooManyRequests && r.Header.Get("Retry-After") != ""
 }
 
-// NotSent reports whether a replica has no healthy primary and has sent the request to none.
+// NotSent reports whether no server has acted on the request: a replica has no healthy primary, or
+// a server is starting.
 func (r *Response) NotSent() bool {
 	return r.Code == http.StatusServiceUnavailable && r.Header.Get("Retry-After") != ""
 }
@@ -276,7 +277,7 @@ func (a *API) Patch(ctx context.Context, path, patch string) (Object, error) {
 
 // Delete deletes path.
 func (a *API) Delete(ctx context.Context, path string) error {
-	r, err := a.Do(ctx, http.MethodDelete, path, "", nil)
+	r, err := a.sendWrite(ctx, http.MethodDelete, path, "", nil)
 	if err != nil {
 		return err
 	}
@@ -287,15 +288,7 @@ func (a *API) Delete(ctx context.Context, path string) error {
 }
 
 func (a *API) write(ctx context.Context, method, path, contentType string, body any) (Object, error) {
-	r, err := a.DoAs(ctx, method, path, "", contentType, "", body)
-	// A replica without a healthy primary has sent nothing, and clients repeat the request.
-	for range refusals {
-		if err != nil || !r.NotSent() {
-			break
-		}
-		Pause(ctx, time.Second)
-		r, err = a.DoAs(ctx, method, path, "", contentType, "", body)
-	}
+	r, err := a.sendWrite(ctx, method, path, contentType, body)
 	if err != nil {
 		return Object{}, err
 	}
@@ -304,6 +297,19 @@ func (a *API) write(ctx context.Context, method, path, contentType string, body 
 	}
 	var o Object
 	return o, json.Unmarshal(r.Body, &o)
+}
+
+// sendWrite sends a write, again, a few times, if it was not sent to a server, as clients do.
+func (a *API) sendWrite(ctx context.Context, method, path, contentType string, body any) (*Response, error) {
+	r, err := a.DoAs(ctx, method, path, "", contentType, "", body)
+	for range refusals {
+		if err != nil || !r.NotSent() {
+			break
+		}
+		Pause(ctx, time.Second)
+		r, err = a.DoAs(ctx, method, path, "", contentType, "", body)
+	}
+	return r, err
 }
 
 // Get gets path.

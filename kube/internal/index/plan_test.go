@@ -96,7 +96,8 @@ func testPlans(t *testing.T, f *fixture) {
 	m := podtest.NewModel(seed, 1)
 	planned, rounds := 0, testrace.Count(20, 5)
 	for range rounds {
-		for range 20 + m.Rand.IntN(100) { // from the second round on, more than smallRange
+		// Two rounds write more pods than smallRange.
+		for range smallRange/2 + 1 + m.Rand.IntN(100) {
 			m.Step(t, f.Etcd)
 		}
 		f.CatchUp(t)

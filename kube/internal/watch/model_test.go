@@ -66,7 +66,7 @@ func (f *fixture) watch(t *testing.T, ctx context.Context, m *podtest.Model, how
 		opts.Predicate.AllowWatchBookmarks = true
 	}
 	w, err := f.env.Watch(ctx, "/pods", opts)
-	for apierrors.IsTooManyRequests(err) && ctx.Err() == nil { // memory is late
+	for n := 0; apierrors.IsTooManyRequests(err) && n < 10; n++ { // memory is late
 		w, err = f.env.Watch(ctx, "/pods", opts)
 	}
 	if err != nil {

@@ -74,7 +74,7 @@ func newFixture(t testing.TB, change ...func(*podtest.Options)) *fixture {
 func (f *fixture) open(t testing.TB, ctx context.Context, opts storage.ListOptions) *Stream {
 	t.Helper()
 	st, err := f.env.Open(ctx, "/pods/", opts)
-	for apierrors.IsTooManyRequests(err) && ctx.Err() == nil {
+	for n := 0; apierrors.IsTooManyRequests(err) && n < 10; n++ {
 		st, err = f.env.Open(ctx, "/pods/", opts)
 	}
 	testcheck.NoError(t, err)

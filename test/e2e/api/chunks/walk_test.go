@@ -307,7 +307,7 @@ func TestExactList_OlderThanMemory_ReadsEtcd(t *testing.T) {
 			return n >= most, fmt.Errorf("%d reads of objects", n)
 		}))
 		// Lists of the present continue meanwhile, and cause no further reads of the past.
-		n := 0
+		n := -1
 		for range 20 {
 			if _, err := young.fetch(ctx, plainJSON, path, "limit=10"); err != nil {
 				t.Error(err)
@@ -316,8 +316,11 @@ func TestExactList_OlderThanMemory_ReadsEtcd(t *testing.T) {
 				n = len(young.objectReads(maps))
 			}
 		}
-		if n > most {
+		switch {
+		case n > most:
 			t.Errorf("%d lists read etcd at once, want %d at most", n, most)
+		case n < 0:
+			t.Log("the machine was too busy to count the reads before their repetition")
 		}
 		young.proxy.Hold(false)
 		for range lists {

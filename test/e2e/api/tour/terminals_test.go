@@ -26,7 +26,7 @@ type terminals struct {
 	work string // working directory of all
 	own  string // directory of the terminals themselves
 	env  []string
-	last string // command of the shell
+	last string // the last command of the shell
 
 	runs  *strings.Replacer // of parts of commands, before they run
 	shown *strings.Replacer // of parts of outputs, for the document

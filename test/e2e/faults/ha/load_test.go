@@ -179,7 +179,8 @@ func (f fault) explains(failed failure) bool {
 	return failed.began.Before(last) && failed.ended.After(f.began)
 }
 
-// fault is the end of a process, from the signal until another one is ready.
+// fault is the end of a process, from the signal until another one is ready, or an election of etcd
+// without a signal.
 type fault struct {
 	process, signal string
 	leader          bool // of etcd
@@ -187,19 +188,19 @@ type fault struct {
 	settled         time.Time // another member leads, or the balancer leaves the process out
 }
 
-// judge reports failures of requests that were not in flight on an ended process, and answers that
-// are not expected.
+// judge reports failures of requests that no fault explains, and answers that are not expected.
 func (l *load) judge(t *testing.T, faults []fault) {
 	t.Helper()
+	slices.SortFunc(faults, func(a, b fault) int { return a.began.Compare(b.began) })
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	excused := 0
 	for _, failed := range l.mu.failures {
 		if slices.ContainsFunc(faults, func(f fault) bool { return f.explains(failed) }) {
 			excused++
-			t.Logf("in flight on an ended process: %s, begun %s", failed.text, when(faults, failed.began))
+			t.Logf("explained by a fault: %s, begun %s", failed.text, when(faults, failed.began))
 		} else {
-			t.Errorf("a request failed that was not in flight on an ended process: %s, begun %s", failed.text, when(faults, failed.began))
+			t.Errorf("a request failed that no fault explains: %s, begun %s", failed.text, when(faults, failed.began))
 		}
 	}
 	t.Logf("%d writes and %d reads were answered; %d requests in flight on ended processes failed; other answers: %v; the slowest took %v",
