@@ -149,8 +149,12 @@ var importable = []string{"", "kube/", "stratatest/"}
 // replacement there is for this repository only.
 var required = regexp.MustCompile(`(?m)^\s*(?:require )?github\.com/stratakube/strata (\S+)$`)
 
+// section is the heading of a release in the changelog; the first one is the newest.
+var section = regexp.MustCompile(`(?m)^## \[([^\]]+)\]`)
+
 // modulesMatch returns an error if kube/go.mod requires another version of the engine than that of
-// the release, and warns of tags that the commit lacks. A pre-release is not imported.
+// the release, or the changelog has no section for it, and warns of tags that the commit lacks. A
+// pre-release is not imported.
 func modulesMatch(o options) error {
 	if strings.Contains(o.version, "-") {
 		return nil
@@ -161,6 +165,13 @@ func modulesMatch(o options) error {
 	}
 	if m := required.FindSubmatch(mod); m == nil || string(m[1]) != "v"+o.version {
 		return fmt.Errorf("kube/go.mod does not require github.com/stratakube/strata v%s", o.version)
+	}
+	changes, err := os.ReadFile(filepath.Join(o.root, "CHANGELOG.md"))
+	if err != nil {
+		return err
+	}
+	if m := section.FindSubmatch(changes); m == nil || string(m[1]) != o.version {
+		return fmt.Errorf("the first section of CHANGELOG.md is not that of %s", o.version)
 	}
 	tags, err := output(o.root, nil, "git", "tag", "--points-at", "HEAD")
 	if err != nil {
@@ -218,7 +229,7 @@ func releasePlatform(o options, src, work, platform string, at time.Time) error 
 	for path, text := range licences {
 		files = append(files, file{"licenses/" + path, text, 0o644})
 	}
-	committed, err := committedFiles(src, "LICENSE", "README.md", "CHANGELOG.md", "docs", "deploy")
+	committed, err := committedFiles(src, "LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "deploy")
 	if err != nil {
 		return err
 	}

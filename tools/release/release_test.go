@@ -215,7 +215,7 @@ func TestRelease_InvalidVersion_IsRefused(t *testing.T) {
 }
 
 // TestModulesMatch_OtherVersionOfEngine_IsRefused: importers of kube/ get the engine that its
-// go.mod requires.
+// go.mod requires, and the changelog begins with the release.
 func TestModulesMatch_OtherVersionOfEngine_IsRefused(t *testing.T) {
 	root := t.TempDir()
 	for _, args := range [][]string{{"init", "-q"}, {"-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-q", "--allow-empty", "-m", "first"}} {
@@ -230,9 +230,19 @@ func TestModulesMatch_OtherVersionOfEngine_IsRefused(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(root, "kube", "go.mod"), []byte(mod), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for version, want := range map[string]bool{"1.2.3": true, "1.2.4": false, "9.9.9": false, "1.2.4-rc.1": true} {
-		if err := modulesMatch(options{root: root, version: version}); (err == nil) != want {
-			t.Errorf("%s: %v", version, err)
+	for _, test := range []struct {
+		newest, version string
+		want            bool
+	}{
+		{"1.2.3", "1.2.3", true}, {"1.2.4", "1.2.4", false}, {"9.9.9", "9.9.9", false},
+		{"Unreleased", "1.2.3", false}, {"Unreleased", "1.2.4-rc.1", true},
+	} {
+		changes := "# Changelog\n\nAll releases.\n\n## [" + test.newest + "] - Kubernetes v1.37.2\n\n## [1.2.3]\n"
+		if err := os.WriteFile(filepath.Join(root, "CHANGELOG.md"), []byte(changes), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := modulesMatch(options{root: root, version: test.version}); (err == nil) != test.want {
+			t.Errorf("%s after a section of %s: %v", test.version, test.newest, err)
 		}
 	}
 }
