@@ -165,7 +165,7 @@ func (e *Entry) ModRevision() Revision { return e.mod }
 // CreateRevision returns the revision that created the key.
 func (e *Entry) CreateRevision() Revision { return e.create }
 
-// WriteCount returns etcd's WriteCount of the key modulo 2^32: the writes since its creation, 1 for
+// WriteCount returns etcd's version of the key modulo 2^32: the writes since its creation, 1 for
 // the first.
 func (e *Entry) WriteCount() uint32 { return e.writes }
 

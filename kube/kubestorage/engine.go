@@ -97,8 +97,8 @@ func (e *Engine) Close() {
 }
 
 // WaitLoaded returns when the first list of each cluster is in place; history may follow. Errors:
-// ctx's error when it ends, errLoadStalled when etcd has sent no data for the time stall,
-// errLoadFailed after a failed load. A server that calls it before it serves does not spend the
+// ctx's error when it ends, one that says so when etcd has sent no data for the time stall, or
+// after a failed load. A server that calls it before it serves does not spend the
 // time of its first requests on the load: admission in kube-apiserver gives its informers 10 s,
 // and then rejects the writes of post-start hooks, which ends the process.
 func (e *Engine) WaitLoaded(ctx context.Context, stall time.Duration) error {

@@ -35,8 +35,8 @@ type Options struct {
 	// mirror.DefaultWindow.
 	Window mirror.Window
 	// Replay bounds the history that is restored from etcd at the start, per etcd cluster; see
-	// mirror.Options. A zero field means that of mirror.DefaultReplay, a negative one disables the
-	// restore.
+	// mirror.Options. A zero field means that of mirror.DefaultReplay. Negative Revisions or Bytes
+	// disable the restore; a negative Pause is no bound.
 	Replay driver.ReplayBounds
 	// UnclaimedBytes bounds the values kept for resources without a storage so far, per etcd
 	// cluster; 0 means mirror.DefaultUnclaimedBytes.

@@ -16,8 +16,8 @@ import (
 // order (DrainOnShutdown). It is called once, when c is configured, and before c is completed and
 // before a storage is created. The caller closes the engine when the server has stopped.
 //
-// A server that needs other settings of the read path, or whose storages come from several getters,
-// calls the functions itself.
+// A server that needs other settings of the read path, that offers the gate ByteReadPath, or whose
+// storages come from several getters, calls the functions itself.
 func Attach(c *genericapiserver.Config, options kubestorage.Options, kinds ...Kinds) *kubestorage.Engine {
 	engine := kubestorage.New(options)
 	c.RESTOptionsGetter = engine.RESTOptionsGetter(c.RESTOptionsGetter)
