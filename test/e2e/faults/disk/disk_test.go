@@ -2,6 +2,7 @@
 package disk
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -42,15 +43,47 @@ func TestUp_DiskFull_NamesItAndKeepsWrites(t *testing.T) {
 	start := func() *harness.Server {
 		return env.UpIn(data, "--controllers=none", "--", "--audit-policy-file="+policy, "--audit-log-path="+filepath.Join(dir, "audit.log"))
 	}
-	server := start()
-	api := server.API()
 	ballast := filepath.Join(dir, "ballast")
-	if err := fill(ballast); !errors.Is(err, syscall.ENOSPC) {
-		t.Fatalf("the file system is not full: %v", err)
-	}
-	value := strings.Repeat("x", 200<<10)
 	var acknowledged []string
 	lists := 0
+	// A write of the server itself can end etcd before the first write of a round.
+	for round := 0; round < 5 && (lists == 0 || len(acknowledged) == 0); round++ {
+		server := start()
+		api := server.API()
+		if err := fill(ballast); !errors.Is(err, syscall.ENOSPC) {
+			t.Fatalf("the file system is not full: %v", err)
+		}
+		answered, names := untilRefused(ctx, t, api, fmt.Sprintf("map-%d", round))
+		lists, acknowledged = lists+answered, append(acknowledged, names...)
+		code, err := server.Wait(ctx)
+		harness.Check(t, err)
+		lines := strings.Split(strings.TrimSpace(server.Output()), "\n")
+		if last := lines[len(lines)-1]; code != 1 || !strings.Contains(last, "no space left on device") || !strings.Contains(last, "free space") {
+			t.Errorf("exit code %d, last line %q, want 1 and the reason", code, last)
+		}
+		again, err := env.Run(ctx, "", "up", "--data-dir="+data, "--secure-port=0")
+		if err != nil || again.Code != 1 || !strings.Contains(again.Stderr, "free space") {
+			t.Errorf("a start on the full file system: %+v, %v, want exit code 1 and the reason", again, err)
+		}
+		harness.Check(t, os.Remove(ballast))
+	}
+	list, err := start().API().List(ctx, mapsPath, "")
+	harness.Check(t, err)
+	for _, name := range acknowledged {
+		if !slices.Contains(list.Names(), name) {
+			t.Errorf("%s was acknowledged, and is lost", name)
+		}
+	}
+	if lists == 0 || len(acknowledged) == 0 {
+		t.Errorf("%d lists were answered and %d writes acknowledged on the full file system, want some", lists, len(acknowledged))
+	}
+}
+
+// untilRefused lists and writes until a write is refused. It returns the number of answered lists
+// and the names of the acknowledged writes.
+func untilRefused(ctx context.Context, t *testing.T, api *harness.API, prefix string) (lists int, acknowledged []string) {
+	t.Helper()
+	value := strings.Repeat("x", 200<<10)
 	for n := 0; ; n++ {
 		unread := error(nil)
 		for i := 0; unread == nil && i < 20; i++ { // each has an audit entry
@@ -61,38 +94,15 @@ func TestUp_DiskFull_NamesItAndKeepsWrites(t *testing.T) {
 		if unlogged, err := api.Sum(ctx, "apiserver_audit_error_total"); unread == nil && err == nil && unlogged == 0 {
 			t.Error("no audit entry is lost: the file system has room")
 		}
-		name := fmt.Sprintf("map-%03d", n)
+		name := fmt.Sprintf("%s-%03d", prefix, n)
 		r, err := api.Do(ctx, http.MethodPost, mapsPath, "", object{"metadata": object{"name": name}, "data": object{"value": value}})
 		if err != nil || r.Code != http.StatusCreated {
-			break
+			return lists, acknowledged
 		}
 		acknowledged = append(acknowledged, name)
 		if unread != nil {
 			t.Errorf("a list failed, and the server still took writes: %v", unread)
 		}
-	}
-	code, err := server.Wait(ctx)
-	harness.Check(t, err)
-	lines := strings.Split(strings.TrimSpace(server.Output()), "\n")
-	if last := lines[len(lines)-1]; code != 1 || !strings.Contains(last, "no space left on device") || !strings.Contains(last, "free space") {
-		t.Errorf("exit code %d, last line %q, want 1 and the reason", code, last)
-	}
-
-	again, err := env.Run(ctx, "", "up", "--data-dir="+data, "--secure-port=0")
-	if err != nil || again.Code != 1 || !strings.Contains(again.Stderr, "free space") {
-		t.Errorf("a start on the full file system: %+v, %v, want exit code 1 and the reason", again, err)
-	}
-
-	harness.Check(t, os.Remove(ballast))
-	list, err := start().API().List(ctx, mapsPath, "")
-	harness.Check(t, err)
-	for _, name := range acknowledged {
-		if !slices.Contains(list.Names(), name) {
-			t.Errorf("%s was acknowledged, and is lost", name)
-		}
-	}
-	if lists == 0 || len(acknowledged) == 0 {
-		t.Errorf("%d lists were answered and %d writes acknowledged on the full file system, want some", lists, len(acknowledged))
 	}
 }
 
