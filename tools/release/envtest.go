@@ -16,8 +16,9 @@ import (
 const envtestDir = "controller-tools/envtest"
 
 // envtestArchive writes an archive for setup-envtest: the strata command as kube-apiserver,
-// launchers of it with the names etcd and kubectl, and the licences in one file, because
-// setup-envtest unpacks all files into one directory.
+// launchers of it with the names etcd and kubectl, its bill of materials, and the licences in one
+// file, because setup-envtest unpacks all files into one directory. The launchers have the standard
+// library only.
 func envtestArchive(o options, src, work, platform, binary string, env []string, licences map[string][]byte, at time.Time) error {
 	info, err := buildinfo.ReadFile(binary)
 	if err != nil {
@@ -45,12 +46,21 @@ func envtestArchive(o options, src, work, platform, binary string, env []string,
 	if err != nil {
 		return err
 	}
+	npm, err := npmComponents(src)
+	if err != nil {
+		return err
+	}
+	bill, err := billOfMaterials(info, o.version, platform, server, at, npm...)
+	if err != nil {
+		return err
+	}
 	var texts strings.Builder
 	for _, path := range slices.Sorted(maps.Keys(licences)) {
 		fmt.Fprintf(&texts, "==== %s\n\n%s\n", path, licences[path])
 	}
 	packed, err := pack(envtestDir, []file{
 		{"kube-apiserver", server, 0o755}, {"etcd", launch, 0o755}, {"kubectl", launch, 0o755}, {"licenses.txt", []byte(texts.String()), 0o644},
+		{billFile, bill, 0o644},
 	}, at)
 	if err != nil {
 		return err

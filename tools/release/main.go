@@ -28,6 +28,8 @@ import (
 const (
 	command = "./server/cmd/strata"
 	stamp   = "github.com/stratakube/strata/server/internal/version.strata"
+
+	billFile = "sbom.cdx.json" // of an archive's program
 )
 
 // semantic matches a semantic version without build metadata, which the version is a part of
@@ -225,7 +227,7 @@ func releasePlatform(o options, src, work, platform string, at time.Time) error 
 	if err != nil {
 		return err
 	}
-	files := []file{{"strata", content, 0o755}, {"sbom.cdx.json", bill, 0o644}}
+	files := []file{{"strata", content, 0o755}, {billFile, bill, 0o644}}
 	for path, text := range licences {
 		files = append(files, file{"licenses/" + path, text, 0o644})
 	}

@@ -19,7 +19,8 @@ const (
 )
 
 // pluginArchives writes an archive of the kubectl plugin for each of its platforms, with the
-// licences of the modules in it, and the manifest with which krew installs them, krew.yaml.
+// licences of the modules in it and a bill of materials, and the manifest with which krew installs
+// them, krew.yaml.
 func pluginArchives(o options, src, work string, at time.Time) error {
 	text, err := os.ReadFile(filepath.Join(src, pluginManifest))
 	if err != nil {
@@ -43,7 +44,7 @@ func pluginArchives(o options, src, work string, at time.Time) error {
 		if goos == "windows" {
 			program += ".exe"
 		}
-		packed, err := pluginArchive(src, work, platform, program, at)
+		packed, err := pluginArchive(o, src, work, platform, program, at)
 		if err != nil {
 			return fmt.Errorf("%s: %w", platform, err)
 		}
@@ -57,9 +58,9 @@ func pluginArchives(o options, src, work string, at time.Time) error {
 	return os.WriteFile(filepath.Join(o.out, "krew.yaml"), []byte(manifest), 0o644)
 }
 
-// pluginArchive builds the plugin for a platform and packs it, with the licences, without a
-// directory around them.
-func pluginArchive(src, work, platform, program string, at time.Time) ([]byte, error) {
+// pluginArchive builds the plugin for a platform and packs it, with the licences and the bill of
+// materials, without a directory around them.
+func pluginArchive(o options, src, work, platform, program string, at time.Time) ([]byte, error) {
 	env, err := environment(platform, at)
 	if err != nil {
 		return nil, err
@@ -88,7 +89,11 @@ func pluginArchive(src, work, platform, program string, at time.Time) ([]byte, e
 	if err != nil {
 		return nil, err
 	}
-	files := []file{{program, content, 0o755}, {"LICENSE", own, 0o644}}
+	bill, err := billOfMaterials(info, o.version, platform, content, at)
+	if err != nil {
+		return nil, err
+	}
+	files := []file{{program, content, 0o755}, {"LICENSE", own, 0o644}, {billFile, bill, 0o644}}
 	for path, text := range licences {
 		files = append(files, file{"licenses/" + path, text, 0o644})
 	}

@@ -135,7 +135,7 @@ func TestCollectLicences_Missing_Fails(t *testing.T) {
 
 func TestBillOfMaterials_HasEveryModule(t *testing.T) {
 	const sum = "h1:K6j46C81hXtZQfuX60cVWQFBJahKSE2gfRbNuvr5bFs="
-	info := &buildinfo.BuildInfo{GoVersion: "go1.26.0", Main: debug.Module{Path: "github.com/stratakube/strata/server"}, Deps: []*debug.Module{
+	info := &buildinfo.BuildInfo{GoVersion: "go1.26.0", Path: "example.com/server/cmd/kubectl-strata", Main: debug.Module{Path: "github.com/stratakube/strata/server"}, Deps: []*debug.Module{
 		{Path: "cel.dev/expr", Version: "v0.25.2", Sum: sum},
 		{Path: "k8s.io/api", Version: "v0.0.0", Replace: &debug.Module{Path: "k8s.io/api", Version: "v0.37.2", Sum: sum}},
 		{Path: "github.com/stratakube/strata", Version: "(devel)"},
@@ -157,8 +157,8 @@ func TestBillOfMaterials_HasEveryModule(t *testing.T) {
 		got = append(got, c.PackageURL)
 	}
 	want := []string{"pkg:golang/std@go1.26.0", "pkg:golang/cel.dev/expr@v0.25.2", "pkg:golang/k8s.io/api@v0.37.2"}
-	if !slices.Equal(got, want) || bom.Metadata.Component.Version != "v1.2.3" || bom.Metadata.Timestamp != "2026-11-22T10:00:00Z" {
-		t.Errorf("bill of %v %v: %q, want %q", bom.Metadata.Component.Version, bom.Metadata.Timestamp, got, want)
+	if !slices.Equal(got, want) || bom.Metadata.Component.Name != "kubectl-strata" || bom.Metadata.Component.Version != "v1.2.3" || bom.Metadata.Timestamp != "2026-11-22T10:00:00Z" {
+		t.Errorf("bill of %v %v %v: %q, want %q", bom.Metadata.Component.Name, bom.Metadata.Component.Version, bom.Metadata.Timestamp, got, want)
 	}
 	npm, err := npmComponents(filepath.Join("..", ".."))
 	if err != nil || len(npm) != 1 || !strings.HasPrefix(npm[0].PackageURL, "pkg:npm/uplot@1.") || (*npm[0].Licenses)[0].License.ID != "MIT" {

@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"fmt"
+	"path"
 	"strings"
 	"time"
 
@@ -21,7 +22,7 @@ func billOfMaterials(info *buildinfo.BuildInfo, version, platform string, binary
 	sum := sha256.Sum256(binary)
 	bom := cdx.NewBOM()
 	main := cdx.Component{
-		BOMRef: purl(info.Main.Path, "v"+version), Type: cdx.ComponentTypeApplication, Name: "strata", Version: "v" + version,
+		BOMRef: purl(info.Main.Path, "v"+version), Type: cdx.ComponentTypeApplication, Name: path.Base(info.Path), Version: "v" + version,
 		PackageURL: purl(info.Main.Path, "v"+version) + "?goarch=" + goarch + "&goos=" + goos,
 		Hashes:     &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: hex.EncodeToString(sum[:])}},
 		Licenses:   &cdx.Licenses{{License: &cdx.License{ID: "Apache-2.0"}}},
