@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/stratakube/strata/internal/loopback"
 	"github.com/stratakube/strata/kube/kubestorage"
 	"github.com/stratakube/strata/server/internal/apiserver"
 	"github.com/stratakube/strata/server/internal/cli"
@@ -38,16 +39,25 @@ type address struct {
 func (a address) String() string { return net.JoinHostPort(a.ip.String(), strconv.Itoa(a.port)) }
 
 // reserve checks that a can be listened on, and returns it with a free port in place of port 0. The
-// API server binds the port seconds later, so reserve only detects the common mistake early, before
-// any component has been started.
-func (a address) reserve() (address, error) {
+// API server binds the port seconds later: a free port of 127.0.0.1 is held until release is
+// called, if that is not nil. Otherwise reserve only detects the common mistake early, before any
+// component has been started.
+func (a address) reserve() (_ address, release func() error, _ error) {
+	if a.port == 0 && a.ip.Equal(net.IPv4(127, 0, 0, 1)) {
+		port, err := loopback.Reserve()
+		if err != nil {
+			return a, nil, err
+		}
+		a.port = port.Number()
+		return a, port.Release, nil
+	}
 	l, err := net.Listen("tcp", a.String())
 	if err != nil {
-		return a, fmt.Errorf("cannot serve on %s: %w; choose another address with --bind-address and --secure-port", a, bindCause(err))
+		return a, nil, fmt.Errorf("cannot serve on %s: %w; choose another address with --bind-address and --secure-port", a, bindCause(err))
 	}
 	defer l.Close()
 	a.port = l.Addr().(*net.TCPAddr).Port
-	return a, nil
+	return a, nil, nil
 }
 
 // bindCause returns the cause of a net.Listen error without the address, which the caller adds.

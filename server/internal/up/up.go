@@ -92,7 +92,8 @@ type controlPlane struct {
 	settings
 	show    *stepPrinter
 	addr    address
-	enabled []string // the controllers
+	release func() error // the port of addr; nil if it is not held
+	enabled []string     // the controllers
 
 	dir   *datadir.Dir // locked
 	log   *logFile
@@ -119,7 +120,7 @@ func (p *controlPlane) prepare() (err error) {
 	if err := checkServerFlags(p.engine, p.serverFlags); err != nil {
 		return err
 	}
-	if p.addr, err = (address{p.bindAddress, p.securePort}).reserve(); err != nil {
+	if p.addr, p.release, err = (address{p.bindAddress, p.securePort}).reserve(); err != nil {
 		// If strata up is already running, both the port and the directory are in use; the error of
 		// the directory is more specific.
 		return cmp.Or(datadir.CheckFree(p.dataDir), err)
@@ -288,6 +289,9 @@ func (p *controlPlane) stop(err error) error {
 		if end(); err == nil {
 			p.show.step("stopped; the data remains in %s", p.dir.Path)
 		}
+	}
+	if p.release != nil {
+		err = cmp.Or(err, p.release())
 	}
 	if p.log != nil {
 		p.log.Close()
