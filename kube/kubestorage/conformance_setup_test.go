@@ -233,6 +233,10 @@ func (s writeAndSee) Create(ctx context.Context, key string, obj, out runtime.Ob
 	if err != nil {
 		return err
 	}
+	// Not bounded by the 3 s of a read, unlike the read below.
+	if err := errors.Join(s.resource.WaitReady(ctx), s.see(ctx, out)); err != nil {
+		return err
+	}
 	seen := &example.Pod{}
 	if err := s.Get(ctx, key, storage.GetOptions{ResourceVersion: fmt.Sprint(rev)}, seen); err != nil {
 		return err

@@ -148,7 +148,7 @@ func TestStorageSuites(t *testing.T) {
 	})
 	parallelSuite(t, "Get", func(t *testing.T) {
 		f := setup(t, atRoot)
-		storagetesting.RunTestGet(contextFor(t), t, invalidVersions(longLived{f.engine(t)}))
+		storagetesting.RunTestGet(contextFor(t), t, invalidVersions(longLived{writeAndSee{f.engine(t)}}))
 	})
 	parallelSuite(t, "Create", func(t *testing.T) {
 		f := setup(t)

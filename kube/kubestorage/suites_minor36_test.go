@@ -25,7 +25,7 @@ func TestMinorSuites(t *testing.T) {
 		featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, true)
 		swap := newSwappable(identity.NewEncryptCheckTransformer())
 		f := setup(t, withTransformer(swap))
-		storagetesting.RunTestWatchWithUnsafeDelete(contextFor(t), t, corruptibleStore{writeAndSee{f.engine(t)}, swap})
+		storagetesting.RunTestWatchWithUnsafeDelete(contextFor(t), t, corruptibleStore{repeating{writeAndSee{f.engine(t)}}, swap})
 	})
 }
 

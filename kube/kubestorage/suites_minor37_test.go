@@ -32,17 +32,17 @@ func TestMinorSuites(t *testing.T) {
 	suite(t, "WatchWithUnsafeDelete", func(t *testing.T) {
 		unsafeDeletion(t)
 		f, swap := overridable(t)
-		storagetesting.RunTestWatchWithUnsafeDelete(contextFor(t), t, overrideStore{writeAndSee{f.engine(t)}, swap}, corrupt)
+		storagetesting.RunTestWatchWithUnsafeDelete(contextFor(t), t, overrideStore{repeating{writeAndSee{f.engine(t)}}, swap}, corrupt)
 	})
 	suite(t, "GetListWithErrorAggregation", func(t *testing.T) {
 		unsafeDeletion(t)
 		f, swap := overridable(t, atRoot)
-		storagetesting.RunTestGetListWithErrorAggregation(contextFor(t), t, overrideStore{f.engine(t), swap}, corrupt)
+		storagetesting.RunTestGetListWithErrorAggregation(contextFor(t), t, overrideStore{repeating{f.engine(t)}, swap}, corrupt)
 	})
 	suite(t, "GetListWithoutErrorAggregation", func(t *testing.T) {
 		featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, false)
 		f, swap := overridable(t, atRoot)
-		storagetesting.RunTestGetListWithoutErrorAggregation(contextFor(t), t, overrideStore{f.engine(t), swap}, corrupt)
+		storagetesting.RunTestGetListWithoutErrorAggregation(contextFor(t), t, overrideStore{repeating{f.engine(t)}, swap}, corrupt)
 	})
 	suite(t, "DeleteWithConflictAndMissingExpectedTransformOrDecodeError", func(t *testing.T) {
 		unsafeDeletion(t)
