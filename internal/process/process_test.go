@@ -19,11 +19,12 @@ import (
 const timeout = 50 * time.Second
 
 const (
-	exits3        = "echo first; echo last words >&2; exit 3"
-	runsOn        = "exec sleep 60"
-	endsAtTERM    = `trap "exit 0" TERM; echo ready; while :; do sleep 0.01; done`
-	ignoresTERM   = `trap "" TERM; echo ready; while :; do sleep 0.1; done`
-	printsAndRuns = "echo one; echo two; printf thr; printf 'ee\nfour'; echo error >&2; exec sleep 60"
+	exits3      = "echo first; echo last words >&2; exit 3"
+	runsOn      = "exec sleep 60"
+	endsAtTERM  = `trap "exit 0" TERM; echo ready; while :; do sleep 0.01; done`
+	ignoresTERM = `trap "" TERM; echo ready; while :; do sleep 0.1; done`
+	// The error comes first: it goes into the log directly, the other lines through a pipe.
+	printsAndRuns = "echo error >&2; echo one; echo two; printf thr; printf 'ee\nfour'; exec sleep 60"
 )
 
 // start runs a shell script until the test ends.

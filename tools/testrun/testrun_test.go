@@ -281,8 +281,10 @@ func TestRun_GoTestFailsBesideTest_IsReported(t *testing.T) {
 	} {
 		r, out := plant(t, "once", "passing")
 		r.goCommand = filepath.Join(r.root, "go.sh")
-		write(t, r.goCommand, "#!/bin/sh\ngo \"$@\" && exit\n"+script+"\n")
-		if err := os.Chmod(r.goCommand, 0o755); err != nil {
+		// Another process writes it: a program that this one has open, a fork of it may hold open.
+		cmd := exec.Command("sh", "-c", `cat >"$0" && chmod +x "$0"`, r.goCommand)
+		cmd.Stdin = strings.NewReader("#!/bin/sh\ngo \"$@\" && exit\n" + script + "\n")
+		if err := cmd.Run(); err != nil {
 			t.Fatal(err)
 		}
 		requireRun(t, r, out, false, "=== FAILED: once TestOnce\n", want)
