@@ -358,14 +358,12 @@ func TestMirror_RandomWrites_EqualsEtcdAtRandomRevisions(t *testing.T) {
 	for _, f := range x.followers {
 		f.catchUp(t, client, end)
 	}
+	until(t, "the feed has noticed a cut", func() bool { return m.Stats().Reconnects > 0 })
 	st := m.Stats()
 	t.Logf("%d revisions, %d comparisons, %d followers, %d reconnects, %d relists, %d divergences",
 		end-x.began, x.compared, len(x.followers), st.Reconnects, st.Relists, st.Divergences)
 	if st.Relists+st.Divergences > 0 {
 		t.Error("the mirror relisted or found a divergence")
-	}
-	if st.Reconnects == 0 {
-		t.Error("no connection broke; the test shows less than it could")
 	}
 }
 

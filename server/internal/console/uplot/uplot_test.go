@@ -16,8 +16,9 @@ import (
 )
 
 // unreachable matches the errors of npm for a registry that does not answer: those of names,
-// connections and timeouts.
-var unreachable = regexp.MustCompile(`npm (error|ERR!) (code|errno) (ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ENETUNREACH|EHOSTUNREACH|ETIMEDOUT|ERR_SOCKET_TIMEOUT)\b`)
+// connections and timeouts, of an overload and of the server.
+var unreachable = regexp.MustCompile(`npm (error|ERR!) (code|errno) (ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ECONNABORTED|EPIPE|ENETUNREACH|EHOSTUNREACH|` +
+	`ETIMEDOUT|ERR_SOCKET_TIMEOUT|ERR_STREAM_PREMATURE_CLOSE|E429|E5\d\d)\b`)
 
 func TestUnreachable_OtherErrors_DoNotMatch(t *testing.T) {
 	for text, want := range map[string]bool{
@@ -25,6 +26,7 @@ func TestUnreachable_OtherErrors_DoNotMatch(t *testing.T) {
 		"npm ERR! code ETIMEDOUT":                                 true,
 		"npm error code EINTEGRITY":                               false,
 		"npm error code E404":                                     false,
+		"npm error code E503":                                     true,
 		"npm error code EUSAGE\nnpm error `npm ci` can only install packages when your package.json and package-lock.json are in sync": false,
 	} {
 		if got := unreachable.MatchString(text); got != want {
