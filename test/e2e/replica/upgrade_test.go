@@ -2,16 +2,19 @@ package replica
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gorilla/websocket"
 
@@ -121,11 +124,17 @@ func (f *fronted) followLog(w http.ResponseWriter, req *http.Request) {
 func (f *fronted) webSocket(t *testing.T) {
 	ctx, replica := harness.Context(t, testTimeout), f.replica
 	dialer := websocket.Dialer{TLSClientConfig: clientTLS(t, replica), Subprotocols: []string{"v5.channel.k8s.io"}}
-	conn, resp, err := dialer.DialContext(ctx, "wss"+strings.TrimPrefix(replica.URL, "https")+podPath+"/exec?command=sh&stdin=true&stdout=true",
-		http.Header{"Authorization": {"Bearer " + replica.Config.BearerToken}})
-	if err != nil {
-		t.Fatalf("%v: %v", err, resp)
-	}
+	var conn *websocket.Conn
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (_ bool, err error) {
+		var resp *http.Response
+		conn, resp, err = dialer.DialContext(ctx, "wss"+strings.TrimPrefix(replica.URL, "https")+podPath+"/exec?command=sh&stdin=true&stdout=true",
+			http.Header{"Authorization": {"Bearer " + replica.Config.BearerToken}})
+		late := resp != nil && resp.StatusCode == http.StatusServiceUnavailable // none is healthy
+		if err != nil && !late {
+			t.Fatalf("%v: %v", err, resp)
+		}
+		return err == nil, err
+	}))
 	defer conn.Close()
 	if conn.Subprotocol() != "v5.channel.k8s.io" {
 		t.Errorf("subprotocol %q", conn.Subprotocol())
@@ -146,15 +155,29 @@ func (f *fronted) webSocket(t *testing.T) {
 func (f *fronted) spdy(t *testing.T) {
 	ctx, replica := harness.Context(t, testTimeout), f.replica
 	dialer := tls.Dialer{Config: clientTLS(t, replica)}
-	conn, err := dialer.DialContext(ctx, "tcp", strings.TrimPrefix(replica.URL, "https://"))
-	harness.Check(t, err)
+	var (
+		conn net.Conn
+		in   *bufio.Reader
+		resp *http.Response
+	)
+	harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (_ bool, err error) {
+		if conn, err = dialer.DialContext(ctx, "tcp", strings.TrimPrefix(replica.URL, "https://")); err != nil {
+			return false, err
+		}
+		fmt.Fprintf(conn, "POST %s/portforward HTTP/1.1\r\nHost: replica\r\nAuthorization: Bearer %s\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\nContent-Length: 0\r\n\r\n",
+			podPath, replica.Config.BearerToken)
+		in = bufio.NewReader(conn)
+		ends := context.AfterFunc(ctx, func() { conn.Close() })
+		resp, err = http.ReadResponse(in, nil)
+		ends()
+		if err != nil || resp.StatusCode == http.StatusServiceUnavailable { // retry
+			conn.Close()
+			return false, cmp.Or(err, errors.New("503"))
+		}
+		return true, nil
+	}))
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	fmt.Fprintf(conn, "POST %s/portforward HTTP/1.1\r\nHost: replica\r\nAuthorization: Bearer %s\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\nContent-Length: 0\r\n\r\n",
-		podPath, replica.Config.BearerToken)
-	in := bufio.NewReader(conn)
-	resp, err := http.ReadResponse(in, nil)
-	harness.Check(t, err)
 	if resp.StatusCode != http.StatusSwitchingProtocols || resp.Header.Get("Upgrade") != "SPDY/3.1" {
 		t.Fatalf("answered with %s, Upgrade %q", resp.Status, resp.Header.Get("Upgrade"))
 	}
@@ -190,6 +213,11 @@ func (f *fronted) followedLog(t *testing.T) {
 	answered := make(chan answer, 1)
 	go func() {
 		resp, err := client.Do(req)
+		for err == nil && resp.StatusCode == http.StatusServiceUnavailable { // retry
+			resp.Body.Close()
+			harness.Pause(ctx, 100*time.Millisecond)
+			resp, err = client.Do(req)
+		}
 		answered <- answer{resp, err}
 	}()
 	give("first")

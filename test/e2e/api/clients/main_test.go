@@ -22,7 +22,7 @@ import (
 
 const (
 	// testTimeout bounds a hanging test; most take seconds.
-	testTimeout = 4 * time.Minute
+	testTimeout = 10 * time.Minute
 
 	// nodes is the number of simulated nodes of the shared cluster.
 	nodes = 3

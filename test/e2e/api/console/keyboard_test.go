@@ -75,7 +75,8 @@ func TestConsole_TabKey_ReachesEverythingInOrder(t *testing.T) {
 					slider.dispatchEvent(new Event('input'));
 					slider.dispatchEvent(new Event('change'));
 				}
-				return !slider.disabled && /settings/.test(` + listText + `) && !/extension-apiserver/.test(` + listText + `);
+				return !slider.disabled && /settings/.test(` + listText + `) && !/extension-apiserver/.test(` + listText + `) &&
+					/No object differs/.test(` + diffText + `);
 			})()`)
 		}
 		b.until(ready)

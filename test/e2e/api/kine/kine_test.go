@@ -13,11 +13,13 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/stratakube/strata/test/harness"
 )
 
 const (
-	testTimeout = 4 * time.Minute
+	testTimeout = 10 * time.Minute
 	maps        = "/api/v1/namespaces/default/configmaps"
 	stored      = "/registry/configmaps/default/"
 )
@@ -181,8 +183,8 @@ func (f *fixture) fromMemory() {
 		if _, err := f.apis[0].Get(f.ctx, maps+"/from-memory", ""); err != nil {
 			f.Error(err)
 		}
-		if n := f.rangesOfMaps(); n > 0 {
-			fromKine += n
+		if f.rangesOfMaps() > 0 { // one, or more if kine answers late
+			fromKine++
 		} else {
 			fromMemory++
 		}
@@ -408,8 +410,13 @@ func (f *fixture) compaction() {
 	if n, err := f.apis[0].Sum(f.ctx, "strata_compaction_failures_total"); err != nil || n != 0 {
 		f.Errorf("%v compactions have failed, %v", n, err)
 	}
-	items, pages, err := f.apis[0].ListAll(f.ctx, maps, "", 7)
-	harness.Check(f.T, err)
+	var items []harness.Object
+	var pages []metav1.ListMeta
+	harness.Check(f.T, harness.Poll(f.ctx, func(ctx context.Context) (bool, error) {
+		var err error // a revision is compacted a second or two after its list: 410
+		items, pages, err = f.apis[0].ListAll(ctx, maps, "", 7)
+		return err == nil, err
+	}))
 	if want := f.list(f.apis[0], ""); len(items) != len(want.Items) || len(pages) < 2 {
 		f.Errorf("%d items in %d pages, want %d", len(items), len(pages), len(want.Items))
 	}

@@ -34,8 +34,9 @@ func TestClientLibraries_ReadsUseBytePath(t *testing.T) {
 		{"JavaScript", "get list watch", useJavaScript},
 	} {
 		t.Run(client.name, func(t *testing.T) {
+			ctx := harness.Context(t, testTimeout)
 			before := readMetrics(t, ctx)
-			client.test(t, harness.Context(t, testTimeout))
+			client.test(t, ctx)
 			expectNothingPassed(t, ctx, before, strings.Fields(client.verbs))
 		})
 	}

@@ -3,13 +3,16 @@ package samebytes
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stratakube/strata/test/harness"
 )
@@ -328,7 +331,22 @@ func TestWatch_LiveChanges_MatchUpstream(t *testing.T) {
 			for name, r := range l.watches(0) {
 				live["with-initial-events/"+name] = r
 			}
-			w.watchAll(t, ctx, live, func() { middle = l.write(t, ctx, w, api) }, until)
+			var frames atomic.Int64
+			counted := func() func([]byte) bool {
+				ends := until()
+				return func(frame []byte) bool { frames.Add(1); return ends(frame) }
+			}
+			w.watchAll(t, ctx, live, func() {
+				// Upstream ends a watch that has more than ten events beside its initial ones.
+				last := int64(-1)
+				harness.Check(t, harness.Poll(ctx, func(ctx context.Context) (bool, error) {
+					before := last
+					last = frames.Load()
+					harness.Pause(ctx, 500*time.Millisecond)
+					return last == before && last == frames.Load(), errors.New("initial events are arriving")
+				}))
+				middle = l.write(t, ctx, w, api)
+			}, counted)
 			t.Run("from-before", func(t *testing.T) { w.watchAll(t, ctx, l.watches(before), func() {}, until) })
 			t.Run("from-the-middle", func(t *testing.T) { w.watchAll(t, ctx, l.watches(middle), func() {}, until) })
 			harness.Check(t, api.Delete(ctx, l.in(l.namespace)+"/"+l.name("one")))

@@ -177,9 +177,9 @@ func TestConsistencyCheck_WritesMeanwhile_ReportNoDifference(t *testing.T) {
 						ops = append(ops, k.put(name, fmt.Sprint(n)))
 					}
 				}
+				// Whether it is applied or not, the hashes of memory and of etcd are equal.
 				if _, err := client.Txn(ctx).Then(ops...).Commit(); err != nil {
-					t.Error(err)
-					return
+					t.Log(err)
 				}
 			}
 		})

@@ -21,7 +21,7 @@ import (
 func TestFeed_SlowDisk_LosesNothing(t *testing.T) {
 	t.Parallel()
 	harness.OnlyStrata(t)
-	ctx := harness.Context(t, testTimeout)
+	ctx := harness.Context(t, 2*testTimeout)
 	e := harness.New(t)
 	s := newMembersOf(t, ctx, e, etcdcluster.StartSynced(t, e, 3))
 	acknowledged := 0

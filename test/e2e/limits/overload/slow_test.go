@@ -26,9 +26,9 @@ import (
 
 const (
 	// requestTimeout is the server's, short for short tests.
-	requestTimeout = 20 * time.Second
+	requestTimeout = 40 * time.Second
 	// watchSeconds is the timeoutSeconds of watches.
-	watchSeconds = 20
+	watchSeconds = 40
 	// patience is the tolerance for the server's limits: the machine may be busy.
 	patience = time.Minute
 

@@ -3,6 +3,7 @@ package restart
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/uuid"
@@ -206,7 +208,11 @@ func storeMany(t testing.TB, ctx context.Context, rnd *rand.Rand, client *client
 			ops = append(ops, clientv3.OpPut(key, string(value)))
 		}
 	}
-	if _, err := client.Txn(ctx).Then(ops...).Commit(); err != nil && ctx.Err() == nil {
+	_, err := client.Txn(ctx).Then(ops...).Commit()
+	for errors.Is(err, rpctypes.ErrTimeout) && ctx.Err() == nil { // whether it was applied or not
+		_, err = client.Txn(ctx).Then(ops...).Commit()
+	}
+	if err != nil && ctx.Err() == nil {
 		t.Error(err)
 	}
 }
