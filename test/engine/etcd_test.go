@@ -4,17 +4,14 @@ package enginetest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
-	"slices"
 	"sync"
 	"testing"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
@@ -71,7 +68,7 @@ func connect(t testing.TB, socket string, opts ...grpc.DialOption) *clientv3.Cli
 	client, err := clientv3.New(clientv3.Config{
 		Endpoints:   []string{"unix://" + socket},
 		DialTimeout: patience,
-		DialOptions: append(slices.Clone(opts), grpc.WithChainUnaryInterceptor(repeatWrites)),
+		DialOptions: opts,
 		Logger:      zap.NewNop(),
 	})
 	if err != nil {
@@ -79,17 +76,6 @@ func connect(t testing.TB, socket string, opts ...grpc.DialOption) *clientv3.Cli
 	}
 	t.Cleanup(func() { _ = client.Close() })
 	return client
-}
-
-// repeatWrites repeats a write that etcd has not applied in 5 s, as on a machine that stops it so
-// long: a client repeats reads only.
-func repeatWrites(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-	for {
-		err := invoke(ctx, method, req, reply, conn, opts...)
-		if ctx.Err() != nil || !errors.Is(rpctypes.Error(err), rpctypes.ErrTimeout) || method == "/etcdserverpb.KV/Range" {
-			return err
-		}
-	}
 }
 
 // shared is the etcd of all tests that do not stop etcd; each test has a separate prefix.

@@ -16,10 +16,10 @@ import (
 const envtestDir = "controller-tools/envtest"
 
 // envtestArchive writes an archive for setup-envtest: the strata command as kube-apiserver,
-// launchers of it with the names etcd and kubectl, its bill of materials, and the licences in one
-// file, because setup-envtest unpacks all files into one directory. The launchers have the standard
-// library only.
-func envtestArchive(o options, src, work, platform, binary string, env []string, licences map[string][]byte, at time.Time) error {
+// launchers of it with the names etcd and kubectl, the bill of materials of the command, and the
+// licences in one file, because setup-envtest unpacks all files into one directory. The launchers
+// link the standard library only.
+func envtestArchive(o options, src, work, platform, binary string, env []string, licences map[string][]byte, bill []byte, at time.Time) error {
 	info, err := buildinfo.ReadFile(binary)
 	if err != nil {
 		return err
@@ -43,14 +43,6 @@ func envtestArchive(o options, src, work, platform, binary string, env []string,
 		return err
 	}
 	launch, err := os.ReadFile(launcher)
-	if err != nil {
-		return err
-	}
-	npm, err := npmComponents(src)
-	if err != nil {
-		return err
-	}
-	bill, err := billOfMaterials(info, o.version, platform, server, at, npm...)
 	if err != nil {
 		return err
 	}
@@ -93,5 +85,9 @@ func packEnvtest(o options, at time.Time) (err error) {
 	if err != nil {
 		return err
 	}
-	return envtestArchive(o, root, work, o.platforms[0], o.binary, env, map[string][]byte{"strata": own}, at)
+	bill, err := billOfCommand(o, root, o.platforms[0], o.binary, at)
+	if err != nil {
+		return err
+	}
+	return envtestArchive(o, root, work, o.platforms[0], o.binary, env, map[string][]byte{"strata": own}, bill, at)
 }

@@ -93,6 +93,8 @@ func release(o options) (err error) {
 	}
 	if changed, err := output(o.root, nil, "git", "status", "--porcelain"); err != nil {
 		return err
+	} else if changed != "" && o.key != "" && !strings.Contains(o.version, "-") {
+		return errors.New("a release is not signed beside uncommitted changes")
 	} else if changed != "" {
 		fmt.Fprintln(os.Stderr, "release: uncommitted changes are not part of the release")
 	}
@@ -155,8 +157,8 @@ var required = regexp.MustCompile(`(?m)^\s*(?:require )?github\.com/stratakube/s
 var section = regexp.MustCompile(`(?m)^## \[([^\]]+)\]`)
 
 // modulesMatch returns an error if kube/go.mod requires another version of the engine than that of
-// the release, or the changelog has no section for it, and warns of tags that the commit lacks. A
-// pre-release is not imported.
+// the release, or the changelog has no section for it. Tags that the commit lacks are an error for
+// a signed release, otherwise a warning. A pre-release is not imported.
 func modulesMatch(o options) error {
 	if strings.Contains(o.version, "-") {
 		return nil
@@ -180,7 +182,12 @@ func modulesMatch(o options) error {
 		return err
 	}
 	for _, module := range importable {
-		if tag := module + "v" + o.version; !slices.Contains(strings.Fields(tags), tag) {
+		tag := module + "v" + o.version
+		switch {
+		case slices.Contains(strings.Fields(tags), tag):
+		case o.key != "":
+			return fmt.Errorf("the commit has no tag %s, so that the release is not signed", tag)
+		default:
 			fmt.Fprintf(os.Stderr, "release: the commit has no tag %s\n", tag)
 		}
 	}
@@ -219,11 +226,7 @@ func releasePlatform(o options, src, work, platform string, at time.Time) error 
 	if err != nil {
 		return err
 	}
-	npm, err := npmComponents(src)
-	if err != nil {
-		return err
-	}
-	bill, err := billOfMaterials(info, o.version, platform, content, at, npm...)
+	bill, err := billOfCommand(o, src, platform, binary, at)
 	if err != nil {
 		return err
 	}
@@ -235,7 +238,7 @@ func releasePlatform(o options, src, work, platform string, at time.Time) error 
 	if err != nil {
 		return err
 	}
-	if err := envtestArchive(o, src, work, platform, binary, env, licences, at); err != nil {
+	if err := envtestArchive(o, src, work, platform, binary, env, licences, bill, at); err != nil {
 		return fmt.Errorf("archive for setup-envtest: %w", err)
 	}
 	packed, err := pack(name, append(files, committed...), at)

@@ -156,7 +156,8 @@ func TestBillOfMaterials_HasEveryModule(t *testing.T) {
 	for _, c := range *bom.Components {
 		got = append(got, c.PackageURL)
 	}
-	want := []string{"pkg:golang/std@go1.26.0", "pkg:golang/cel.dev/expr@v0.25.2", "pkg:golang/k8s.io/api@v0.37.2"}
+	want := []string{"pkg:golang/std@go1.26.0", "pkg:golang/cel.dev/expr@v0.25.2", "pkg:golang/k8s.io/api@v0.37.2",
+		"pkg:golang/github.com/stratakube/strata@v1.2.3"}
 	if !slices.Equal(got, want) || bom.Metadata.Component.Name != "kubectl-strata" || bom.Metadata.Component.Version != "v1.2.3" || bom.Metadata.Timestamp != "2026-11-22T10:00:00Z" {
 		t.Errorf("bill of %v %v %v: %q, want %q", bom.Metadata.Component.Name, bom.Metadata.Component.Version, bom.Metadata.Timestamp, got, want)
 	}
@@ -244,6 +245,46 @@ func TestModulesMatch_OtherVersionOfEngine_IsRefused(t *testing.T) {
 		if err := modulesMatch(options{root: root, version: test.version}); (err == nil) != test.want {
 			t.Errorf("%s after a section of %s: %v", test.version, test.newest, err)
 		}
+	}
+}
+
+// TestModulesMatch_WithoutTags_IsNotSigned: a signed release is one that importers reach.
+func TestModulesMatch_WithoutTags_IsNotSigned(t *testing.T) {
+	root := t.TempDir()
+	git := func(args ...string) {
+		t.Helper()
+		args = append([]string{"-C", root, "-c", "user.name=t", "-c", "user.email=t@example.com"}, args...)
+		if out, err := exec.Command("git", args...).CombinedOutput(); err != nil {
+			t.Fatal(err, string(out))
+		}
+	}
+	git("init", "-q")
+	for path, text := range map[string]string{
+		"CHANGELOG.md": "## [1.2.3] - Kubernetes v1.37.2\n",
+		"kube/go.mod":  "module github.com/stratakube/strata/kube\n\nrequire github.com/stratakube/strata v1.2.3\n",
+	} {
+		path = filepath.Join(root, path)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	git("add", ".")
+	git("commit", "-q", "-m", "first")
+	unsigned, signed := options{root: root, version: "1.2.3"}, options{root: root, version: "1.2.3", key: "key"}
+	for _, tag := range []string{"", "v1.2.3", "kube/v1.2.3"} {
+		if tag != "" {
+			git("tag", tag)
+		}
+		if err := modulesMatch(unsigned); err != nil {
+			t.Errorf("after the tag %q, without a key: %v", tag, err)
+		}
+		if err := modulesMatch(signed); err == nil || !strings.Contains(err.Error(), "has no tag") {
+			t.Errorf("after the tag %q, with a key: %v", tag, err)
+		}
+	}
+	git("tag", "stratatest/v1.2.3")
+	if err := modulesMatch(signed); err != nil {
+		t.Errorf("with all tags: %v", err)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"fmt"
+	"os"
 	"path"
 	"strings"
 	"time"
@@ -15,7 +16,8 @@ import (
 )
 
 // billOfMaterials returns a bill of materials in CycloneDX JSON, from the build information of the
-// binary: the command, Go, and each module with the checksum of go.sum, and others. Its time is
+// binary: the command, Go, each module with the checksum of go.sum, those of this repository, and
+// others. Its time is
 // that of the commit, and it has no serial number, so that it can be reproduced.
 func billOfMaterials(info *buildinfo.BuildInfo, version, platform string, binary []byte, at time.Time, others ...cdx.Component) ([]byte, error) {
 	goos, goarch, _ := strings.Cut(platform, "/")
@@ -23,7 +25,7 @@ func billOfMaterials(info *buildinfo.BuildInfo, version, platform string, binary
 	bom := cdx.NewBOM()
 	main := cdx.Component{
 		BOMRef: purl(info.Main.Path, "v"+version), Type: cdx.ComponentTypeApplication, Name: path.Base(info.Path), Version: "v" + version,
-		PackageURL: purl(info.Main.Path, "v"+version) + "?goarch=" + goarch + "&goos=" + goos,
+		PackageURL: purl(info.Main.Path, "v"+version) + "?goarch=" + goarch + "&goos=" + goos + "#cmd/" + path.Base(info.Path),
 		Hashes:     &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: hex.EncodeToString(sum[:])}},
 		Licenses:   &cdx.Licenses{{License: &cdx.License{ID: "Apache-2.0"}}},
 	}
@@ -46,6 +48,14 @@ func billOfMaterials(info *buildinfo.BuildInfo, version, platform string, binary
 		c.Hashes = &[]cdx.Hash{{Algorithm: cdx.HashAlgoSHA256, Value: hex.EncodeToString(digest)}}
 		components, refs = append(components, c), append(refs, ref)
 	}
+	for _, dep := range info.Deps {
+		if own(dep.Path) { // of the tree, so that go.sum has no checksum
+			ref := purl(dep.Path, "v"+version)
+			components = append(components, cdx.Component{BOMRef: ref, Type: cdx.ComponentTypeLibrary, Name: dep.Path, Version: "v" + version,
+				PackageURL: ref, Licenses: &cdx.Licenses{{License: &cdx.License{ID: "Apache-2.0"}}}})
+			refs = append(refs, ref)
+		}
+	}
 	for _, c := range others {
 		components, refs = append(components, c), append(refs, c.BOMRef)
 	}
@@ -56,6 +66,24 @@ func billOfMaterials(info *buildinfo.BuildInfo, version, platform string, binary
 		return nil, err
 	}
 	return out.Bytes(), nil
+}
+
+// billOfCommand returns the bill of materials of a strata command, with the packages of npm that it
+// embeds.
+func billOfCommand(o options, src, platform, binary string, at time.Time) ([]byte, error) {
+	info, err := buildinfo.ReadFile(binary)
+	if err != nil {
+		return nil, err
+	}
+	content, err := os.ReadFile(binary)
+	if err != nil {
+		return nil, err
+	}
+	npm, err := npmComponents(src)
+	if err != nil {
+		return nil, err
+	}
+	return billOfMaterials(info, o.version, platform, content, at, npm...)
 }
 
 // purl returns the package URL of a Go module.

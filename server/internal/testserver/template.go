@@ -30,9 +30,9 @@ var firstObjects = []string{
 }
 
 const (
-	// firstObjectsTimeout bounds the wait for firstObjects; they take some 10 ms, and 10 s where
-	// the server's first attempt fails. Flags may turn them off.
-	firstObjectsTimeout = 30 * time.Second
+	// firstObjectsTimeout bounds the wait for firstObjects; they take some 10 ms. Flags may turn
+	// them off.
+	firstObjectsTimeout = 5 * time.Second
 	pollInterval        = 5 * time.Millisecond
 )
 

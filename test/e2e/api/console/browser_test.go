@@ -7,7 +7,6 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -131,9 +130,6 @@ func script(text string) action {
 	})
 }
 
-// late matches an answer of a server that is not current, or whose etcd is late.
-var late = regexp.MustCompile(`status of (429|503|504) `)
-
 func (b *browser) observe(event any, origin *url.URL) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -147,9 +143,6 @@ func (b *browser) observe(event any, origin *url.URL) {
 	case *runtime.EventConsoleAPICalled:
 		b.problems = append(b.problems, fmt.Sprintf("console.%s", e.Type))
 	case *log.EventEntryAdded:
-		if e.Entry.Source == log.EntrySourceNetwork && late.MatchString(e.Entry.Text) {
-			return // the page names it, and asks again
-		}
 		b.problems = append(b.problems, fmt.Sprintf("%s %s: %s %s", e.Entry.Source, e.Entry.Level, e.Entry.Text, e.Entry.URL))
 	case *network.EventRequestWillBeSent:
 		to, err := url.Parse(e.Request.URL)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stratakube/strata/test/harness"
 )
@@ -36,9 +37,12 @@ func TestConversionWebhook_ReadsFromServer_Succeeds(t *testing.T) {
 	harness.Check(t, d.create(ctx, 0, n))
 	close(defined)
 
+	// A server that waits for itself times out after 30 s: the bound is less.
+	const bound = 25 * time.Second
 	list := func(want ...string) *harness.List {
 		t.Helper()
-		// The calls of a server that waits for itself end after 30 s, with an error.
+		ctx, cancel := context.WithTimeoutCause(ctx, bound, fmt.Errorf("no answer within %v", bound))
+		defer cancel()
 		list, err := api.List(ctx, d.path("v2"), "")
 		harness.Check(t, err)
 		harness.Check(t, d.wrong("v2", list.Items, want...))
