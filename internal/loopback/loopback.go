@@ -1,6 +1,6 @@
-// Package loopback reserves TCP ports of 127.0.0.1 for servers that tests, benchmarks and `strata
-// up --ha` run as separate processes. Such a server is configured with its port before it starts,
-// and may stop and start again on it, so it cannot choose a port itself.
+// Package loopback reserves TCP ports of 127.0.0.1 for servers that `strata up`, tests and
+// benchmarks run, most as separate processes. Such a server is configured with its port before it
+// starts, and may stop and start again on it, so it cannot choose a port itself.
 package loopback
 
 import (

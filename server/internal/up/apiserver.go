@@ -39,14 +39,14 @@ type address struct {
 func (a address) String() string { return net.JoinHostPort(a.ip.String(), strconv.Itoa(a.port)) }
 
 // reserve checks that a can be listened on, and returns it with a free port in place of port 0. The
-// API server binds the port seconds later: a free port of 127.0.0.1 is held until release is
-// called, if that is not nil. Otherwise reserve only detects the common mistake early, before any
-// component has been started.
+// API server binds the port seconds later: on Linux a free port of 127.0.0.1 is held for it until
+// release, which is nil for other addresses. For these, reserve only detects the common mistake
+// early, before any component has been started.
 func (a address) reserve() (_ address, release func() error, _ error) {
 	if a.port == 0 && a.ip.Equal(net.IPv4(127, 0, 0, 1)) {
 		port, err := loopback.Reserve()
 		if err != nil {
-			return a, nil, err
+			return a, nil, fmt.Errorf("%w; choose a port with --secure-port", err)
 		}
 		a.port = port.Number()
 		return a, port.Release, nil

@@ -92,7 +92,7 @@ type controlPlane struct {
 	settings
 	show    *stepPrinter
 	addr    address
-	release func() error // the port of addr; nil if it is not held
+	release func() error // of the port of addr; nil if it is not reserved
 	enabled []string     // the controllers
 
 	dir   *datadir.Dir // locked
