@@ -2,7 +2,6 @@ package replica
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -170,9 +169,13 @@ func (f *fronted) spdy(t *testing.T) {
 		ends := context.AfterFunc(ctx, func() { conn.Close() })
 		resp, err = http.ReadResponse(in, nil)
 		ends()
-		if err != nil || resp.StatusCode == http.StatusServiceUnavailable { // retry
+		if err != nil {
 			conn.Close()
-			return false, cmp.Or(err, errors.New("503"))
+			t.Fatal(err)
+		}
+		if resp.StatusCode == http.StatusServiceUnavailable { // none is healthy
+			conn.Close()
+			return false, errors.New(resp.Status)
 		}
 		return true, nil
 	}))
@@ -213,7 +216,7 @@ func (f *fronted) followedLog(t *testing.T) {
 	answered := make(chan answer, 1)
 	go func() {
 		resp, err := client.Do(req)
-		for err == nil && resp.StatusCode == http.StatusServiceUnavailable { // retry
+		for err == nil && resp.StatusCode == http.StatusServiceUnavailable { // again
 			resp.Body.Close()
 			harness.Pause(ctx, 100*time.Millisecond)
 			resp, err = client.Do(req)

@@ -343,7 +343,7 @@ func TestWatch_LiveChanges_MatchUpstream(t *testing.T) {
 					before := last
 					last = frames.Load()
 					harness.Pause(ctx, 500*time.Millisecond)
-					return last == before && last == frames.Load(), errors.New("initial events are arriving")
+					return last > 0 && last == before && last == frames.Load(), errors.New("initial events are arriving")
 				}))
 				middle = l.write(t, ctx, w, api)
 			}, counted)

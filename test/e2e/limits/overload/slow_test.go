@@ -116,7 +116,8 @@ func TestSlowClients_AreEndedAtLimits(t *testing.T) {
 	// requests is referenced until the first limit.
 	clients := each * len(all)
 	bound := int64(16e6 + float64(clients)*most)
-	settled, cancel := context.WithTimeoutCause(ctx, requestTimeout-2*time.Second, errors.New("before the first of their requests is ended"))
+	const headers = 32 * time.Second // upstream's limit of a handshake and of the headers
+	settled, cancel := context.WithTimeoutCause(ctx, min(requestTimeout, headers)-2*time.Second, errors.New("before the first of their requests is ended"))
 	defer cancel()
 	var meanwhile harness.Held
 	err = harness.Poll(settled, func(ctx context.Context) (ok bool, err error) {

@@ -78,7 +78,7 @@ func TestConversionWebhook_Hanging_RequestsEndWithDeadlinesAndClients(t *testing
 
 	// All begin at the same time, because the server gives up the first call after 30 s.
 	requests := []struct{ path, query string }{
-		// Without a revision, etcd may answer, with a conversion of its own.
+		// Without a revision etcd may answer, with a call of its own: the last request.
 		{v2 + "/" + routeName(0), "timeout=2s&resourceVersion=0"},
 		{v2, "timeout=2s"},
 		{v2, "timeout=2s&labelSelector=no!%3Dlabel"},
@@ -87,24 +87,7 @@ func TestConversionWebhook_Hanging_RequestsEndWithDeadlinesAndClients(t *testing
 	answers := make(chan error, len(requests))
 	for _, request := range requests {
 		go func() {
-			answers <- func() error {
-				r, err := reader.Do(hanging, http.MethodGet, request.path, request.query, nil)
-				for err == nil && r.Refused() { // etcd did not confirm its state in that time
-					r, err = reader.Do(hanging, http.MethodGet, request.path, request.query, nil)
-				}
-				if err != nil {
-					return err
-				}
-				var status metav1.Status // as upstream's timeout filter writes it, without a kind
-				if err := json.Unmarshal(r.Body, &status); err != nil {
-					return err
-				}
-				want := "Timeout: request did not complete within the allotted timeout"
-				if r.Code != http.StatusGatewayTimeout || status.Reason != metav1.StatusReasonTimeout || status.Message != want {
-					return fmt.Errorf("got %w, want 504 %q", r.Err(), want)
-				}
-				return nil
-			}()
+			answers <- timesOut(hanging, reader, request.path, request.query)
 		}()
 	}
 	watches := []*harness.Watch{
@@ -163,6 +146,31 @@ func TestConversionWebhook_Hanging_RequestsEndWithDeadlinesAndClients(t *testing
 	if calls, objects := hook.calls.Load(), hook.objects.Load(); calls != n || objects != n {
 		t.Errorf("the webhook was called %d times with %d objects, want once for each of %d", calls, objects, n)
 	}
+
+	g.close()
+	harness.Check(t, d.create(ctx, n, n+1))
+	harness.Check(t, timesOut(ctx, reader, v2+"/"+routeName(n), "timeout=2s"))
+}
+
+// timesOut returns an error unless a GET is answered with 504, as upstream's timeout filter writes
+// it.
+func timesOut(ctx context.Context, client *harness.API, path, query string) error {
+	r, err := client.Do(ctx, http.MethodGet, path, query, nil)
+	for err == nil && r.Refused() { // etcd did not confirm its state in that time
+		r, err = client.Do(ctx, http.MethodGet, path, query, nil)
+	}
+	if err != nil {
+		return err
+	}
+	var status metav1.Status // without a kind
+	if err := json.Unmarshal(r.Body, &status); err != nil {
+		return err
+	}
+	want := "Timeout: request did not complete within the allotted timeout"
+	if r.Code != http.StatusGatewayTimeout || status.Reason != metav1.StatusReasonTimeout || status.Message != want {
+		return fmt.Errorf("got %w, want 504 %q", r.Err(), want)
+	}
+	return nil
 }
 
 // TestConversionWebhook_Hanging_ServerStops stops a server on which a list, whose client has left,
