@@ -211,7 +211,7 @@ func (c *comparison) repair(check *CheckResult) (bool, error) {
 	m.registry.enqueue(func(w *writer) { done <- w.repair(c.r, check.Snapshot, keys, err) })
 	select {
 	case err := <-done:
-		if errors.Is(err, ErrDiverged) {
+		if errors.Is(err, errDiverged) {
 			return false, nil
 		}
 		return err == nil, err
@@ -231,7 +231,7 @@ func (c *comparison) fetch(ctx context.Context, d Difference, at Revision) (repa
 		return nil
 	})
 	if err == nil && kv.ModRevision != d.Etcd {
-		err = fmt.Errorf("%w: key %q has mod revision %d at revision %d, was listed with mod revision %d", ErrDiverged, d.Key, kv.ModRevision, at, d.Etcd)
+		err = fmt.Errorf("%w: key %q has mod revision %d at revision %d, was listed with mod revision %d", errDiverged, d.Key, kv.ModRevision, at, d.Etcd)
 	}
 	if err != nil {
 		return repairedKey{}, err
@@ -241,7 +241,7 @@ func (c *comparison) fetch(ctx context.Context, d Difference, at Revision) (repa
 
 // repair is the writer's part of comparison.repair: it begins a lineage at the published revision
 // with the keys as read from etcd. If err is set, or a key may have changed since it was compared,
-// it relists the resource and returns ErrDiverged. Cost is O(events since the snapshot). Error:
+// it relists the resource and returns errDiverged. Cost is O(events since the snapshot). Error:
 // ErrSuperseded.
 func (w *writer) repair(r *Resource, snap Snapshot, keys []repairedKey, err error) error {
 	t := w.tables[r.prefix]
@@ -252,7 +252,7 @@ func (w *writer) repair(r *Resource, snap Snapshot, keys []repairedKey, err erro
 		err = snap.unchanged(keys)
 	}
 	if err != nil {
-		err = fmt.Errorf("%w: consistency check found differences that cannot be repaired in place: %w", ErrDiverged, err)
+		err = fmt.Errorf("%w: consistency check found differences that cannot be repaired in place: %w", errDiverged, err)
 		w.onDivergence(t, err)
 		t.inconsistent = true // when it is loaded
 		return err

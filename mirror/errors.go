@@ -24,9 +24,6 @@ var (
 	// ErrRestored: etcd is another cluster than the mirrored one, or an older state of it. The
 	// mirror restarts from an empty state (the exception to I1).
 	ErrRestored = driver.ErrRestored
-	// ErrDiverged: the feed contradicts the cached state, so an event was lost, repeated or
-	// overtaken. The affected resource, or the whole prefix, is relisted.
-	ErrDiverged = errors.New("inconsistent data from etcd")
 	// ErrFeedSilent is the cancellation cause of a driver.Source's Watch that delivered nothing
 	// while etcd's revision advanced: its member hangs, or is partitioned. A source may open the
 	// next Watch on another member.
@@ -34,3 +31,7 @@ var (
 	// ErrSuperseded: the resource was relisted during a check.
 	ErrSuperseded = errors.New("resource was relisted during the check")
 )
+
+// errDiverged: the feed contradicts the cached state, so an event was lost, repeated or overtaken.
+// The affected resource, or the whole prefix, is relisted.
+var errDiverged = errors.New("inconsistent data from etcd")

@@ -11,6 +11,9 @@ import (
 // CheckInvariants is true with the build tag strata_invariants.
 const CheckInvariants = checkInvariants
 
+// ErrDiverged is errDiverged.
+var ErrDiverged = errDiverged
+
 // Check runs the invariant check on the writer and returns its error. It is also a barrier: all
 // earlier commands have been executed.
 func (m *Mirror) Check() error {

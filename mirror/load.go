@@ -80,7 +80,7 @@ type loader struct {
 
 // list reads a prefix, without excluded and inner prefixes, at a revision, or at the newest one if
 // that is 0. It builds the entries of a page while the next page is in flight. A list that cannot
-// be of one revision returns ErrDiverged.
+// be of one revision returns errDiverged.
 func (o *loader) list(ctx context.Context, prefix string, inner innerPrefixes, at Revision) *load {
 	l := &load{}
 	whole := prefix == o.opts.Prefix
@@ -94,7 +94,7 @@ func (o *loader) list(ctx context.Context, prefix string, inner innerPrefixes, a
 		for i := range page {
 			kv := &page[i]
 			if last != nil && bytes.Compare(last, kv.Key) >= 0 {
-				return fmt.Errorf("%w: list out of order: key %q after key %q", ErrDiverged, kv.Key, last)
+				return fmt.Errorf("%w: list out of order: key %q after key %q", errDiverged, kv.Key, last)
 			}
 			last, newest = append(last[:0], kv.Key...), max(newest, kv.ModRevision)
 			if !inner.contain(prefix, kv.Key) && !omit(kv.Key, excluded, &l.omitted) {
@@ -113,7 +113,7 @@ func (o *loader) list(ctx context.Context, prefix string, inner innerPrefixes, a
 		return ctx.Err()
 	})
 	if l.err == nil && newest > l.header.Revision {
-		l.err = fmt.Errorf("%w: list at revision %d contains mod revision %d", ErrDiverged, l.header.Revision, newest)
+		l.err = fmt.Errorf("%w: list at revision %d contains mod revision %d", errDiverged, l.header.Revision, newest)
 	}
 	return l
 }

@@ -97,8 +97,8 @@ func TestLoader_ListThatIsNotOneRevision_IsRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &scriptedSource{now: 9, listed: pages}
-			if l := s.loader().list(t.Context(), "/", nil, 0); !errors.Is(l.err, ErrDiverged) {
-				t.Errorf("got %v, want ErrDiverged", l.err)
+			if l := s.loader().list(t.Context(), "/", nil, 0); !errors.Is(l.err, errDiverged) {
+				t.Errorf("got %v, want errDiverged", l.err)
 			}
 		})
 	}
@@ -118,8 +118,8 @@ func TestLoader_HistoryOutOfOrder_IsRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &scriptedSource{now: 9, history: batches}
-			if _, err := s.loader().replay(t.Context(), "/", driver.Header{ClusterID: 1, Revision: 4}, 7, unlisted); !errors.Is(err, ErrDiverged) {
-				t.Errorf("got %v, want ErrDiverged", err)
+			if _, err := s.loader().replay(t.Context(), "/", driver.Header{ClusterID: 1, Revision: 4}, 7, unlisted); !errors.Is(err, errDiverged) {
+				t.Errorf("got %v, want errDiverged", err)
 			}
 		})
 	}
@@ -148,8 +148,8 @@ func TestLoader_HistoryWithGap_NamesKey(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := &scriptedSource{now: 9, history: []driver.Batch{{Changes: changes, Through: 7}}, before: before[name]}
 			p, err := s.loader().replay(t.Context(), "/", driver.Header{ClusterID: 1, Revision: 4}, 7, unlisted)
-			if err != nil || !errors.Is(p.gaps["/a"], ErrDiverged) {
-				t.Errorf("got %v, %v, want ErrDiverged for key /a", p.gaps, err)
+			if err != nil || !errors.Is(p.gaps["/a"], errDiverged) {
+				t.Errorf("got %v, %v, want errDiverged for key /a", p.gaps, err)
 			}
 		})
 	}

@@ -236,10 +236,10 @@ func TestPast_HistoryEndsOtherwise_PartHasError(t *testing.T) {
 	}{
 		"as listed":           {entry(5), entry(5), nil},
 		"deleted":             {nil, nil, nil},
-		"deleted, but listed": {entry(5), nil, ErrDiverged},
-		"written, not listed": {nil, entry(5), ErrDiverged},
-		"older than listed":   {entry(5), entry(4), ErrDiverged},
-		"newer than listed":   {entry(5), entry(6), ErrDiverged},
+		"deleted, but listed": {entry(5), nil, errDiverged},
+		"written, not listed": {nil, entry(5), errDiverged},
+		"older than listed":   {entry(5), entry(4), errDiverged},
+		"newer than listed":   {entry(5), entry(6), errDiverged},
 	} {
 		var listed []*Entry
 		if c.listed != nil {

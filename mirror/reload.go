@@ -119,7 +119,7 @@ func (w *writer) noteDivergence(t *table) {
 		// One lost event concerns one resource. If two resources contradict the feed, the feed does
 		// not continue the cached state, for example because etcd was restored and written to
 		// since; then the whole cached state is in doubt.
-		w.contradiction = fmt.Errorf("%w: %s and %s", ErrDiverged, w.divergedTable.prefix, t.prefix)
+		w.contradiction = fmt.Errorf("%w: %s and %s", errDiverged, w.divergedTable.prefix, t.prefix)
 	} else {
 		w.divergedTable, w.divergedAt = t, now
 	}

@@ -50,7 +50,7 @@ func (p *past) add(c *driver.Change) {
 // verify records a gap before the event unless it follows the state of its key before.
 func (p *past) verify(key string, ev *Event) {
 	if !follows(ev.Prev, ev.Entry) {
-		p.gaps[key] = fmt.Errorf("%w: history of key %q at revision %d does not follow the change before", ErrDiverged, key, ev.Rev)
+		p.gaps[key] = fmt.Errorf("%w: history of key %q at revision %d does not follow the change before", errDiverged, key, ev.Rev)
 	}
 }
 
@@ -67,7 +67,7 @@ func (p *past) complete(ctx context.Context, source driver.Source) error {
 }
 
 // replay reads the history of a prefix, without excluded prefixes. Its last events share the
-// entries that listed returns. Changes out of revision order return ErrDiverged.
+// entries that listed returns. Changes out of revision order return errDiverged.
 func (o *loader) replay(ctx context.Context, prefix string, after driver.Header, through Revision, listed func(string) (*Entry, bool)) (*past, error) {
 	p := &past{after: after.Revision, listed: listed, last: map[string]*Event{}, first: map[string]*Event{}, gaps: map[string]error{}}
 	last := after.Revision
@@ -79,7 +79,7 @@ func (o *loader) replay(ctx context.Context, prefix string, after driver.Header,
 		for i := range b.Changes {
 			c := &b.Changes[i]
 			if c.ModRevision <= begin || c.ModRevision < last || c.ModRevision > min(b.Through, through) {
-				return fmt.Errorf("%w: history out of order: revision %d of key %q after revision %d, last requested revision %d", ErrDiverged, c.ModRevision, c.Key, last, through)
+				return fmt.Errorf("%w: history out of order: revision %d of key %q after revision %d, last requested revision %d", errDiverged, c.ModRevision, c.Key, last, through)
 			}
 			last = c.ModRevision
 			if omit(c.Key, excluded, &omitted) {
@@ -167,7 +167,7 @@ func (p *past) divide(parts map[string]*part, root string) {
 		// The last event shares its entry with the list, also if that was divided meanwhile.
 		e, exists := x.base.Get(key)
 		if exists != (ev.Entry != nil) || exists && e.mod != ev.Entry.mod {
-			x.err = fmt.Errorf("%w: history of key %q ends at revision %d, which is not the listed one", ErrDiverged, key, ev.Rev)
+			x.err = fmt.Errorf("%w: history of key %q ends at revision %d, which is not the listed one", errDiverged, key, ev.Rev)
 		} else if exists {
 			ev.Entry = e
 		}
@@ -204,7 +204,7 @@ func (x *part) build(after Revision, checkpointEvents int) {
 	}
 	for e := range oldest.All("", "") {
 		if e.mod > after { // the event that wrote it was lost
-			x.err = fmt.Errorf("%w: history after revision %d does not contain the write of key %q at revision %d", ErrDiverged, after, e.Key(), e.mod)
+			x.err = fmt.Errorf("%w: history after revision %d does not contain the write of key %q at revision %d", errDiverged, after, e.Key(), e.mod)
 			return
 		}
 	}

@@ -34,11 +34,11 @@ func (x *tableUpdate) add(key string, rev Revision, e *Entry) error {
 	prev, exists := x.edit.Get(key)
 	switch {
 	case e == nil && !exists:
-		return fmt.Errorf("%w: delete event for key %q at revision %d, but the key is not cached", ErrDiverged, key, rev)
+		return fmt.Errorf("%w: delete event for key %q at revision %d, but the key is not cached", errDiverged, key, rev)
 	case e == nil:
 		x.edit.Delete(key)
 	case !follows(prev, e):
-		return fmt.Errorf("%w: put event for key %q at revision %d has version %d, which does not follow the cached version", ErrDiverged, key, rev, e.writes)
+		return fmt.Errorf("%w: put event for key %q at revision %d has version %d, which does not follow the cached version", errDiverged, key, rev, e.writes)
 	default:
 		if e.writes == 0 {
 			x.t.w.stats.uncounted.Store(true)

@@ -145,7 +145,7 @@ func (w *writer) session(ctx context.Context, why error) error {
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case errors.Is(err, ErrDiverged):
+		case errors.Is(err, errDiverged):
 			w.invalidateAll()
 			return err
 		case errors.Is(err, ErrCompacted), errors.Is(err, ErrRestored):
@@ -232,7 +232,7 @@ func (w *writer) apply(b driver.Batch) error {
 		c := &b.Changes[i]
 		if c.ModRevision <= now || c.ModRevision < last || c.ModRevision > b.Through {
 			// Progress has overtaken an event (etcd#15220), or an event was repeated.
-			return fmt.Errorf("%w: event for key %q at revision %d received after revision %d", ErrDiverged, c.Key, c.ModRevision, max(last, now))
+			return fmt.Errorf("%w: event for key %q at revision %d received after revision %d", errDiverged, c.Key, c.ModRevision, max(last, now))
 		}
 		last = c.ModRevision
 		t := w.route(string(c.Key))
