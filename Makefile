@@ -57,7 +57,7 @@ build: ## build bin/strata (several minutes the first time)
 	$(GO) build -buildvcs=$(BUILDVCS) -ldflags '$(LDFLAGS)' -o $(BIN) ./server/cmd/strata
 
 kubectl-strata: ## build bin/kubectl-strata, the plugin of kubectl that reads the past
-	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=$(BUILDVCS) -ldflags '-s -w' -o bin/kubectl-strata ./server/cmd/kubectl-strata
+	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=$(BUILDVCS) -ldflags '-s -w $(LDFLAGS)' -o bin/kubectl-strata ./server/cmd/kubectl-strata
 
 run: build ## run a control plane on an embedded etcd: make run ARGS='--help'
 	./$(BIN) up $(ARGS)

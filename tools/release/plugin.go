@@ -66,7 +66,7 @@ func pluginArchive(o options, src, work, platform, program string, at time.Time)
 		return nil, err
 	}
 	binary := filepath.Join(work, "plugin-"+strings.ReplaceAll(platform, "/", "-"))
-	if _, err := output(src, env, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -buildid=", "-o", binary, pluginCommand); err != nil {
+	if _, err := output(src, env, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -buildid= -X "+stamp+"="+o.version, "-o", binary, pluginCommand); err != nil {
 		return nil, err
 	}
 	info, err := buildinfo.ReadFile(binary)

@@ -7,7 +7,17 @@ import (
 	"testing"
 
 	"github.com/stratakube/strata/server/internal/history"
+	"github.com/stratakube/strata/server/internal/version"
 )
+
+func TestVersion_Plugin_IsThatOfStrata(t *testing.T) {
+	var out bytes.Buffer
+	cmd := newCommand([]string{history.PluginName, "--version"})
+	cmd.SetOut(&out)
+	if err := cmd.Execute(); err != nil || out.String() != "kubectl strata version "+version.Get().Strata+"\n" {
+		t.Errorf("%q, error %v", out.String(), err)
+	}
+}
 
 // The help of the plugin and of its commands has examples as kubectl's users type them, then
 // Strata's flags, then those of kubectl's libraries.
