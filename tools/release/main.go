@@ -157,8 +157,9 @@ var required = regexp.MustCompile(`(?m)^\s*(?:require )?github\.com/stratakube/s
 var section = regexp.MustCompile(`(?m)^## \[([^\]]+)\]`)
 
 // modulesMatch returns an error if kube/go.mod requires another version of the engine than that of
-// the release, or the changelog has no section for it. Tags that the commit lacks are an error for
-// a signed release, otherwise a warning. A pre-release is not imported.
+// the release, if the changelog has no section for it, or if a patch version has incompatible
+// changes there. Tags that the commit lacks are an error for a signed release, otherwise a warning.
+// A pre-release is not imported.
 func modulesMatch(o options) error {
 	if strings.Contains(o.version, "-") {
 		return nil
@@ -176,6 +177,10 @@ func modulesMatch(o options) error {
 	}
 	if m := section.FindSubmatch(changes); m == nil || string(m[1]) != o.version {
 		return fmt.Errorf("the first section of CHANGELOG.md is not that of %s", o.version)
+	}
+	newest, _, _ := strings.Cut(string(changes[section.FindIndex(changes)[1]:]), "\n## [")
+	if !strings.HasSuffix(o.version, ".0") && strings.Contains(newest, "\n### Incompatible changes") {
+		return fmt.Errorf("%s is a patch version, and CHANGELOG.md has incompatible changes", o.version)
 	}
 	tags, err := output(o.root, nil, "git", "tag", "--points-at", "HEAD")
 	if err != nil {

@@ -216,7 +216,7 @@ func TestRelease_InvalidVersion_IsRefused(t *testing.T) {
 }
 
 // TestModulesMatch_OtherVersionOfEngine_IsRefused: importers of kube/ get the engine that its
-// go.mod requires, and the changelog begins with the release.
+// go.mod requires, the changelog begins with the release, and a patch version keeps the API.
 func TestModulesMatch_OtherVersionOfEngine_IsRefused(t *testing.T) {
 	root := t.TempDir()
 	for _, args := range [][]string{{"init", "-q"}, {"-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-q", "--allow-empty", "-m", "first"}} {
@@ -227,20 +227,24 @@ func TestModulesMatch_OtherVersionOfEngine_IsRefused(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(root, "kube"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	const mod = "module github.com/stratakube/strata/kube\n\nrequire (\n\tgithub.com/stratakube/strata v1.2.3\n\texample.com/m v9.9.9\n)\n"
-	if err := os.WriteFile(filepath.Join(root, "kube", "go.mod"), []byte(mod), 0o644); err != nil {
-		t.Fatal(err)
-	}
 	for _, test := range []struct {
 		newest, version string
 		want            bool
 	}{
-		{"1.2.3", "1.2.3", true}, {"1.2.4", "1.2.4", false}, {"9.9.9", "9.9.9", false},
-		{"Unreleased", "1.2.3", false}, {"Unreleased", "1.2.4-rc.1", true},
+		{"1.2.3] - Kubernetes v1.37.2\n", "1.2.3", true}, {"1.2.4]\n", "1.2.4", false}, {"9.9.9]\n", "9.9.9", false},
+		{"1.2.3]\n\n### Incompatible changes\n", "1.2.3", false}, {"1.3.0]\n\n### Incompatible changes\n", "1.3.0", true},
+		{"Unreleased]\n", "1.2.3", false}, {"Unreleased]\n", "1.2.4-rc.1", true},
 	} {
-		changes := "# Changelog\n\nAll releases.\n\n## [" + test.newest + "] - Kubernetes v1.37.2\n\n## [1.2.3]\n"
-		if err := os.WriteFile(filepath.Join(root, "CHANGELOG.md"), []byte(changes), 0o644); err != nil {
-			t.Fatal(err)
+		changes := "# Changelog\n\nAll releases.\n\n## [" + test.newest + "\n## [1.2.2]\n\n### Incompatible changes\n"
+		engine := "1.2.3"
+		if test.version == "1.3.0" {
+			engine = test.version
+		}
+		mod := "module github.com/stratakube/strata/kube\n\nrequire (\n\tgithub.com/stratakube/strata v" + engine + "\n\texample.com/m v9.9.9\n)\n"
+		for path, text := range map[string]string{"CHANGELOG.md": changes, "kube/go.mod": mod} {
+			if err := os.WriteFile(filepath.Join(root, path), []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
 		}
 		if err := modulesMatch(options{root: root, version: test.version}); (err == nil) != test.want {
 			t.Errorf("%s after a section of %s: %v", test.version, test.newest, err)

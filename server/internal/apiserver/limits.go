@@ -69,7 +69,7 @@ func (l *engineLimits) addFlags(fs *pflag.FlagSet) {
 		"watches request bookmarks; at least 100ms, 0 disables the requests.")
 	fs.DurationVar(&l.progressTimeout, flagShutdownProgressTimeout, l.progressTimeout, "Maximum wait for etcd's progress at shutdown, before watches end; 0 disables the wait.")
 	for name, replacement := range deprecatedLimits {
-		utilruntime.Must(fs.MarkDeprecated(name, replacement+"; the flag will be removed in the next release"))
+		utilruntime.Must(fs.MarkDeprecated(name, replacement+"; the flag will be removed in v0.2"))
 	}
 }
 

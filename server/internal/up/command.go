@@ -100,7 +100,7 @@ func (s *settings) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&s.ha, "ha", false, "run three etcd members, three API servers, two read replicas and a balancer as processes, to try restarts and failures")
 	fs.IntVar(&s.shards, "etcd-shards", 0, "number of embedded etcds, up to 3: events and leases in one of their own, or in one each; 0 means that of the data directory, or 1")
 	fs.StringVar(&s.engine, "engine", "", "cache that serves reads and watches: strata or upstream")
-	utilruntime.Must(fs.MarkDeprecated("engine", "use strata up -- --engine; the flag will be removed in the next release"))
+	utilruntime.Must(fs.MarkDeprecated("engine", "use strata up -- --engine; the flag will be removed in v0.2"))
 }
 
 // check returns an error for values that no start can have. shardsSet reports whether the number of
