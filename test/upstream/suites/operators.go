@@ -23,19 +23,28 @@ type operator struct {
 var operators = []operator{
 	{
 		Name: "cluster-api", Path: "sigs.k8s.io/cluster-api", Version: "v1.14.2",
-		Edit:     []string{"-dropreplace=sigs.k8s.io/cluster-api/api", "-require=sigs.k8s.io/cluster-api/api@v1.14.2"},
-		Packages: []string{"internal/util/ssa/test", "util/patch/test"},
+		Edit: []string{"-dropreplace=sigs.k8s.io/cluster-api/api", "-require=sigs.k8s.io/cluster-api/api@v1.14.2"},
+		Packages: []string{
+			"controllers/clustercache", "controllers/crdmigrator", "core/reconcilers/clusterresourceset", "core/reconcilers/machinehealthcheck",
+			"core/reconcilers/machineset", "internal/util/ssa/test", "util/controller", "util/deprecated/v1beta1/patch", "util/patch/test",
+		},
 	},
 	{
 		Name: "gatekeeper", Path: "github.com/open-policy-agent/gatekeeper/v3", Version: "v3.23.1",
-		Packages: []string{"pkg/controller/mutators/core", "pkg/watch"},
+		Packages: []string{
+			"pkg/cachemanager", "pkg/cachemanager/cachemanager_test", "pkg/controller/config", "pkg/controller/connectionstatus",
+			"pkg/controller/constrainttemplate", "pkg/controller/constrainttemplatestatus", "pkg/controller/expansion", "pkg/controller/export",
+			"pkg/controller/externaldata", "pkg/controller/externaldatastatus", "pkg/controller/mutators/core", "pkg/controller/syncset",
+			"pkg/controller/webhookconfig", "pkg/readiness", "pkg/readiness/pruner", "pkg/watch",
+		},
 	},
 }
 
 var operatorsSuite = Suite{
-	Name:    "operators",
-	Title:   "Operators",
-	About:   "Packages of operators whose tests start a control plane, as for controller-runtime. Upstream is kube-apiserver itself, built from its unchanged source.",
+	Name:  "operators",
+	Title: "Operators",
+	About: "Packages of operators whose tests start a control plane, as for controller-runtime. Upstream is kube-apiserver itself, built from its unchanged source. " +
+		"They are built with the libraries of Kubernetes of the server, which are newer than those that their own go.mod files name.",
 	Prepare: operatorUnits,
 }
 
