@@ -1,5 +1,6 @@
 // Package informer implements client-go's SharedIndexInformer on a resource of a mirror, for API
-// servers that need informers of their own objects.
+// servers that need informers of their own objects. kubestorage.Engine.Objects returns the Opener
+// of a resource, for New.
 //
 // An informer of client-go requests a list and a watch, and holds a second copy of every object. An
 // informer of this package reads the mirror in the same process:

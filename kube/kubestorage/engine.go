@@ -1,9 +1,10 @@
 // Package kubestorage implements storage.Interface of k8s.io/apiserver on the engine (package
 // mirror): writes go to upstream's etcd3 store; reads and watches are answered from memory, except
-// those that memory cannot answer (ErrReadEtcd, list.Read.FromEtcd), which go to etcd.
+// those that memory cannot answer (ErrReadEtcd), which go to etcd.
 //
-// An API server uses it by wrapping the getter that gives its registries their
-// storage:
+// An API server that is built on k8s.io/apiserver calls readpath.Attach, which makes an engine and
+// puts the read path, which writes cached bytes, in front of the handlers too. The engine alone
+// wraps the getter that gives registries their storage:
 //
 //	engine := kubestorage.New(kubestorage.Options{})
 //	defer engine.Close()
