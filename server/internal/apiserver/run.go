@@ -287,15 +287,15 @@ func (v *instance) serve(ctx context.Context, o Options) error {
 		defer v.hooks.Start(ctx)()
 	}
 	v.attachment.AwaitMemory(ctx)
-	limit := generic.ShutdownDelayDuration + generic.ShutdownWatchTerminationGracePeriod + generic.RequestTimeout + hooksTimeout
+	limit := generic.ShutdownDelayDuration + generic.ShutdownWatchTerminationGracePeriod + generic.RequestTimeout + HooksTimeout
 	var err error
 	v.hangs, err = runBounded(ctx, v.prepared.Run, limit)
 	return err
 }
 
-// hooksTimeout is the time that a stopping server has beyond that for its requests. Upstream waits
+// HooksTimeout is the time that a stopping server has beyond that for its requests. Upstream waits
 // so long for a reconciler that cannot reach etcd.
-const hooksTimeout = 20 * time.Second
+const HooksTimeout = 20 * time.Second
 
 // runBounded calls run, and returns an error if run goes on for longer than limit after ctx is
 // cancelled: upstream's hooks wait for leases, whose updates have no deadline, for as long as etcd

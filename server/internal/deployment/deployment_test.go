@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -64,8 +65,8 @@ func read(t *testing.T, path string) []byte {
 }
 
 // requireCommand fails the test unless the words are a command line of `strata apiserver` whose
-// flags are accepted.
-func requireCommand(t *testing.T, words []string) {
+// flags are accepted, and whose end without an etcd fits into the time that the system grants it.
+func requireCommand(t *testing.T, words []string, granted time.Duration) {
 	t.Helper()
 	if len(words) < 10 || words[0] != "strata" || words[1] != "apiserver" {
 		t.Fatalf("%q is not strata apiserver with flags", words)
@@ -73,6 +74,15 @@ func requireCommand(t *testing.T, words []string) {
 	flags := apiserver.NewCommand().Flags()
 	if err := flags.Parse(words[2:]); err != nil {
 		t.Errorf("%q: %v", words, err)
+	}
+	end := apiserver.HooksTimeout
+	for _, name := range []string{"shutdown-delay-duration", "shutdown-watch-termination-grace-period", "request-timeout"} {
+		d, err := flags.GetDuration(name)
+		testcheck.NoError(t, err)
+		end += d
+	}
+	if granted < end {
+		t.Errorf("%q ends after %v at the latest, and is killed after %v", words, end, granted)
 	}
 	seen := map[string]bool{}
 	for _, word := range words[2:] {
@@ -85,6 +95,10 @@ func requireCommand(t *testing.T, words []string) {
 		}
 		seen[name] = true
 	}
+}
+
+func gracePeriod(pod corev1.PodSpec) time.Duration {
+	return time.Duration(*pod.TerminationGracePeriodSeconds) * time.Second
 }
 
 // requireMounted fails the test unless each file that a flag names is below a mount of the
@@ -102,7 +116,7 @@ func requireMounted(t *testing.T, c corev1.Container) {
 func TestStaticPod_FlagsExist(t *testing.T) {
 	pod := decode(t, read(t, "static-pod/kube-apiserver.yaml"))[0].(*corev1.Pod)
 	container := pod.Spec.Containers[0]
-	requireCommand(t, container.Command)
+	requireCommand(t, container.Command, gracePeriod(pod.Spec))
 	requireMounted(t, container)
 	address := "--advertise-address=" + container.LivenessProbe.HTTPGet.Host
 	if !slices.Contains(container.Command, address) {
@@ -138,7 +152,7 @@ func kubeadmPod(t *testing.T, patches string) *corev1.Pod {
 func TestKubeadmPatches_AppliedByKubeadm_ChangeCommandAndImageOnly(t *testing.T) {
 	stock, patched := kubeadmPod(t, ""), kubeadmPod(t, filepath.Join(deploy, "kubeadm/patches"))
 	before, after := stock.Spec.Containers[0], patched.Spec.Containers[0]
-	requireCommand(t, after.Command)
+	requireCommand(t, after.Command, gracePeriod(patched.Spec))
 	if got, want := after.Command[2:], before.Command[1:]; !slices.Equal(got, want) {
 		t.Errorf("the flags are %q, want %q", got, want)
 	}
@@ -224,7 +238,7 @@ func TestKustomize_ControlPlane_IsConsistent(t *testing.T) {
 			for i, word := range words {
 				words[i] = strings.Replace(word, "$("+c.Env[0].Name+")", "192.0.2.10", 1)
 			}
-			requireCommand(t, words)
+			requireCommand(t, words, gracePeriod(template.Spec))
 			requireMounted(t, c)
 			if !slices.Contains(words, test.etcd) {
 				t.Errorf("%q without %s", words, test.etcd)
@@ -302,7 +316,9 @@ func TestSystemdUnit_IsValid(t *testing.T) {
 	if strings.Contains(line, "$") || filepath.Base(settings["EnvironmentFile"]) != "apiserver.env" {
 		t.Errorf("ExecStart is %q with %s", line, settings["EnvironmentFile"])
 	}
-	requireCommand(t, strings.Fields(strings.TrimPrefix(line, "/usr/local/bin/")))
+	granted, err := time.ParseDuration(settings["TimeoutStopSec"] + "s")
+	testcheck.NoError(t, err)
+	requireCommand(t, strings.Fields(strings.TrimPrefix(line, "/usr/local/bin/")), granted)
 
 	analyze, err := exec.LookPath("systemd-analyze")
 	if err != nil {
