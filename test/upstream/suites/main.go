@@ -26,6 +26,7 @@ var all = []Suite{
 	conformanceSuite,
 	robustnessSuite,
 	informerSuite,
+	peersSuite,
 }
 
 type options struct {

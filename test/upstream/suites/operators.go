@@ -19,7 +19,8 @@ type operator struct {
 }
 
 // operators are built in the workspace of the server, so that no second release of the libraries of
-// Kubernetes is compiled. Their own go.mod files name older ones.
+// Kubernetes is compiled. Their own go.mod files name older ones. Packages that do not compile with
+// the newer ones (six of Gatekeeper's) are left out.
 var operators = []operator{
 	{
 		Name: "cluster-api", Path: "sigs.k8s.io/cluster-api", Version: "v1.14.2",
@@ -32,10 +33,8 @@ var operators = []operator{
 	{
 		Name: "gatekeeper", Path: "github.com/open-policy-agent/gatekeeper/v3", Version: "v3.23.1",
 		Packages: []string{
-			"pkg/cachemanager", "pkg/cachemanager/cachemanager_test", "pkg/controller/config", "pkg/controller/connectionstatus",
-			"pkg/controller/constrainttemplate", "pkg/controller/constrainttemplatestatus", "pkg/controller/expansion", "pkg/controller/export",
-			"pkg/controller/externaldata", "pkg/controller/externaldatastatus", "pkg/controller/mutators/core", "pkg/controller/syncset",
-			"pkg/controller/webhookconfig", "pkg/readiness", "pkg/readiness/pruner", "pkg/watch",
+			"pkg/cachemanager", "pkg/cachemanager/cachemanager_test", "pkg/controller/connectionstatus", "pkg/controller/expansion",
+			"pkg/controller/externaldata", "pkg/controller/externaldatastatus", "pkg/controller/mutators/core", "pkg/controller/syncset", "pkg/watch",
 		},
 	},
 }
@@ -44,7 +43,8 @@ var operatorsSuite = Suite{
 	Name:  "operators",
 	Title: "Operators",
 	About: "Packages of operators whose tests start a control plane, as for controller-runtime. Upstream is kube-apiserver itself, built from its unchanged source. " +
-		"They are built with the libraries of Kubernetes of the server, which are newer than those that their own go.mod files name.",
+		"They are built with the libraries of Kubernetes of the server, which are newer than those that their own go.mod files name. " +
+		"They are nine of the 23 packages of Cluster API that start a control plane, and all of Gatekeeper's that compile with these libraries.",
 	Prepare: operatorUnits,
 }
 
