@@ -97,8 +97,12 @@ func requireCommand(t *testing.T, words []string, granted time.Duration) {
 	}
 }
 
+// gracePeriod returns that of a pod; Kubernetes' default is 30 s.
 func gracePeriod(pod corev1.PodSpec) time.Duration {
-	return time.Duration(*pod.TerminationGracePeriodSeconds) * time.Second
+	if seconds := pod.TerminationGracePeriodSeconds; seconds != nil {
+		return time.Duration(*seconds) * time.Second
+	}
+	return corev1.DefaultTerminationGracePeriodSeconds * time.Second
 }
 
 // requireMounted fails the test unless each file that a flag names is below a mount of the
@@ -405,7 +409,7 @@ func TestKindCluster_MountsPatches(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(deploy, mount.HostPath, "kube-apiserver0+json.yaml")); err != nil {
 		t.Error(err)
 	}
-	if recipe := read(t, "kind/README.md"); !bytes.Contains(recipe, []byte("--patches "+mount.ContainerPath)) || !bytes.Contains(recipe, []byte(cluster.Name+"-control-plane")) {
+	if recipe := read(t, "kind/README.md"); !bytes.Contains(recipe, []byte("patches: {directory: "+mount.ContainerPath+"}")) || !bytes.Contains(recipe, []byte(cluster.Name+"-control-plane")) {
 		t.Errorf("kind/README.md does not use %s or the name %s", mount.ContainerPath, cluster.Name)
 	}
 }
