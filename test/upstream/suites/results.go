@@ -134,7 +134,8 @@ func document(suites []Suite, r results) string {
 
 ` + "`make suites`" + ` runs test suites of other projects on upstream's storage layer and on Strata's, and writes this file and
 ` + "`test/upstream/suites/results.json`" + `. One test binary runs on both engines where that is possible. A difference, or a test that fails on every engine,
-fails the run if it has no reason below; so does a reason that no longer occurs. [Suites](development/suites.md) has the details.
+fails the run if it has no reason below; so does a reason that no longer occurs. The last suite is of this repository, beside programs of
+others. [Suites](development/suites.md) has the details.
 
 Tests are counted with their subtests. A test that fails, or whose verdicts differ, runs up to ` + fmt.Sprint(maxRetries) + ` times more on both engines, and counts as passed
 if it passes once. "Servers" are the API servers that the tests started on Strata. All units together take
