@@ -67,7 +67,8 @@ func peerUnit(env *Env, pkg, source string, programs func(context.Context) (envi
 		Run: func(ctx context.Context, _ Engine, only []string, log string) (Verdicts, error) {
 			verdicts, err := tests.run(ctx, env, only, log)
 			for test, verdict := range verdicts {
-				if err == nil && verdict != Pass { // a skipped test lacks a program, and none is repeated
+				// A skipped test lacks a program of another project. No test is repeated.
+				if err == nil && verdict != Pass {
 					err = fmt.Errorf("%s: %s; see %s", test, verdict, log)
 				}
 			}
