@@ -13,7 +13,7 @@ import (
 )
 
 // etcdStart bounds the start of an etcd without data.
-const etcdStart = time.Minute
+const etcdStart = 5 * time.Minute
 
 // etcdServer is a process with an etcd without data, on a loopback port that it picked.
 type etcdServer struct {

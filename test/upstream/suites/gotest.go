@@ -118,7 +118,7 @@ func startedServers(log string, engine Engine) int {
 
 // list returns the top-level tests of the binary.
 func (g *goTest) list(ctx context.Context) ([]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, g.binary, "-test.list=^Test")
 	cmd.Dir = g.dir
@@ -131,7 +131,7 @@ func (g *goTest) list(ctx context.Context) ([]string, error) {
 		}
 	}
 	if len(names) == 0 {
-		return nil, fmt.Errorf("%s -test.list: no tests: %w", g.binary, err)
+		return nil, fmt.Errorf("%s -test.list: %w", g.binary, errors.Join(errors.New("no tests"), err))
 	}
 	return names, nil
 }

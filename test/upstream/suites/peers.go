@@ -2,11 +2,11 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -38,8 +38,13 @@ var peersSuite = Suite{
 		}
 		stock := func(ctx context.Context) ([]string, error) {
 			strata, err := buildStrata(ctx, env)
-			_, made := env.output(ctx, "make", "stock")
-			return []string{"STRATA_BINARY=" + strata, "STRATA_TEST_STOCK=" + filepath.Join(env.Root, "bin", "stock"), "STRATA_TEST_REQUIRE=stock"}, errors.Join(err, made)
+			if err != nil {
+				return nil, err
+			}
+			if _, err := env.output(ctx, "make", "stock"); err != nil {
+				return nil, err
+			}
+			return []string{"STRATA_BINARY=" + strata, "STRATA_TEST_STOCK=" + filepath.Join(env.Root, "bin", "stock"), "STRATA_TEST_REQUIRE=stock"}, nil
 		}
 		old := func(ctx context.Context) ([]string, error) {
 			path, err := env.output(ctx, "hack/old-etcd")
@@ -66,13 +71,21 @@ func peerUnit(env *Env, pkg, source string, programs func(context.Context) (envi
 		},
 		Run: func(ctx context.Context, _ Engine, only []string, log string) (Verdicts, error) {
 			verdicts, err := tests.run(ctx, env, only, log)
+			if err != nil {
+				return verdicts, err
+			}
+			// A skipped test lacks a program of another project. No test is repeated.
+			var others []string
 			for test, verdict := range verdicts {
-				// A skipped test lacks a program of another project. No test is repeated.
-				if err == nil && verdict != Pass {
-					err = fmt.Errorf("%s: %s; see %s", test, verdict, log)
+				if verdict != Pass {
+					others = append(others, fmt.Sprintf("%s: %s", test, verdict))
 				}
 			}
-			return verdicts, err
+			if len(others) > 0 {
+				slices.Sort(others)
+				return verdicts, fmt.Errorf("%s; see %s", strings.Join(others, ", "), log)
+			}
+			return verdicts, nil
 		},
 		Clean: func() { os.Remove(binary) },
 	}
