@@ -58,8 +58,12 @@ func (e *Env) UpIn(dataDir string, args ...string) *Server {
 	args = append(append(args, "--engine="+Engine()), checkFlags(args, false)...)
 	p := e.startServer("up", "", false, nil, args)
 	p.logs = append(p.logs, filepath.Join(dataDir, "strata.log"))
-	if _, _, err := p.WaitLine(ctx, 0, "controllers:"); err != nil {
-		e.fail(fmt.Errorf("%w\n%s", err, p.ends(nil)))
+	const status = "not ready yet; see" // in lines before the last one
+	for line, lines := status, 0; strings.Contains(line, status); {
+		var err error
+		if line, lines, err = p.WaitLine(ctx, lines, "controllers:"); err != nil {
+			e.fail(fmt.Errorf("%w\n%s", err, p.ends(nil)))
+		}
 	}
 	kubeconfig := filepath.Join(dataDir, "kubeconfig")
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)

@@ -86,15 +86,21 @@ var variable = []struct {
 	{regexp.MustCompile(`https://127\.0\.0\.1:\d+`), "URL"},
 	{regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}`), "UID"},
 	{regexp.MustCompile(`\b\d+(ms|s|m\d+s|m|h)\b`), "AGE"},
-	{regexp.MustCompile(`(?m)^.* so far, AGE\n`), ""}, // progress, on a slow machine
 	{regexp.MustCompile(`\b(revision|to) \d+\b`), "$1 N"},
 	{regexp.MustCompile(`\b\d{2,}\b`), "N"},
 	{regexp.MustCompile(` +`), " "},
 }
 
-// Invariable replaces times, URLs of loopback, UIDs, ages, revisions and numbers of two or more
-// digits by their names, and columns of spaces by one.
+// progress are the status lines of strata history, which work of two seconds shows.
+var progress = regexp.MustCompile(`(?m)^((discovering|reading) .*|.* so far), (\d+h)?(\d+m)?\d+s\n`)
+
+// WithoutProgress removes the status lines that a command shows on a slow machine.
+func WithoutProgress(text string) string { return progress.ReplaceAllString(text, "") }
+
+// Invariable removes status lines, replaces times, URLs of loopback, UIDs, ages, revisions and
+// numbers of two or more digits by their names, and columns of spaces by one.
 func Invariable(text string) string {
+	text = WithoutProgress(text)
 	for _, v := range variable {
 		text = v.pattern.ReplaceAllString(text, v.with)
 	}

@@ -18,9 +18,10 @@ import (
 	"github.com/stratakube/strata/internal/test/testbin"
 	"github.com/stratakube/strata/kube/revisiontimes"
 	"github.com/stratakube/strata/test/harness"
+	"github.com/stratakube/strata/test/harness/transcript"
 )
 
-const testTimeout = 5 * time.Minute
+const testTimeout = 10 * time.Minute
 
 // The server of this package runs no controllers: only the tests write to their namespaces.
 var (
@@ -70,6 +71,7 @@ func ok(t *testing.T, ctx context.Context, args ...string) string {
 func fails(t *testing.T, ctx context.Context, s *harness.Server, want []string, args ...string) {
 	t.Helper()
 	r := run(t, ctx, s, args...)
+	r.Stderr = transcript.WithoutProgress(r.Stderr)
 	code := 1
 	if strings.HasSuffix(r.Stderr, " --help)\n") {
 		code = 2
