@@ -39,13 +39,13 @@ import (
 )
 
 const (
-	// stopTimeout bounds the wait for a startup in progress after a signal: several times the
+	// stopTimeout bounds the wait for a startup in progress after a signal: many times the
 	// duration of a start.
-	stopTimeout = 30 * time.Second
+	stopTimeout = 2 * time.Minute
 
 	// controllersTimeout bounds the wait for the controllers' first effect at startup. They
 	// continue to retry after it.
-	controllersTimeout = 20 * time.Second
+	controllersTimeout = time.Minute
 )
 
 // settings are the values of the flags.
