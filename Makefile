@@ -29,7 +29,7 @@ BUILDVCS := $(shell git status --porcelain -uno >/dev/null 2>&1 && echo auto || 
 RACE ?= $(if $(filter 1,$(shell $(GO) env CGO_ENABLED)),-race)
 
 # Tests of all packages of a module together; a test that hangs is a failure, not a night without a result.
-TEST_TIMEOUT ?= 15m
+TEST_TIMEOUT ?= 30m
 
 # kube/ supports the two newest minor versions of k8s.io/apiserver. In the workspace it is built with the newer one,
 # which the server requires; outside of it, with the older one, which kube/go.mod requires.

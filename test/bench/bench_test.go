@@ -25,7 +25,7 @@ var smoke = []string{"list-json", "watch-shared", "restore"}
 // once.
 func TestBenchmark_EndToEnd_ReportsEveryWorkload(t *testing.T) {
 	testbin.Strata(t) // the first time it takes minutes, which are not the benchmark's
-	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 12*time.Minute)
 	defer cancel()
 	var fresh, others []Workload
 	for _, w := range workloads {

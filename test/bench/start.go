@@ -74,7 +74,7 @@ const (
 	restoredText = "Restored history"
 
 	// restoreLimit bounds the wait for that line, from the time at which the engine is ready.
-	restoreLimit = time.Minute
+	restoreLimit = 3 * time.Minute
 )
 
 // depths are the shares of the history of which a watch is tried, the deepest first. The first

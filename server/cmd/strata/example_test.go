@@ -23,7 +23,7 @@ import (
 
 // Strata runs in place of kube-apiserver, on the same etcd and with the same flags.
 func Example_apiserver() {
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
 	// with an etcd, certificates and a free port, but without an API server
 	node := newControlPlaneNode(ctx)

@@ -50,7 +50,7 @@ func TestMain(m *testing.M) {
 // strata runs the command until it exits.
 func strata(t *testing.T, args ...string) (stdout, stderr string, exitCode int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, os.Args[0], args...)
 	cmd.Env = append(os.Environ(), runEnv+"="+runMain)

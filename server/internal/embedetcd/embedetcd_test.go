@@ -17,7 +17,7 @@ import (
 )
 
 // timeout bounds every step of these tests.
-const timeout = 2 * time.Minute
+const timeout = 5 * time.Minute
 
 func start(t *testing.T, cfg Config) *Server {
 	t.Helper()

@@ -15,7 +15,7 @@ import (
 )
 
 // timeout bounds a wait that has failed.
-const timeout = 2 * time.Minute
+const timeout = 5 * time.Minute
 
 const (
 	serves      = `echo ready; exec sleep 60`

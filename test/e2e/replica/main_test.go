@@ -22,7 +22,7 @@ import (
 )
 
 // testTimeout bounds a failing test.
-const testTimeout = 6 * time.Minute
+const testTimeout = 10 * time.Minute
 
 // env is shared by the tests of the package; its servers are started by the first test that uses
 // them.

@@ -12,7 +12,7 @@ import (
 )
 
 // startTimeout bounds the start of an etcd; it needs about 0.3 s.
-const startTimeout = time.Minute
+const startTimeout = 5 * time.Minute
 
 // etcd is a server of one member in this process, on a unix socket.
 type etcd struct {

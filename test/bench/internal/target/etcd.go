@@ -22,7 +22,7 @@ import (
 const (
 	// startTimeout bounds a start: an engine with 400,000 objects takes 9 s, on a machine that is
 	// busy otherwise several times that.
-	startTimeout = 3 * time.Minute
+	startTimeout = 5 * time.Minute
 
 	// stopGrace is the time that a process may take to end after SIGTERM.
 	stopGrace = 20 * time.Second

@@ -22,7 +22,7 @@ import (
 )
 
 // testTimeout bounds a failing test.
-const testTimeout = 5 * time.Minute
+const testTimeout = 10 * time.Minute
 
 func TestMain(m *testing.M) {
 	harness.Main(m, func(e *harness.Env) {

@@ -61,7 +61,7 @@ var process struct {
 // startTimeout bounds a start of Chromium that hangs, and startAttempts the starts: Debian's
 // Chromium may exit at once.
 const (
-	startTimeout  = time.Minute
+	startTimeout  = 3 * time.Minute
 	startAttempts = 3
 )
 

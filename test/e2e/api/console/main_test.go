@@ -13,8 +13,8 @@ import (
 
 const (
 	// testTimeout bounds a failing test, waitTimeout a wait in the browser.
-	testTimeout = 5 * time.Minute
-	waitTimeout = time.Minute
+	testTimeout = 10 * time.Minute
+	waitTimeout = 3 * time.Minute
 )
 
 // cluster is `strata up`, with simulated nodes, so that there are rows to see.

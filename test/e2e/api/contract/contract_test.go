@@ -16,7 +16,7 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-const testTimeout = 5 * time.Minute
+const testTimeout = 10 * time.Minute
 
 var update = flag.Bool("update", false, "write the matrix of docs/etcd-contract.md")
 

@@ -25,7 +25,7 @@ import (
 )
 
 const (
-	testTimeout = 5 * time.Minute
+	testTimeout = 10 * time.Minute
 	files       = "../../../../deploy/monitoring/"
 )
 

@@ -21,7 +21,7 @@ import (
 )
 
 // testTimeout bounds a failing test.
-const testTimeout = 5 * time.Minute
+const testTimeout = 10 * time.Minute
 
 // The servers of this package. Controllers run beside cluster only: on the other servers only tests
 // write.

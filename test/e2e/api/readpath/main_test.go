@@ -27,7 +27,7 @@ import (
 )
 
 // testTimeout bounds a failing test.
-const testTimeout = 5 * time.Minute
+const testTimeout = 10 * time.Minute
 
 // Two servers on one etcd. Neither runs controllers.
 var (

@@ -23,7 +23,7 @@ import (
 )
 
 // testTimeout bounds a failing test, and the start of the servers before the first one.
-const testTimeout = 8 * time.Minute
+const testTimeout = 10 * time.Minute
 
 // Users without administrator rights, with their bearer tokens.
 const (

@@ -12,7 +12,7 @@ import (
 )
 
 // testTimeout bounds a failing test.
-const testTimeout = 5 * time.Minute
+const testTimeout = 10 * time.Minute
 
 // The server of this package runs no controllers: only the test writes to its namespaces.
 var (

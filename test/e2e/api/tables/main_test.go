@@ -23,7 +23,7 @@ import (
 )
 
 // testTimeout bounds a failing test, and the start of all servers before the first one.
-const testTimeout = 8 * time.Minute
+const testTimeout = 10 * time.Minute
 
 // env is shared by the whole package; its servers are started by the first test that uses them.
 var env *harness.Env

@@ -19,7 +19,7 @@ import (
 var update = flag.Bool("update", false, "write the outputs of the commands into the documents")
 
 // the tour takes 30 s on two cores, and the examples as long unless they have to be compiled
-const testTimeout = 10 * time.Minute
+const testTimeout = 20 * time.Minute
 
 // TestDocument_Sessions_HaveTheirOutput runs the commands of docs/tour.md in order, and compares
 // their output. With -update, the output is written into the document. Those of `strata up --ha`,

@@ -34,7 +34,7 @@ const (
 )
 
 // testTimeout bounds a failing test; the long form has no bound.
-const testTimeout = 8 * time.Minute
+const testTimeout = 10 * time.Minute
 
 func newContext(t *testing.T) context.Context {
 	if harness.Long() {

@@ -32,7 +32,7 @@ import (
 )
 
 // testTimeout bounds a failing test.
-const testTimeout = 6 * time.Minute
+const testTimeout = 10 * time.Minute
 
 // noServiceAccounts prevents servers from writing to the namespaces of tests by themselves.
 const noServiceAccounts = "--disable-admission-plugins=ServiceAccount"

@@ -17,7 +17,7 @@ import (
 )
 
 // testTimeout bounds a failing test.
-const testTimeout = 6 * time.Minute
+const testTimeout = 10 * time.Minute
 
 // object is an object to write; its shape is that of the API.
 type object = map[string]any

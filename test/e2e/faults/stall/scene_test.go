@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	testTimeout = 6 * time.Minute // of a failing test
+	testTimeout = 10 * time.Minute // of a failing test
 
 	// for the load, each with a connection of its own: HTTP/2 limits the requests per connection
 	clients = 8

@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	testTimeout = 8 * time.Minute
+	testTimeout = 10 * time.Minute
 
 	// requestBound bounds a request for another resource. It is far above the latency on a busy
 	// machine, and below pluginTimeout.

@@ -22,7 +22,7 @@ import (
 )
 
 // testTimeout bounds a failing test.
-const testTimeout = 5 * time.Minute
+const testTimeout = 10 * time.Minute
 
 const (
 	key  = "compact_rev_key"

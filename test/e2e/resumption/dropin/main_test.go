@@ -20,7 +20,7 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-const testTimeout = 8 * time.Minute
+const testTimeout = 10 * time.Minute
 
 // shared are two servers of the engine under test on one etcd. The second one has started at a
 // later revision.

@@ -22,7 +22,7 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-const testTimeout = 8 * time.Minute
+const testTimeout = 10 * time.Minute
 
 type object = map[string]any
 

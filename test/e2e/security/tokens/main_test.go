@@ -16,7 +16,7 @@ import (
 	"github.com/stratakube/strata/test/harness"
 )
 
-const testTimeout = 5 * time.Minute
+const testTimeout = 10 * time.Minute
 
 // requireStrata skips a test of a feature that upstream does not have.
 func requireStrata(t *testing.T) {
