@@ -17,8 +17,8 @@ import (
 
 // billOfMaterials returns a bill of materials in CycloneDX JSON, from the build information of the
 // binary: the command, Go, each module with the checksum of go.sum, those of this repository, and
-// others. Its time is
-// that of the commit, and it has no serial number, so that it can be reproduced.
+// others. Its time is that of the commit, and it has no serial number, so that it can be
+// reproduced.
 func billOfMaterials(info *buildinfo.BuildInfo, version, platform string, binary []byte, at time.Time, others ...cdx.Component) ([]byte, error) {
 	goos, goarch, _ := strings.Cut(platform, "/")
 	sum := sha256.Sum256(binary)
