@@ -55,6 +55,10 @@ var serving = sync.OnceValues(func() (pemPair, error) {
 // NewCredentials makes tokens and writes them into dir for the servers to read, with a serving
 // certificate and its key.
 func NewCredentials(dir string) (*Credentials, error) {
+	dir, err := filepath.Abs(dir) // a kubeconfig names files relative to its own directory
+	if err != nil {
+		return nil, err
+	}
 	certificate, err := serving()
 	if err != nil {
 		return nil, fmt.Errorf("create serving certificate: %w", err)
