@@ -45,7 +45,7 @@ var operatorsSuite = Suite{
 	Title: "Operators",
 	About: "Packages of operators whose tests start a control plane, as for controller-runtime. Upstream is kube-apiserver itself, built from its unchanged source. " +
 		"They are built with the libraries of Kubernetes of the server, which are newer than those that their own go.mod files name. " +
-		"They are nine of the 23 packages of Cluster API that start a control plane, and nine of Gatekeeper's 16: six do not compile with these libraries, and one ignores the flags of a test program.",
+		"They are nine of the 23 packages of Cluster API that start a control plane, and nine of Gatekeeper's 16. Of the other seven, six do not compile with these libraries, and one ignores the flags of a test program.",
 	Prepare: operatorUnits,
 }
 

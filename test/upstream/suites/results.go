@@ -138,7 +138,7 @@ fails the run if it has no reason below; so does a reason that no longer occurs.
 others. [Suites](development/suites.md) has the details.
 
 Tests are counted with their subtests. A test that fails, or whose verdicts differ, runs up to ` + fmt.Sprint(maxRetries) + ` times more on both engines, and counts as passed
-if it passes once; tests beside programs of others, and histories that validators reject, run once. "Servers" are the API servers that the tests started on Strata. All units together take
+if it passes once. Tests beside programs of others, and histories that validators reject, run once. "Servers" are the API servers that the tests started on Strata. All units together take
 ` + fmt.Sprint(math.Ceil(took.Minutes())) + ` minutes of test time, one after the other.
 `)
 	for _, s := range suites {

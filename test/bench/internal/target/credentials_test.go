@@ -7,7 +7,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// TestWriteKubeconfig_RelativeDirectory_NamesItsFiles: the directory of the flag -data is relative by
+// TestWriteKubeconfig_RelativeDirectory_NamesItsFiles: that of the flag -data is relative by
 // default.
 func TestWriteKubeconfig_RelativeDirectory_NamesItsFiles(t *testing.T) {
 	t.Chdir(t.TempDir())
