@@ -16,7 +16,7 @@ import (
 )
 
 // etcdTimeout bounds the start of etcd and each of its requests; both take milliseconds.
-const etcdTimeout = 2 * time.Minute
+const etcdTimeout = 30 * time.Second
 
 // host runs control planes on one etcd.
 type host struct {

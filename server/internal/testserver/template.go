@@ -32,7 +32,7 @@ var firstObjects = []string{
 const (
 	// firstObjectsTimeout bounds the wait for firstObjects; they take some 10 ms. Flags may turn
 	// them off.
-	firstObjectsTimeout = 15 * time.Second
+	firstObjectsTimeout = 5 * time.Second
 	pollInterval        = 5 * time.Millisecond
 )
 

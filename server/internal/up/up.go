@@ -41,11 +41,11 @@ import (
 const (
 	// stopTimeout bounds the wait for a startup in progress after a signal: many times the
 	// duration of a start.
-	stopTimeout = 2 * time.Minute
+	stopTimeout = time.Minute
 
 	// controllersTimeout bounds the wait for the controllers' first effect at startup. They
 	// continue to retry after it.
-	controllersTimeout = time.Minute
+	controllersTimeout = 20 * time.Second
 )
 
 // settings are the values of the flags.
