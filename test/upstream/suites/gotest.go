@@ -131,7 +131,7 @@ func (g *goTest) list(ctx context.Context) ([]string, error) {
 		}
 	}
 	if len(names) == 0 {
-		return nil, fmt.Errorf("%s -test.list: %w", g.binary, errors.Join(errors.New("no tests"), err))
+		return nil, fmt.Errorf("%s -test.list: no tests (%v)", g.binary, err)
 	}
 	return names, nil
 }

@@ -7,8 +7,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// TestWriteKubeconfig_RelativeDirectory_NamesItsFiles: that of the flag -data is relative by
-// default.
+// TestWriteKubeconfig_RelativeDirectory_NamesItsFiles: the default of -data is relative.
 func TestWriteKubeconfig_RelativeDirectory_NamesItsFiles(t *testing.T) {
 	t.Chdir(t.TempDir())
 	if err := os.Mkdir("run", 0o700); err != nil {
